@@ -80,9 +80,11 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("peer access over PCIe", "peer_access"),
             ("through the memory of the host", "staging"),
             ("memory of the host", "host.memory"),
+            ("its size", "host.capacity"),
             ("links to the host", "host.uplinks"),
             ("disks, reading", "host.read"),
             ("disks, writing", "host.write"),
+            ("their size", "host.disk_capacity"),
         ],
     ),
 )

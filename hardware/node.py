@@ -96,20 +96,28 @@ Together = Annotated[Value, quantity("bandwidth", per=("node",))]
 """A rate that all GPUs of a node share [bytes/s]."""
 
 
+PerNode = Annotated[Value, quantity("bytes", per=("node",))]
+"""A size that all GPUs of a node share [bytes]."""
+
+
 class Host(Strict):
     """The CPUs of a node with their memory and the local disks, for offloading.
 
     Attributes:
-        memory: bandwidth of all sockets together, reads and writes in sum.
+        memory: bandwidth of all sockets together, reads and writes in sum; None: unknown.
+        capacity: size of this memory, for which vendors write TB where they mean 1024 GiB; None: unknown.
         uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's own; None: one a GPU.
         read: rate of all disks together; None: unknown, or no disks.
         write: likewise.
+        disk_capacity: size of all disks for data together; None: unknown, or no disks.
     """
 
-    memory: Together
+    memory: Together | None = None
+    capacity: PerNode | None = None
     uplinks: Count | None = None
     read: Together | None = None
     write: Together | None = None
+    disk_capacity: PerNode | None = None
 
 
 @catalog_model("nodes")

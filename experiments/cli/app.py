@@ -165,10 +165,7 @@ def predict(
 
             show(page(report, list(files.values()), str(trace) if trace else None))
         if strict and not report.fits:
-            missing = max(report.excess) / 2**30
-            misfit = OutOfMemory(
-                str(job), f"the plan needs {missing:.1f} GiB more than a GPU has", "See the memory of its stages"
-            )
+            misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
             typer.echo(f"meshcast: {misfit}", err=True)
             raise typer.Exit(TOO_LARGE)
 

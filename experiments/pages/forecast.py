@@ -175,7 +175,7 @@ def headline(report: Report) -> RenderableType:
     grid.add_column()
     for figure in FIGURES.values():
         value = figure.compute(report) if figure.headline else None
-        if figure.headline and value is not None:
+        if figure.headline and value:
             grid.add_row(figure.headline.name, figure.headline.form(value), figure.remark(report))
     return grid
 
@@ -221,9 +221,7 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     if answer["status"] == "fits":
         verdict = Text(f"fits: {capacity - device:.1f} GiB of {capacity:.4g} GiB stay free", style="bold green")
     else:
-        verdict = Text(
-            f"does not fit: {device - capacity:.1f} GiB more than the {capacity:.4g} GiB of a GPU", style="bold red"
-        )
+        verdict = Text(f"does not fit: {report.missing}", style="bold red")
     sums = (
         f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
         f"by the allocator, {device:.1f} on the device"

@@ -63,11 +63,12 @@ class HostShare:
         if host is not None and host.uplinks is not None:
             link *= min(1.0, host.uplinks / gpus)
         missing = f"of {cluster.node.name} is not in the catalog: assumed"
-        assumed = () if host else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
+        known = host.memory if host else None
+        assumed = () if known else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
         disks = host.read if host else None, host.write if host else None
         assumed_disks = () if all(disks) else (f"host: what disks reach {missing} {DISKS / 1e9:g} GB/s for each GPU",)
         read, write = (float(rate / gpus) if rate else DISKS for rate in disks)
-        memory = float(host.memory / gpus) if host else MEMORY
+        memory = float(known / gpus) if known else MEMORY
         return cls(min(link, COPY_SHARE * memory), memory, read, write, tier.latency, assumed, assumed_disks)
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.engine.longest_path import OpTimes
+from simulator.ir.ops import HostCopy
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import Program
+from simulator.program.task import Task
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 
 
@@ -50,6 +52,30 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
                 by[category] = by.get(category, 0.0) + nbytes
         found.append(Peak(sum(by.values()), by, float(net[slots].sum())))
     return found
+
+
+def offloaded_activations(program: Program) -> list[dict[str, float]]:
+    """The most saved activations of every device in host memory (``cpu``) and on disks (``nvme``) [bytes].
+
+    They take space from the begin of the pass that copies them out to the end of the one that copies them back.
+    """
+    copies: dict[Task, list[tuple[HostCopy, int]]] = {}
+    for task in dict.fromkeys(program.tasks):
+        ops = ((op.work, count) for op, count in task.count_ops())
+        if found := [(work, count) for work, count in ops if isinstance(work, HostCopy) and work.activations]:
+            copies[task] = found
+    most: list[dict[str, float]] = [{} for _ in range(program.devices)]
+    table = program.timetable
+    for device in range(program.devices) if copies else ():
+        slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+        for place in ("cpu", "nvme"):
+            changes = np.zeros((2, len(program.tasks)))  # out and back
+            for slot in set(slots.tolist()):
+                for work, count in copies.get(program.tasks[slot], ()):
+                    changes[int(work.back), slot] += count * work.nbytes * (work.to == place)
+            out, back = changes[:, slots]
+            most[device][place] = float((np.cumsum(out - back) + back).max(initial=0.0))
+    return most
 
 
 def in_flight(program: Program, device: int) -> np.ndarray:

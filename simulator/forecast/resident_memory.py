@@ -1,4 +1,4 @@
-"""Bytes of parameters, gradients and optimizer state that live through the whole step."""
+"""Bytes of parameters, gradients and optimizer state that live through the whole step, on the GPU or off it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,50 @@ from simulator.lowering.scope import shards_at_rest
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
 
+STATES = ("parameters", "gradients", "optimizer")
+
 
 def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state on one rank.
+    """Bytes of parameters, gradients and optimizer state in the memory of one GPU."""
+    found = _state_bytes(plan, params)
+    return {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in found.items()}
+
+
+def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+    """Bytes of the states of one rank in host memory (``cpu``) and on disks (``nvme``).
+
+    An optimizer on the host needs room for the gradients that it is sent.
+    """
+    found = {"cpu": 0.0, "nvme": 0.0}
+    if not any(_place(plan, state) for state in STATES):
+        return found
+    for state, nbytes in _state_bytes(plan, params).items():
+        if place := _place(plan, state):
+            found[place] += nbytes
+    if _place(plan, "optimizer") and not _place(plan, "gradients"):
+        width = BYTES[plan.job.framework.gradients]
+        trained = ((param, size) for param, size in by_axes(params) if param.trained)
+        found["cpu"] += sum(
+            width * size / plan.mesh.size(shards_at_rest(plan.schemes, "optimizer", param)) for param, size in trained
+        )
+    return found
+
+
+def _place(plan: Plan, state: str) -> str:
+    """Where a state is offloaded to; empty: it is on the GPU."""
+    return next((place for scheme in plan.schemes if (place := scheme.offloaded_to(state))), "")
+
+
+def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
     main weights of its own, unless the formats are equal. Frozen weights and secondary copies have neither gradients
-    nor optimizer state. Offloaded states take no GPU memory.
+    nor optimizer state.
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
-    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
+    found = dict.fromkeys(STATES, 0.0)
     for param, size in by_axes(params):
         at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
@@ -30,7 +63,7 @@ def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[st
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
-    return {state: 0.0 if any(s.offloads(state) for s in plan.schemes) else found[state] for state in found}
+    return found
 
 
 def stashed_weight_bytes(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:

@@ -12,7 +12,7 @@ from simulator.costs.estimate import Uses
 from simulator.engine.play import Engine, play
 from simulator.engine.task_time import pass_durations
 from simulator.forecast.planning import device_prices, host_launch_seconds, resolve_plan
-from simulator.forecast.resident_memory import resident_bytes, stashed_weight_bytes
+from simulator.forecast.resident_memory import offloaded_bytes, resident_bytes, stashed_weight_bytes
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Exchange
@@ -87,14 +87,16 @@ def play_forecast(
     uses: Sequence[Uses] = (),
 ) -> Forecast:
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
-    resident = [resident_bytes(plan, params) for params in device_params(plan, stages)]
-    for device, params in enumerate(device_params(plan, stages)) if plan.update_interval else ():
+    every_params = device_params(plan, stages)
+    resident = [resident_bytes(plan, params) for params in every_params]
+    offloaded = [offloaded_bytes(plan, params) for params in every_params]
+    for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
     if nbytes := sum(scheme.buffer_bytes for scheme in plan.schemes):
         for states in resident:
             states["buffers"] = float(nbytes)
-    return Forecast(plan, play(program, engine, skip, uses), resident, assumed)
+    return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)
 
 
 def build_program(

@@ -217,11 +217,14 @@ class HostCopy:
 
     back: whether the copy is to the GPU.
     to: ``cpu`` for the memory of the host, ``nvme`` for its disks.
+    activations: of saved activations, which take space there until they are copied back; space for states is held
+        through the whole step.
     """
 
     nbytes: int
     back: bool = False
     to: str = "cpu"
+    activations: bool = False
 
     flops = 0.0
 

@@ -85,7 +85,7 @@ class Scheme:
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `alternatives`, `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`,
-    `offloads`, `buffer_bytes`, `unsynchronised_axes`, `period`.
+    `offloaded_to`, `buffer_bytes`, `unsynchronised_axes`, `period`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -197,9 +197,9 @@ class Scheme:
         """Axes over which the gradient of `param` is sharded while micro-batches add to it."""
         return self.shards_at_rest("gradients", param)
 
-    def offloads(self, state: str) -> bool:
-        """Whether `state` is offloaded from the memory of the GPU."""
-        return False
+    def offloaded_to(self, state: str) -> str:
+        """Where `state` is offloaded to: ``cpu`` for the memory of the host, ``nvme`` for its disks; empty: nowhere."""
+        return ""
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""

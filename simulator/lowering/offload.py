@@ -119,7 +119,7 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
     """Makes the op that copies activations to the host in a forward pass, and back in a backward pass."""
     back = phase != "F"
     name, stream = ("copy in", IN) if back else ("copy out", OUT)
-    return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
+    return Op(name, stream, HostCopy(sum(saved.values()), back, to, activations=True), list(after), phase)
 
 
 def update_on_host(

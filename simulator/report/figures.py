@@ -64,7 +64,7 @@ class Figure:
     places: tuple[Place, ...] = ()
     """Tables that show the figure."""
     headline: Headline | None = None
-    """Row on the page of ``predict``; None if the page has none."""
+    """Row on the page of ``predict``, left out where the value is 0; None if the page has none."""
     column: bool = True
     """Whether sweeps have a column of it."""
     kind: type = float
@@ -129,6 +129,11 @@ def _causal(metrics: Metrics) -> str:
 def _run(metrics: Metrics) -> str:
     cost = "" if metrics.cost is None else f", cost {metrics.cost:,.0f}"
     return f"for {format_count(metrics.job.run.tokens or 0)} tokens: {metrics.gpu_hours:,.0f} GPU-hours{cost}"
+
+
+def _host_use(metrics: Metrics, place: str) -> str:
+    uses = [str(use) for use in metrics.host_uses if use.place == place]
+    return f"offloaded: {'; '.join(uses)}"
 
 
 # ----------------------------------------------------------------------------------------- the table
@@ -277,6 +282,29 @@ _TABLE = (
         sentence="memory of a GPU; of the smallest, where stages have several kinds",
         path="memory.capacity_gib",
         form="{:,.1f}",
+    ),
+    Figure(
+        name="host_memory_gib",
+        compute=lambda metrics: metrics.offloaded("cpu") / GIB,
+        unit="GiB",
+        better="lower",
+        label="host memory of a node",
+        sentence="peak of offloaded states and activations in the host memory of the fullest node, summed over its "
+        "ranks; without the operating system, data loaders and pinned buffers",
+        path="memory.host_gib",
+        form="{:,.1f}",
+        headline=Headline("host", lambda gib: f"{gib:,.1f} GiB", lambda metrics: _host_use(metrics, "cpu")),
+    ),
+    Figure(
+        name="disk_gib",
+        compute=lambda metrics: metrics.offloaded("nvme") / GIB,
+        unit="GiB",
+        better="lower",
+        label="disk space of a node",
+        sentence="peak of offloaded states and activations on the disks of the fullest node, summed over its ranks",
+        path="memory.disk_gib",
+        form="{:,.1f}",
+        headline=Headline("disks", lambda gib: f"{gib:,.1f} GiB", lambda metrics: _host_use(metrics, "nvme")),
     ),
     _part("gemm_s", "compute.gemm", "GEMMs", "GEMM kernels, recomputed ones included", "neither"),
     _part("attention_s", "compute.attention", "attention", "attention kernels, recomputed ones included", "neither"),

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from simulator.engine.occupancy import Occupied
-from simulator.engine.peak_memory import Peak, over_time, peaks
+from simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
 from simulator.engine.play import PlayedStep
 from simulator.engine.steady_state import Window, window
 from simulator.plan.plan import Plan
@@ -25,6 +25,8 @@ class Forecast:
     step: PlayedStep
     resting: Sequence[dict[str, float]]
     """Memory that is held through the whole step on every device, by category [bytes]."""
+    offloaded_states: Sequence[dict[str, float]]
+    """Bytes of states off the GPU on a rank of every device, in host memory (``cpu``) and on disks (``nvme``)."""
     assumed: Sequence[str]
     """Assumptions of the forecast, a sentence each."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
@@ -34,6 +36,15 @@ class Forecast:
     def peaks(self) -> list[Peak]:
         """Peak of allocated memory on every device."""
         return peaks(self.program, self.resting)
+
+    @cached_property
+    def offloaded(self) -> list[dict[str, float]]:
+        """Peak of the bytes off the GPU on a rank of every device, in host memory and on disks: states, activations."""
+        activations = offloaded_activations(self.program)
+        return [
+            {place: nbytes + more.get(place, 0.0) for place, nbytes in states.items()}
+            for states, more in zip(self.offloaded_states, activations, strict=True)
+        ]
 
     def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Allocated memory through the step: moments [s] and bytes by category [moments, categories]."""

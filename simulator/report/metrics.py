@@ -17,6 +17,7 @@ from simulator.program.block import SUMS
 from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.forecast import Forecast
+from simulator.report.host_memory import PLACES, HostUse, host_uses
 
 SKEW = 0.1
 """Skew of the 90 % interval: in log(time) it reaches (1 - SKEW) Z90 sigma down and (1 + SKEW) Z90 sigma up.
@@ -187,9 +188,31 @@ class Metrics:
         needed = [peak.total * memory.reserved_share + memory.context_gib * GIB for peak in self.play.peaks]
         return [need - capacity for need, capacity in zip(needed, self.capacities, strict=True)]
 
+    @cached_property
+    def host_uses(self) -> list[HostUse]:
+        """What the plan offloads to the memory and disks of a node; empty if it offloads nothing."""
+        return host_uses(self.play)
+
+    def offloaded(self, place: str) -> float:
+        """Bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
+        return max((use.needed for use in self.host_uses if use.place == place), default=0.0)
+
+    @property
+    def missing(self) -> str:
+        """The memory that the plan lacks, in words; empty if it fits."""
+        if max(self.excess) > 0:
+            gpu = self.capacities[self.excess.index(max(self.excess))]
+            return f"{max(self.excess) / GIB:,.1f} GiB more than the {gpu / GIB:.4g} GiB of a GPU"
+        lacking = max(self.host_uses, key=lambda use: use.excess, default=None)
+        if lacking is None or lacking.excess <= 0:
+            return ""
+        capacity = (lacking.capacity or 0.0) / GIB
+        what = f"{PLACES[lacking.place]} of a {lacking.node}"
+        return f"{lacking.excess / GIB:,.1f} GiB more than the {capacity:,.0f} GiB of {what}"
+
     @property
     def fits(self) -> bool:
-        return max(self.excess) <= 0
+        return not self.missing
 
     # --------------------------------------------------------------------------------------- run
 

@@ -95,6 +95,8 @@ class Report(Metrics):
     @property
     def limits(self) -> str:
         """The lack of memory or the largest cost of the step, in one sentence."""
+        if max(self.excess) <= 0 and not self.fits:
+            return f"It does not fit: what the plan offloads needs {self.missing}."
         if not self.fits:
             worst = max(range(len(self.play.peaks)), key=lambda d: self.excess[d])
             by = self.play.peaks[worst].by
@@ -137,6 +139,7 @@ class Report(Metrics):
             *self._chosen_options,
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
+            *(f"not checked: {use}" for use in self.host_uses if use.capacity is None),
             *self.job.cluster.filled_in,
         ]
 

@@ -45,12 +45,13 @@ class ZeroInfinity(CoordinatedScheme):
         optimizer: Literal["cpu", "nvme"] = "cpu"
         """Where gradients and optimizer states lie."""
 
-    def offloads(self, state: str) -> bool:
-        return self.replica_count > 1 and (state != "parameters" or self.options.parameters != "gpu")
+    def offloaded_to(self, state: str) -> str:
+        place = self.options.parameters if state == "parameters" else self.options.optimizer
+        return place if self.replica_count > 1 and place != "gpu" else ""
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         brought = super().gather_unit(axes, elements, forward)
-        if self.offloads("parameters"):
+        if self.offloaded_to("parameters"):
             nbytes = elements * BYTES[self.framework.weights] // self.mesh.size(axes)
             work = HostCopy(nbytes, True, self.options.parameters)
             brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
@@ -63,9 +64,9 @@ class ZeroInfinity(CoordinatedScheme):
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
-        if not isinstance(module, Update) or not self.offloads("optimizer"):
+        if not isinstance(module, Update) or not self.offloaded_to("optimizer"):
             return fragment
-        back = 0 if self.offloads("parameters") else BYTES[self.framework.weights]
+        back = 0 if self.offloaded_to("parameters") else BYTES[self.framework.weights]
         return update_on_host(module, fragment, back, self.options.optimizer, gradients_on_host=True)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

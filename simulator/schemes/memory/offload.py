@@ -59,13 +59,13 @@ class Offload(MemoryScheme):
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]
         """Whether the GPU updates its weights; if not, CPUs update those of the host, and the GPU receives a copy."""
-        return not self.offloads("optimizer")
+        return not self.offloaded_to("optimizer")
 
     def check_job(self, job: Any) -> None:
         uses = [one.use for one in job.plan.schemes if one.use != self.use]
         if "optimizer" in self.options.what:
             for use in uses:
-                if find_scheme(use).offloads is not Scheme.offloads:
+                if find_scheme(use).offloaded_to is not Scheme.offloaded_to:
                     rule = f"{use} offloads optimizer states already"
                     raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
         again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
@@ -73,8 +73,8 @@ class Offload(MemoryScheme):
             rule = f"activations are copied back during the backward pass, and {again[0]} recomputes before it"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
-    def offloads(self, state: str) -> bool:
-        return state in self.options.what
+    def offloaded_to(self, state: str) -> str:
+        return self.options.to if state in self.options.what else ""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if "activations" not in self.options.what:

@@ -167,7 +167,16 @@ def test_the_columns_of_a_sweep_keep_their_names_and_order(tmp_path: Path) -> No
     known = [
         *("index", "plan.tp", "plan.pp", "status", "reason"),
         *("step_time_s", "interval_low_s", "interval_high_s", "tokens_per_s_per_gpu", "mfu_palm", "mfu_causal", "hfu"),
-        *("peak_allocated_gib", "peak_device_gib", "capacity_gib", "gemm_s", "attention_s", "memory_bound_s"),
+        *(
+            "peak_allocated_gib",
+            "peak_device_gib",
+            "capacity_gib",
+            "host_memory_gib",
+            "disk_gib",
+            "gemm_s",
+            "attention_s",
+            "memory_bound_s",
+        ),
         *(f"exposed_{axis}_s" for axis in ("tp", "cp", "ep", "dp", "pp", "copy")),
         *("bubble_s", "optimizer_s", "host_s", "idle_s", "limits"),
     ]

@@ -1,0 +1,72 @@
+"""Host memory and disks that the ranks of a node fill with what they offload, against what the node has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hardware.cluster import NodeGroup
+from hardware.units import GIB
+from simulator.report.forecast import Forecast
+
+PLACES = {"cpu": "host memory", "nvme": "disk space"}
+"""Where states and activations are offloaded to, in words."""
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """What the ranks of the fullest node of one kind take in one place.
+
+    place: ``cpu`` or ``nvme``.
+    node: the kind of node.
+    needed: peak over the step [bytes].
+    capacity: what such a node has [bytes]; None: unknown.
+    """
+
+    place: str
+    node: str
+    needed: float
+    capacity: float | None
+
+    @property
+    def excess(self) -> float:
+        """Bytes beyond the capacity; not above zero where they fit or the capacity is unknown."""
+        return 0.0 if self.capacity is None else self.needed - self.capacity
+
+    def __str__(self) -> str:
+        if self.capacity is None:
+            return f"{self.needed / GIB:,.1f} GiB of {PLACES[self.place]} a node; what a {self.node} has is not known"
+        return f"{self.needed / GIB:,.1f} of {self.capacity / GIB:,.0f} GiB of {PLACES[self.place]} of a {self.node}"
+
+
+def host_uses(play: Forecast) -> list[HostUse]:
+    """The use of every place that the plan offloads to, for every group of equal nodes."""
+    cluster = play.plan.job.cluster
+    devices = _device_of_each_rank(play, cluster.gpus)
+    found = []
+    for place in PLACES:
+        held = np.array([by.get(place, 0.0) for by in play.offloaded])[devices]
+        if not held.any():
+            continue
+        groups = cluster.groups or (NodeGroup(node=cluster.node, nodes=cluster.nodes),)
+        ends = np.minimum(np.cumsum([0, *(group.nodes * int(group.node.gpus) for group in groups)]), cluster.gpus)
+        for group, (first, end) in zip(groups, pairwise(ends.tolist()), strict=True):
+            host = group.node.host
+            capacity = (host.capacity if place == "cpu" else host.disk_capacity) if host else None
+            starts = np.arange(0, end - first, int(group.node.gpus))
+            needed = float(np.add.reduceat(held[first:end], starts).max()) if end > first else 0.0
+            found.append(HostUse(place, group.node.name, needed, None if capacity is None else float(capacity)))
+    return found
+
+
+def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:
+    """The pipeline device of every rank."""
+    mesh, axis = play.plan.mesh, play.plan.pipeline_axis
+    if not axis:
+        return np.zeros(ranks, int)
+    size = mesh.size(axis)
+    positions = np.zeros(size, int)
+    positions[[mesh.place(axis, position) for position in range(size)]] = np.arange(size)
+    return positions[np.arange(ranks) // mesh.stride(axis) % size]
