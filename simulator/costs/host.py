@@ -1,7 +1,7 @@
 """Copies between GPUs and the host of their node, and optimizer updates on the host.
 
-All GPUs of a node do the same at the same time, so each has its share of what they have in common: of the links between
-PCIe switches and sockets, of the host memory, of the disks.
+All GPUs in use of a node do the same at the same time, so each has its share of what they have in common: of the links
+between PCIe switches and sockets, of the host memory, of the disks. GPUs in use are those behind the same switches.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class HostShare:
     @classmethod
     def of(cls, cluster: Cluster, speed: float = 1.0) -> HostShare:
         """The share of a GPU of `cluster`. speed: rate of its links against the calibrated one, at most nominal."""
-        tier, host, gpus = cluster.host, cluster.node.host, cluster.gpus_per_node
+        tier, host, gpus = cluster.host, cluster.node.host, min(cluster.gpus_per_node, cluster.gpus)
         link = tier.bandwidth * min(1.0, tier.payload * speed)
         if host is not None and host.uplinks is not None:
-            link *= min(1.0, host.uplinks / gpus)
+            link /= max(1.0, min(gpus, cluster.gpus_per_node / host.uplinks))
         missing = f"of {cluster.node.name} is not in the catalog: assumed"
         known = host.memory if host else None
         assumed = () if known else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)

@@ -303,7 +303,7 @@ class Coordinates:
         np.fill_diagonal(state, 0.0)
         if not (task.ahead or task.behind):
             return reduce(lambda a, b: product(b, a), [self.power(part) for part in task.parts] or [state])
-        holding = self._releases(task, np.zeros(1))
+        holding = self._releases(task, lambda stream: np.zeros(1))
         ready: list[tuple[int, np.ndarray]] = []
         for i, part in enumerate(task.parts):
             marks = task.marks[i]
@@ -319,16 +319,19 @@ class Coordinates:
             state[stream] = ends[-1]
         return state
 
-    def _releases(self, task: Task, free: np.ndarray) -> dict[int, np.ndarray]:
-        """Returns by stream when its side ops make each parameter available [parameters, columns], if it is free at
-        `free`."""
+    def _releases(self, task: Task, free: Callable[[int], np.ndarray]) -> dict[int, np.ndarray]:
+        """Returns by stream when its side ops make each parameter available [parameters, columns].
+
+        free: when a stream is free [columns].
+        """
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
         found: dict[int, np.ndarray] = {}
         at: dict[int, np.ndarray] = {}
         for side in task.ahead:
             stream = self.at[side.stream]
             if stream not in found:
-                found[stream], at[stream] = np.full((total, len(free)), NEVER), free
+                at[stream] = free(stream)
+                found[stream] = np.full((total, len(at[stream])), NEVER)
             seen = at[stream] + (side.ends + side.latency)[:, None]
             found[stream][side.params] = np.repeat(seen, np.diff([*side.starts, len(side.params)]), axis=0)
             at[stream] = at[stream] + side.ends[-1]
@@ -374,13 +377,13 @@ class Coordinates:
             stream = self.at[side.stream]
             yield Walked(side, free[stream] + (side.ends - side.seconds)[:, None], state)
             free[stream] = free[stream] + side.ends[-1]
-        holding = [self._releases(task, state[stream]) for stream in free]
+        holding = self._releases(task, state.__getitem__) if task.ahead else {}
         ready: list[tuple[int, np.ndarray]] = []
         for i, part in enumerate(task.parts):
             table = self.table(part)
             if holding and task.marks[i]:
                 held = self._hold_columns(part, task.marks[i])
-                times = reduce(np.maximum, [self._of_copies(task, i, one) for by in holding for one in by.values()])
+                times = reduce(np.maximum, [self._of_copies(task, i, one) for one in holding.values()])
                 states = np.concatenate([state[None], product(held.out, times)])
                 for now, after in pairwise(states):
                     np.maximum(product(table.out, now), after, out=after)

@@ -9,9 +9,12 @@ next unit's backward pass. So the GPU holds the activations of at most two units
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from simulator.ir.modules import Update
-from simulator.ir.ops import Fragment, HostCopy, HostUpdate, Memory, Op, StageOps, TensorUse, UnitRun
+from simulator.ir.ops import BYTES, Fragment, HostCopy, HostUpdate, Memory, Op, SideOps, StageOps, TensorUse, UnitRun
 from simulator.lowering.rewrite import Rewrite
 
 OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
@@ -123,7 +126,7 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
 
 
 def update_on_host(
-    module: Update, fragment: Fragment, weights: int, to: str, gradients_on_host: bool = False
+    module: Update, fragment: Fragment, weights: int, to: str, gradients_on_host: bool = False, delayed: bool = False
 ) -> Fragment:
     """Rewrites the update of states that are kept on the host: gradients are copied there, CPUs update the states, and
     weights are copied back.
@@ -131,6 +134,7 @@ def update_on_host(
     weights: bytes per element of the weights that are copied back; 0 if none are.
     to: where the states are kept; from disks they are read into host memory, and written back, piece by piece.
     gradients_on_host: the gradients are on the host already and are not copied.
+    delayed: the states are updated beside the passes of the next step, see `delayed_update`.
     """
     rewrite = Rewrite(fragment)
     for op in fragment.forward:
@@ -142,13 +146,24 @@ def update_on_host(
             sent, back = elements * module.grad_bytes, elements * weights
             disks = (read - sent, write - back) if to == "nvme" else (0, 0)
             step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
-            ops = [step]
+            ops = [] if delayed else [step]
             if not gradients_on_host:
                 ops.insert(0, Op("copy gradients", OUT, HostCopy(sent), list(op.after), "U"))
                 step.after = ops[:1]
             if weights:
-                ops.append(Op("copy weights", IN, HostCopy(back, True), [step], "U"))
+                ops.append(Op("copy weights", IN, HostCopy(back, True), ops[-1:] or list(op.after), "U"))
             rewrite.swap(op, ops)
         elif gradients_on_host:
             rewrite.swap(op, [Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)])
     return rewrite.apply()
+
+
+def delayed_update(elements: int, framework: Any) -> SideOps:
+    """Makes the update on the host of so many elements from the gradients of the step before, which nothing in a step
+    waits for but its own end.
+    """
+    states = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+    cast = BYTES[framework.weights] if framework.weights != framework.main_weights else 0
+    work = HostUpdate(elements * (states + BYTES[framework.gradients]), elements * (states + cast))
+    op = Op("adam on the host, of the step before", HOST, work, [], "U", "first")
+    return SideOps([op], np.zeros(0, int), np.zeros(1, int))

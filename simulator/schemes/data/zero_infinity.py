@@ -16,7 +16,7 @@ rank's link to its host carries 2 M/N in and M/N out per micro-batch. The GPU ho
 states. Without overlap the efficiency of a step is ait bw / (ait bw + peak), with ait = sequence x micro-batch
 FLOP/byte, bw of all links together, and the peak of one GPU.
 
-With one rank nothing is sharded or offloaded (memory/offload does that).
+One rank offloads everything, without collectives.
 
 Not modelled: tiling of operators that are too large for a GPU, the host's accumulation over micro-batches.
 
@@ -47,10 +47,10 @@ class ZeroInfinity(CoordinatedScheme):
 
     def offloaded_to(self, state: str) -> str:
         place = self.options.parameters if state == "parameters" else self.options.optimizer
-        return place if self.replica_count > 1 and place != "gpu" else ""
+        return "" if place == "gpu" else place
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        brought = super().gather_unit(axes, elements, forward)
+        brought = super().gather_unit(axes, elements, forward) if axes else GatherOps([])
         if self.offloaded_to("parameters"):
             nbytes = elements * BYTES[self.framework.weights] // self.mesh.size(axes)
             work = HostCopy(nbytes, True, self.options.parameters)
@@ -73,5 +73,4 @@ class ZeroInfinity(CoordinatedScheme):
         n = setting.n
         moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
-        if n > 1:
-            yield ClosedForm("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")
+        yield ClosedForm("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")

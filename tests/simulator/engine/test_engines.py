@@ -152,7 +152,7 @@ def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
 
 def issued(played: Played, device: int) -> int:
     """Ops that the host of a device issues: kernels, collectives and sends, but no side ops of hooks."""
-    side_ops = {id(op) for chain in played.stages for op in side_ops_of((*chain.ahead, *chain.behind))}
+    side_ops = {id(op) for chain in played.stages for op in side_ops_of((*chain.ahead, *chain.again, *chain.behind))}
     return sum(op.work is not None and id(op) not in side_ops for _, op in played.instances(device))
 
 

@@ -98,10 +98,16 @@ def test_states_are_stored_where_the_options_state(parameters: str, optimizer: s
     assert (step.loaded > 0) == (step.stored > 0) == (optimizer == "nvme")
 
 
-def test_one_rank_keeps_its_states() -> None:
-    found = play_job(job(1))
-    assert moved(found, True) == moved(found, False) == 0
-    assert min(found.resting(0).values()) > 0
+@pytest.mark.parametrize("batches", [1, 3])
+def test_one_rank_offloads_without_collectives(batches: int) -> None:
+    """40 B parameters on one V100 (DeepSpeed's ZeRO-3 Offload): states on the host, modules come one after another."""
+    found = play_job(job(1, batches))
+    elements = found.plan.job.model.parameters
+    assert found.resting(0) == {"parameters": 0, "gradients": 0, "optimizer": 0}
+    assert moved(found, True) == 4 * elements * batches
+    assert moved(found, False) == 4 * elements * batches
+    assert not any(isinstance(op.work, Collective) for _, op in found.instances())
+    assert found.peaks[0].left == 0
 
 
 def test_a_model_that_fits_no_gpu_fits_with_its_hosts() -> None:

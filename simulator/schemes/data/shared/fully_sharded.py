@@ -209,17 +209,18 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> U
     gradients = defaultdict[tuple[str, ...], int](int)
     leaving = 0
     for param in fragment.params:
-        if axes := scheme.shards_at_rest("parameters", param):
+        axes, away = scheme.shards_at_rest("parameters", param), bool(scheme.offloaded_to("parameters"))
+        if axes or away:
             second = scheme.secondary_shards(param)
             live = param.size if second != () else 0
             forward.append((param, GatheredWeights(((axes, param.size),), live)))
             again = axes if second is None else second
-            backward.append((param, GatheredWeights(((again, param.size),) if again else (), live)))
-        if param.trained and (axes := scheme.reduces(param)):
+            backward.append((param, GatheredWeights(((again, param.size),) if again or away else (), live)))
+        if param.trained and ((axes := scheme.reduces(param)) or scheme.offloaded_to("gradients")):
             gradients[axes] += param.size
     for axes in gradients if fragment.backward else ():
         last, _ = _gradient_buckets(scheme, fragment, axes)[-1]
-        leaving += sum(param.size for param in last if scheme.shards_at_rest("gradients", param))
+        leaving += sum(param.size for param in last if _leave_unit(scheme, param))
 
     def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
         if by_module:
@@ -419,6 +420,11 @@ def _gradient_buckets(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
     return [(bucket, fragment.backward[max(map(ready, bucket))]) for bucket in buckets]
 
 
+def _leave_unit(scheme: ShardedScheme, param: Param) -> bool:
+    """Whether no rank keeps the whole gradient of a parameter on its GPU."""
+    return bool(scheme.shards_at_rest("gradients", param) or scheme.offloaded_to("gradients"))
+
+
 def _last_place(op: Op, place: dict[Op, int]) -> int:
     """The place of an op in a pass; of a mark, that of the last op that it waits for."""
     return place[op] if op in place else max((_last_place(other, place) for other in op.after), default=0)
@@ -443,7 +449,7 @@ def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ..
             return
         _serialise(ops)
         inserted = list(ops)
-        if scheme.shards_at_rest("gradients", params[0]):
+        if _leave_unit(scheme, params[0]):
             nbytes = elements * BYTES[scheme.framework.gradients]
             first = next((op for op in made.backward[begin:end] if op.phase == "W"), made.backward[end - 1])
             if scheme.framework.gathers_apart:

@@ -1,0 +1,149 @@
+"""ZeRO-Offload: bytes over the links to the hosts, memory left on the GPU, and the delayed update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.ir.ops import Collective, HostCopy, HostUpdate, Op
+from tests.contract.played import Ideal, Played, play_job
+from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
+from tests.strategies import EVERY, examples, jobs
+
+USE = "data/zero-offload"
+DELAYED = {"delayed_update": True}
+
+
+def job(n: int, batches: int = 1, use: str = USE, **options: Any) -> dict[str, Any]:
+    """A small GPT on n ranks with 16-bit gradients, at a host that takes no time."""
+    return {
+        "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False},
+        "cluster": {"gpu": "h100-sxm", "gpus": n},
+        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}},
+        "batch": {"global": n * batches},
+        "precision": {"compute": "bf16", "gradients": "bf16"},
+        "plan": {"mesh": {"dp": n}, "schemes": [{"use": use, "over": "dp", **options}]},
+    }
+
+
+def moved(found: Played, back: bool) -> int:
+    """Bytes over one rank's link to its host."""
+    works = [op.work for _, op in found.instances() if isinstance(op.work, HostCopy)]
+    return sum(work.nbytes for work in works if work.back == back)
+
+
+def updates(found: Played) -> list[tuple[int, Op]]:
+    return [(n, op) for n, op in found.instances() if op.name.startswith("adam")]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_four_bytes_a_parameter_go_over_the_links(n: int, batches: int, delayed: bool) -> None:
+    """2 M of gradients out and 2 M of weights back, for M parameters (section 4.2), by all ranks together."""
+    found = play_job(job(n, batches, delayed_update=delayed))
+    elements = found.plan.job.model.parameters
+    assert n * moved(found, False) == pytest.approx(2 * elements * batches, rel=1e-3)
+    assert n * moved(found, True) == pytest.approx(2 * elements, rel=1e-3)
+    ((_, step),) = updates(found)
+    assert isinstance(step.work, HostUpdate)
+    assert n * step.work.nbytes == pytest.approx(28 * elements, rel=1e-3)
+    assert (n > 1) == any(isinstance(op.work, Collective) for _, op in found.instances())
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_the_gpu_holds_the_weights_and_gradients_of_two_units(n: int) -> None:
+    found, whole = play_job(job(n)), play_job(job(n, use="data/zero-2"))
+    elements = found.plan.job.model.parameters
+    assert found.resting(0) == {"parameters": 2 * elements, "gradients": 0, "optimizer": 0}
+    assert 0 < found.category_peak(0, "gradients") < elements
+    if n > 1:
+        assert found.category_peak(0, "gradients") == whole.category_peak(0, "gradients")
+    assert found.peaks[0].left == 0
+    report = simulate(job(n))
+    assert report.offloaded("cpu") == pytest.approx(14 * elements)
+
+
+def test_gradients_leave_during_the_backward_pass() -> None:
+    """But for those of the last unit, the embedding."""
+    found = play_job(job(1), Ideal(links=1e9))
+    copies = [n for n, op in found.instances() if op.name == "copy gradients"]
+    kernels = [n for n, op in found.instances() if op.stream == "compute" and op.phase in "BW" and op.work]
+    assert len(copies) == 6
+    assert all(found.times.end[n] <= found.times.end[kernels[-1]] for n in copies[:-1])
+
+
+def prices(update: float, links: float = 1e7) -> Any:
+    """Ideal prices but for the update on the host."""
+
+    def price(work: Any) -> tuple[float, float, float]:
+        return (update, 0.0, 0.0) if isinstance(work, HostUpdate) and work.read > 1e5 else Ideal(links=links)(work)
+
+    return price
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("update", [0.0, 1e-4, 1e-2, 1.0])
+def test_a_delayed_update_takes_the_longer_of_the_update_and_the_passes(n: int, update: float) -> None:
+    """Section 5.2, figure 6. Weights are copied back after both."""
+    plain, late = (play_job(job(n, **options), prices(update)) for options in ({}, DELAYED))
+    passes = max(plain.times.end[i] for i, op in plain.instances() if op.phase != "U" and op.work)
+    rest = plain.times.span - passes - update
+    assert plain.times.span > passes + update
+    assert late.times.span == pytest.approx(max(passes, update) + rest, rel=0.02)
+    ((number, _),) = updates(late)
+    assert late.times.begin[number] == 0
+
+
+def test_delaying_is_never_slower() -> None:
+    for batches in (1, 2, 4):
+        for update in (1e-5, 1e-3):
+            spans = [play_job(job(4, batches, **options), prices(update)).times.span for options in ({}, DELAYED)]
+            assert spans[1] <= spans[0]
+
+
+def test_states_are_offloaded_by_one_scheme() -> None:
+    twice = job(2)
+    twice["plan"]["schemes"].append({"use": "memory/offload", "what": ["optimizer"]})
+    with pytest.raises(PlanError, match="offloads optimizer states already"):
+        play_job(twice)
+    twice["plan"]["schemes"][-1]["what"] = ["activations"]
+    assert play_job(twice).peaks[0].left == 0
+
+
+def test_a_model_of_thirteen_billion_parameters_trains_on_one_v100() -> None:
+    """Section 6.2.1, and DeepSpeed's page of ZeRO-3 Offload; without offloading it needs 16 bytes a parameter."""
+    model = {"layers": 65, "hidden": 4096, "heads": 32, "vocab": 50304, "seq": 1024, "positions": "learned"}
+    report = simulate(
+        {
+            "model": model,
+            "cluster": {"node": "dgx-2", "nodes": 1, "gpus": 1},
+            "precision": {"compute": "fp16", "gradients": "fp16"},
+            "batch": {"global": 1},
+            "plan": {
+                "mesh": {"dp": 1},
+                "schemes": [{"use": USE, "over": "dp"}, {"use": "memory/recompute-full"}],
+            },
+        }
+    )
+    assert 13e9 < report.job.model.parameters < 14e9
+    assert report.fits
+    assert 16 * report.job.model.parameters > 6 * report.capacity
+
+
+@examples(40)
+@given(
+    drawn=jobs(EVERY, datas=(USE,), launch=LAUNCH, passes=60), delayed=st.booleans(), links=st.sampled_from([1e5, 1e7])
+)
+def test_all_engines_agree_and_memory_is_given_back(drawn: dict[str, Any], delayed: bool, links: float) -> None:
+    for entry in drawn["plan"]["schemes"]:
+        if entry["use"] == USE:
+            entry["delayed_update"] = delayed
+    ways = play_by_engines(drawn, Ideal(links=links))
+    check_alike(ways)
+    assert all(peak.left == 0 for peak in ways[0].peaks)
