@@ -223,6 +223,45 @@ def test_layers_above_the_limit_of_whole_elements_are_gathered_ahead(use: str) -
     assert exposed - seconds(max_live=LAYER // 2) > 0.75 * (exposed - seconds()) > 0.1 * exposed
 
 
+AGAIN = [0, H, 3 * MATRIX, 0, 0, MATRIX, 0, H, 4 * MATRIX, 0, 4 * MATRIX, 0]
+"""Elements of the operators of a layer as its forward pass is repeated, in the order of `FORWARD`."""
+
+
+def gathered_in_recompute(distance: int) -> list[int]:
+    """Elements that the backward pass of a recomputed layer gathers, in order: those of every use, unless the trace of
+    DeepSpeed's coordinator meets the module again before it has passed `distance` elements (`__params_to_release`).
+    """
+    trace = [(size, i) for i, size in enumerate(AGAIN)] + [(size, i) for i, size in enumerate(AGAIN)][::-1]
+    found, whole = [], set[int]()
+    for step, (size, module) in enumerate(trace):
+        if module not in whole and size:
+            found.append(size)
+        whole.discard(module)
+        passed = 0
+        for other_size, other in trace[step + 1 :]:
+            if passed >= distance:
+                break
+            if other == module:
+                whole.add(module)
+                break
+            passed += other_size
+    return found
+
+
+@pytest.mark.parametrize("use", ["data/zero-3", "data/zero-infinity"])
+@pytest.mark.parametrize("distance", [1, H + 1, MATRIX, 4 * MATRIX, 8 * MATRIX, 16 * MATRIX + H + 1, LAYER, 2 * LAYER])
+def test_recomputed_modules_are_gathered_again_unless_they_are_soon_needed(use: str, distance: int) -> None:
+    options: dict[str, Any] = {"persistence": 0} if use == "data/zero-3" else {}
+    job = job_of(use, {"dp": 4}, max_reuse_distance=distance, max_live=0, **options)
+    job["plan"]["schemes"].append({"use": "memory/recompute-full"})
+    played = play_job(job)
+    layer = next(run for run in played.stage_ops(0).unit_runs if run.name == "layer").fragment
+    works = [op.work for op in layer.backward if isinstance(op.work, Collective)]
+    gathered = [work.nbytes // 2 for work in works if work.operation == "all_gather"]
+    assert sorted(gathered) == sorted(gathered_in_recompute(distance))
+    assert all(peak.left == 0 for peak in played.peaks)
+
+
 READY = [4 * MATRIX, 4 * MATRIX, H, MATRIX, MATRIX, MATRIX, MATRIX, H]
 """Elements of the gradients of a layer as they get ready: two of the MLP, norm, projection, Q, K, V, norm."""
 

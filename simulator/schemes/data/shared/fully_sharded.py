@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, pairwise
+from math import inf
 from typing import ClassVar
 
 from simulator.ir.modules import Stage
@@ -55,6 +56,11 @@ class ShardedScheme(DataScheme):
     """
 
     by_module: ClassVar[bool] = False
+
+    @property
+    def reuse(self) -> float:
+        """Elements that other modules use between two uses of one, from which on its weights are gathered twice."""
+        return inf
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
@@ -224,7 +230,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> U
 
     def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
         if by_module:
-            return find_modules(fragment, sharded, forward)
+            return find_modules(fragment, sharded, forward, scheme.reuse)
         return whole_pass(fragment.forward if forward else fragment.backward, add_up([one for _, one in sharded]))
 
     if not fragment.backward:  # no weights below are trained

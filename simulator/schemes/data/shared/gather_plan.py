@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from math import inf
 
 from simulator.ir.ops import COMPUTE, Fragment, Op, Param
 
@@ -116,12 +117,13 @@ def whole_pass(ops: Sequence[Op], weights: GatheredWeights) -> tuple[GatheredMod
 
 
 def find_modules(
-    fragment: Fragment, sharded: Sequence[tuple[Param, GatheredWeights]], forward: bool
+    fragment: Fragment, sharded: Sequence[tuple[Param, GatheredWeights]], forward: bool, reuse: float = inf
 ) -> tuple[GatheredModule, ...]:
     """The modules of a pass of a unit in the order of use: one for each operator, also those without weights.
 
     sharded: the parameters that are gathered for this pass.
-    A backward pass that recomputes an operator needs its weights from then on.
+    reuse: a backward pass that recomputes an operator keeps its weights for its backward pass if fewer elements are
+        used in between; otherwise they are gathered twice.
     """
     ops = fragment.forward if forward else fragment.backward
     place = {op: i for i, op in enumerate(ops)}
@@ -130,29 +132,34 @@ def find_modules(
     named = {ops[i].name: i for i in reversed(kernels)}
     ends = sorted(place[param.ready] for param, _ in sharded if param.ready in place)
 
-    def first(param: Param) -> int:
+    def uses(param: Param) -> list[int]:
         if forward:
-            return place.get(param.used, 0)
+            return [place.get(param.used, 0)]
         if own := [named[name] for name in (f"re {param.used.name}", f"d{param.used.name}") if name in named]:
-            return min(own)
+            return own
         # The backward pass of an operator follows that of the one before, which ends with its weight gradients.
         end = place.get(param.ready, 0)
         after = max((one + 1 for one in ends if one < end), default=0)
-        return next((i for i in kernels if after <= i < end), end)
+        return [next((i for i in kernels if after <= i < end), end)]
 
     owned: dict[Op, list[tuple[Param, GatheredWeights]]] = {}
     for param, weights in sharded:
         owned.setdefault(param.used, []).append((param, weights))
-    found: dict[int, list[list[tuple[Param, GatheredWeights]]]] = {begin: [] for begin in begins or [0]}
-    for every in owned.values():
-        found.setdefault(min(first(param) for param, _ in every), []).append(every)
+    operators = [(uses(every[0][0]), every, add_up([weights for _, weights in every])) for every in owned.values()]
+    used = sorted((at, i) for i, (places, _, _) in enumerate(operators) for at in places)
+    elements = [weights.elements for _, _, weights in operators]
+    found: dict[int, list[tuple[GatheredWeights, int]]] = {begin: [] for begin in begins or [0]}
+    for places, every, weights in operators:
+        ready = -1 if forward else max((place.get(param.ready, len(ops) - 1) for param, _ in every), default=-1)
+        between = (elements[other] for at, other in used if places[0] < at < places[-1])
+        if len(places) > 1 and sum(between) >= reuse:
+            found.setdefault(places[0], []).append((weights, -1))
+            places = places[1:]
+        found.setdefault(min(places), []).append((weights, ready))
     modules = []
     for begin, following in pairwise([*sorted(found), len(ops)]):
-        for every in found[begin] or [[]]:
-            last = following - 1
-            if not forward:
-                last = max((place.get(param.ready, len(ops) - 1) for param, _ in every), default=last)
-            modules.append(GatheredModule(add_up([weights for _, weights in every]), begin, max(last, begin)))
+        for weights, end in found[begin] or [(GatheredWeights(), -1)]:
+            modules.append(GatheredModule(weights, begin, max(following - 1 if end < 0 else end, begin)))
     return tuple(modules)
 
 

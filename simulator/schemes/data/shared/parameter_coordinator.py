@@ -2,14 +2,18 @@
 
 When a module starts, its own weights are gathered unless that has been asked for, and then those of the modules that
 follow in the recorded order of the pass, until `prefetch_bucket` elements have been added or `max_live` elements are
-whole. A module's weights are freed after its pass. A weight matrix that is larger than the bucket is gathered ahead all
-the same, because the limit is read before each: matrices of 600 million elements alternate with `max_live` at 1e9.
+whole. A module's weights are freed after its pass, unless it is soon needed again. A weight matrix that is larger than
+the bucket is gathered ahead all the same, because the limit is read before each: matrices of 600 million elements
+alternate with `max_live` at 1e9.
 
 Gradients are reduced and sharded in buckets, in the order in which they are ready: those of a layer with more than
 `reduce_bucket` elements in several, during its backward pass.
 
+Where a layer is recomputed, its modules are needed twice in a backward pass. A module stays whole in between if other
+modules use fewer than `max_reuse_distance` elements; of larger layers most modules are gathered a third time.
+
 Not modelled: buckets with gradients of several layers; modules without weights, which ask for more, too; weights that
-stay whole because they are needed again soon (`max_reuse_distance`); the first step, in which the order is recorded.
+stay whole from the end of the forward pass on; the first step, in which the order is recorded.
 
 Reference: DeepSpeed runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`), stage3.py
 (`reduce_independent_p_g_buckets_and_remove_grads`), defaults of zero/config.py.
@@ -30,6 +34,8 @@ class CoordinatorOptions(SchemeOptions):
     """Elements that a module asks for ahead, besides its own: no further matrix is gathered once that many are."""
     max_live: int = Field(default=1_000_000_000, ge=0)
     """Elements from which on nothing is gathered ahead."""
+    max_reuse_distance: int = Field(default=1_000_000_000, ge=0)
+    """Elements from which on a module that is needed again is freed and gathered again."""
     reduce_bucket: int = Field(default=500_000_000, ge=0)
     """Elements of gradients that are reduced together; a larger matrix alone."""
 
@@ -38,6 +44,10 @@ class CoordinatedScheme(ShardedScheme):
     """Base of the stages of ZeRO that shard weights, as DeepSpeed runs them."""
 
     by_module = True
+
+    @property
+    def reuse(self) -> float:
+        return float(self.options.max_reuse_distance)
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         buckets: list[list[Param]] = []
