@@ -18,7 +18,9 @@ FLOP/byte, bw of all links together, and the peak of one GPU.
 
 One rank offloads everything, without collectives.
 
-Not modelled: tiling of operators that are too large for a GPU, the host's accumulation over micro-batches.
+A linear layer that is too large for a GPU runs as `tiles` smaller ones (`tiling`).
+
+Not modelled: the host's accumulation over micro-batches.
 
 References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 """
@@ -26,13 +28,16 @@ References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.modules import Module, Update
-from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from pydantic import Field
+
+from simulator.ir.modules import Module, Stage, Update
+from simulator.ir.ops import BYTES, Fragment, HostCopy, Op, StageOps
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
 from simulator.lowering.offload import IN, OUT, update_on_host
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import GatherOps
 from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
+from simulator.schemes.data.shared.tiling import tile_linear_layers
 
 
 class ZeroInfinity(CoordinatedScheme):
@@ -44,6 +49,11 @@ class ZeroInfinity(CoordinatedScheme):
         """Where shards of the weights lie."""
         optimizer: Literal["cpu", "nvme"] = "cpu"
         """Where gradients and optimizer states lie."""
+        tiles: int = Field(default=1, ge=1)
+        """Tiles of a linear layer, each of which is gathered and freed on its own."""
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        return super().lower_stage(stage, lambda part: tile_linear_layers(inner(part), self.options.tiles))
 
     def offloaded_to(self, state: str) -> str:
         place = self.options.parameters if state == "parameters" else self.options.optimizer

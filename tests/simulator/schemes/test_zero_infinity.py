@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -121,11 +122,60 @@ def test_a_model_that_fits_no_gpu_fits_with_its_hosts() -> None:
     assert report.peak_allocated < 1 / 10 * simulate({**job, "plan": less}).peak_allocated
 
 
+def gemms(found: Played) -> dict[str, float]:
+    """FLOPs of the GEMMs by their operand layouts."""
+    flops: dict[str, float] = defaultdict(float)
+    for _, op in found.instances():
+        if isinstance(op.work, Gemm):
+            flops[op.work.layout] += op.work.flops
+    return flops
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("tiles", [2, 3, 8])
+@pytest.mark.parametrize("n", [1, 4])
+def test_tiles_do_the_same_work_in_less_memory(n: int, tiles: int, recompute: bool) -> None:
+    """The matrices of the MLP have 4 h^2 elements, their tiles 1/T of these (section 5.1.3)."""
+    whole, tiled = job(n, max_live=0), job(n, max_live=0, reduce_bucket=0, tiles=tiles)
+    for one in (whole, tiled) if recompute else ():
+        one["plan"]["schemes"].append({"use": "memory/recompute-full"})
+    before, after = play_job(whole), play_job(tiled)
+    assert gemms(after) == pytest.approx(gemms(before))
+    assert after.held(0) and sum(p.size for p in after.held(0)) == sum(p.size for p in before.held(0))
+    assert moved(after, False) == pytest.approx(moved(before, False), rel=1e-2)
+    assert after.peaks[0].left == 0
+    if not recompute:  # else how often a module is gathered depends on `max_reuse_distance`
+        assert moved(after, True) == pytest.approx(moved(before, True), rel=1e-2)
+    layers = [next(run for run in found.stage_ops(0).unit_runs if run.name == "layer") for found in (before, after)]
+    most = [max(param.size for param in run.fragment.params) for run in layers]
+    assert most == [4 * 64 * 64, -(-4 * 64 * 64 // tiles)]
+    assert after.category_peak(0, "gradients") < before.category_peak(0, "gradients")
+
+
+def test_a_trillion_parameters_fit_on_one_dgx_2_in_tiles() -> None:
+    """Section 8.2: states on the disks of the node. Whole matrices of 25,600 x 102,400 leave too little room."""
+    shape = {"layers": 128, "hidden": 25600, "heads": 256, "vocab": 50304, "seq": 1024}
+    fits = {}
+    for tiles in (1, 4):
+        scheme = {"use": USE, "over": "dp", "parameters": "nvme", "optimizer": "nvme", "tiles": tiles}
+        plan = {"mesh": {"dp": 16}, "schemes": [scheme, {"use": "memory/recompute-full"}]}
+        job = {"model": shape, "cluster": "dgx-2:1", "batch": {"global": 16}, "plan": plan}
+        report = simulate({**job, "framework": "megatron-deepspeed", "precision": {"compute": "fp16"}})
+        assert report.job.model.parameters > 1e12
+        fits[tiles] = report.fits
+    assert fits == {1: False, 4: True}
+
+
 @examples(40)
-@given(job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]))
-def test_all_engines_agree_and_memory_is_given_back(job: dict[str, Any], links: float) -> None:
+@given(
+    job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]), tiles=st.sampled_from([1, 1, 2, 3])
+)
+def test_all_engines_agree_and_memory_is_given_back(job: dict[str, Any], links: float, tiles: int) -> None:
     plan = job["plan"]
-    schemes = [{**entry, "use": USE} if entry["use"].startswith("data/") else entry for entry in plan["schemes"]]
+    schemes = [
+        {**entry, "use": USE, "tiles": tiles} if entry["use"].startswith("data/") else entry
+        for entry in plan["schemes"]
+    ]
     job = {**job, "plan": {**plan, "schemes": schemes}}
     ways = play_by_engines(job, Ideal(links=links))
     check_alike(ways)
