@@ -54,9 +54,11 @@ def models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None) -> Model
 
 
 @st.composite
-def shapes_of_models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None, cut: int = 1) -> dict[str, Any]:
-    """The fields of such a model; its sequence divides by `tensor` x `cut`."""
-    kv_heads = tensor * draw(st.integers(1, 2))
+def shapes_of_models(
+    draw: st.DrawFn, tensor: int = 1, layers: int | None = None, cut: int = 1, padded: bool = False
+) -> dict[str, Any]:
+    """The fields of such a model; its sequence divides by `tensor` x `cut`. padded: the plan pads heads."""
+    kv_heads = draw(st.integers(1, 5)) if padded else tensor * draw(st.integers(1, 2))
     return {
         "layers": layers or draw(st.integers(1, 4)),
         "hidden": 4 * draw(st.integers(1, 16)),
@@ -75,11 +77,13 @@ def shapes_of_models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None
 
 
 @st.composite
-def modern_models(draw: st.DrawFn, tensor: int, layers: int, cut: int, experts: int | None, each: int) -> Model:
+def modern_models(
+    draw: st.DrawFn, tensor: int, layers: int, cut: int, experts: int | None, each: int, padded: bool = False
+) -> Model:
     """The same with any features of newer models. experts: ranks that they are spread over; None: the model has none.
     each: a number of ranks by which every expert divides.
     """
-    fields = draw(shapes_of_models(tensor, layers, cut))
+    fields = draw(shapes_of_models(tensor, layers, cut, padded))
     if draw(st.booleans()):
         fields |= {"parallel_residual": draw(st.booleans()), "embedding_norm": draw(st.booleans())}
         fields |= {"qk_layernorm": draw(st.booleans()), "mtp": draw(st.integers(0, 2))}
@@ -232,7 +236,8 @@ def jobs(
     # Without a view experts are copies, of which tensor ranks hold parts.
     view = draw(st.none() | st.sampled_from(views_of((dp, cp, t))))
     ep, etp = (view["ep"], view["etp"]) if view else (draw(st.sampled_from([None, 1])), 1)
-    model = draw(modern_models(t, stages * draw(st.integers(1, 2)), cp * options.get("slices", 1), ep, etp))
+    pads = draw(st.sampled_from([False, False, True]))
+    model = draw(modern_models(t, stages * draw(st.integers(1, 2)), cp * options.get("slices", 1), ep, etp, pads))
     most = min(40, passes // model.layers)
     m = draw(st.sampled_from(accepted(pipeline, pp, chunks, max(6 if chunks == 1 else 3 * pp, 2 * pp, most))))
     micro = draw(st.integers(1, 2))
@@ -268,6 +273,7 @@ def jobs(
             "views": {"experts": view} if view else {},
             "schemes": schemes,
             "partition": draw(partitions(model.layers, stages)),
+            "pad_heads": pads,
         },
     }
     settings["scatter_gather_tensors_in_pipeline"] = draw(st.booleans())

@@ -114,6 +114,8 @@ class ShortPlan(JobPart):
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = True
     partition: str | tuple[int, ...] = "even"
+    pad_heads: bool = False
+    """See `LongPlan.pad_heads`."""
 
 
 class LongPlan(JobPart):
@@ -126,6 +128,9 @@ class LongPlan(JobPart):
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
     partition: str | tuple[int, ...] = "even"
+    pad_heads: bool = False
+    """Heads that the ranks do not divide are padded with dummy heads, which are computed and stored like the others
+    (`simulator.models.model.Model.pad_heads`). Default: they are refused."""
 
 
 class RunLength(JobPart):
@@ -218,7 +223,8 @@ class Job(JobPart):
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
-        plan = self.plan.model_dump(mode="json", exclude={"schemes"} if self.plan.views else {"schemes", "views"})
+        optional = {key for key in ("views", "pad_heads") if not getattr(self.plan, key)}
+        plan = self.plan.model_dump(mode="json", exclude={"schemes", *optional})
         plan["schemes"] = [
             {
                 "use": entry.use,

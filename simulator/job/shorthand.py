@@ -71,7 +71,8 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
     elif short.recompute == "selective":
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     mesh = {"pp": short.pp, "dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
-    long = {"mesh": mesh, "views": views, "schemes": schemes, "partition": short.partition}
+    long = {"mesh": mesh, "views": views, "schemes": schemes}
+    long |= {"partition": short.partition, "pad_heads": short.pad_heads}
     return validate_data(LongPlan, long, "plan", PlanError)
 
 

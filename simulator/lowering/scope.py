@@ -7,7 +7,7 @@ read it, the memory keys of tensors, and the stream of each op.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
@@ -75,6 +75,16 @@ class Scope:
         used = required_layout(weight, self.division(operator))
         stored = self._rest_divisions[operator].items()
         return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
+
+    def sharded_dims(self, operator: Operator) -> Iterator[tuple[Tensor, str, list[str]]]:
+        """Every dim of a tensor of `operator` that axes shard, with these axes; of weights as they are stored."""
+        divide = self.division(operator)
+        for tensor in (*operator.ins, *operator.outs, *operator.weights):
+            parts: dict[str, list[str]] = defaultdict(list)
+            layout = self.at_rest(operator, tensor) if tensor in operator.weights else required_layout(tensor, divide)
+            for axis, dim in layout.items():
+                parts[dim].append(axis)
+            yield from ((tensor, dim, sharding) for dim, sharding in parts.items())
 
     def produced_layout(self, tensor: Tensor) -> Layout:
         """Returns the layout in which the producer of a tensor makes it, in the dim names of `tensor`."""

@@ -401,6 +401,21 @@ class Model(ShapePart):
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts)),
         }
 
+    def pad_heads(self, ranks: int) -> Model:
+        """The model with dummy heads, so that `ranks` have equally many; the widths of a head stay.
+
+        Key/value heads that the ranks divide, or that divide the ranks, stay, and each serves more queries; others are
+        padded too. Source: ``pad_model`` of neuronx-distributed; ``modules/attention/gqa.py`` of its inference package.
+        """
+        keys, group = self.kv_heads, self.heads // self.kv_heads
+        if group == 1:
+            keys += -keys % ranks
+        while keys % ranks and ranks % keys:
+            keys += 1
+        while keys * group % ranks:
+            group += 1
+        return self.model_copy(update={"heads": keys * group, "kv_heads": keys})
+
     def padded_vocab(self, multiple: int) -> int:
         """The vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
         return -(-self.vocab // multiple) * multiple

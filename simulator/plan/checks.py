@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import get_args
 
 from hardware.errors import PlanError
-from simulator.ir.layout import required_layout
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.registry import find_scheme, scheme_names
@@ -186,18 +185,12 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
     called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
 
     def visit(operator: Operator) -> None:
-        divide = scope.division(operator)
-        for tensor in (*operator.ins, *operator.outs, *operator.weights):
-            parts: dict[str, list[str]] = {}
-            layout = scope.at_rest(operator, tensor) if tensor in operator.weights else required_layout(tensor, divide)
-            for part, dim in layout.items():
-                parts.setdefault(dim, []).append(part)
-            for dim, sharding in parts.items():
-                size, count = tensor.dims[dim], plan.mesh.size(sharding)
-                if not size.is_divisible_by(count):
-                    names = EXPERT_NAMES if operator.view else called
-                    axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
-                    _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
+        for tensor, dim, sharding in scope.sharded_dims(operator):
+            size, count = tensor.dims[dim], plan.mesh.size(sharding)
+            if not size.is_divisible_by(count):
+                names = EXPERT_NAMES if operator.view else called
+                axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
+                _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
     for unit in plan.architecture.units:
         walk(unit, visit)
@@ -229,7 +222,8 @@ def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, 
     axis = " x ".join(axes)
     rule = f"{called.get(dim, dim)} = {units} must divide by {axis}"
     choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
-    raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work", parts)
+    pads = ", or plan.pad_heads: true" if dim == "a" else ""
+    raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work{pads}", parts)
 
 
 ALWAYS = (

@@ -18,6 +18,7 @@ from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.lowering.scope import Scope
 from simulator.models.architecture import Architecture
+from simulator.models.model import Model
 from simulator.scheduling.no_flush import extend_to_steady_state
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
@@ -114,12 +115,26 @@ class Plan:
         return (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
 
     @cached_property
+    def model(self) -> Model:
+        """The model as it is computed: with dummy heads, where the plan pads heads that the ranks do not divide."""
+        if not self.job.plan.pad_heads:
+            return self.job.model
+        scope = Scope(self.mesh, self.stage_schemes)
+        operators = (operator for unit in self._architecture(self.job.model).units for operator in unit.operators())
+        sharded = (one for operator in operators for one in scope.sharded_dims(operator))
+        ranks = math.lcm(*(self.mesh.size(sharding) for _, dim, sharding in sharded if dim == "a"))
+        return self.job.model.pad_heads(ranks)
+
+    @cached_property
     def architecture(self) -> Architecture:
         """Builds the modules of the stages for whole sequences."""
+        return self._architecture(self.model)
+
+    def _architecture(self, model: Model) -> Architecture:
         job, framework = self.job, self.job.framework
         assert job.batch.sequence is not None
         return Architecture(
-            job.model,
+            model,
             job.batch.micro,
             job.batch.sequence,
             self.vocab,

@@ -153,7 +153,7 @@ class Played:
         linears twice that they do not divide: routers, down to the latents, and from two streams to one.
         """
         job, mesh = self.plan.job, self.plan.mesh
-        model, seq = job.model, job.batch.sequence or 0
+        model, seq = self.plan.model, job.batch.sequence or 0
         tokens = self.plan.played_shape.m * job.batch.micro * self.plan.replicas * seq
         flash = job.framework.attention == "flash"
         parts = forward_matmul_flops(model, tokens, seq, causal=flash)

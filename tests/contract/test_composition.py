@@ -99,7 +99,7 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, di
         for param in played.held(device):
             assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
             once += param.total
-    assert once == pytest.approx(plan.schedule.directions * plan.job.model.parameters)
+    assert once == pytest.approx(plan.schedule.directions * plan.model.parameters)
 
 
 def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:

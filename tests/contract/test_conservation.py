@@ -86,7 +86,7 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
             copies = copies_of(param, plan)
             assert param.size * played.ranks / copies == pytest.approx(param.total)
             once += param.size * played.ranks / copies
-    model = played.plan.job.model
+    model = plan.model
     # Where several ways have stages of their own, each end lies on as many devices.
     alone = set(plan.holders(plan.parts - 1)) - set(plan.holders(0))
     copied = len(alone) * model.vocab * model.hidden if model.tied or model.mtp else 0

@@ -262,7 +262,8 @@ def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
     fields |= {"towers": towers, "tower_layers": depth, "layers": layers, "seq": towers * fields["seq"]}
     mesh = {**job["plan"]["mesh"], "pp": pp}
     first = {"use": "pipeline/1f1b", "over": "pp"} if pp == 1 else joined(pp, towers, trunk)["schemes"][0]
-    plan = {"mesh": mesh, "views": {}, "schemes": [first, *job["plan"]["schemes"][1:]], "partition": "even"}
+    schemes = [first, *job["plan"]["schemes"][1:]]
+    plan = {**job["plan"], "mesh": mesh, "views": {}, "schemes": schemes, "partition": "even"}
     cluster = {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())}
     return {**job, "model": Model(**fields), "cluster": cluster, "plan": plan}
 
@@ -302,7 +303,7 @@ def test_a_graph_conserves_flops_and_parameters(job: dict[str, Any]) -> None:
         cut = set(tensor.over) & set(param.partial) or param.size < param.total
         copies = run.plan.mesh.size(param.partial) * (1 if cut else run.plan.mesh.size(tensor.over))
         once += param.size * run.ranks / copies
-    assert once == pytest.approx(run.plan.job.model.parameters)
+    assert once == pytest.approx(run.plan.model.parameters)
 
 
 @examples(40)

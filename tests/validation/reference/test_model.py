@@ -130,6 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("plan.schemes[3].use", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
     ("plan.schemes[2].use", LLAMA, {"gpus": 2, "cp": 2}),
     ("plan.tp", {**LLAMA, "kv_heads": 1}, {"gpus": 2, "tp": 2}),
+    ("plan.pad_heads", {**LLAMA, "heads": 3, "kv_heads": 3, "head_dim": 8}, {"gpus": 2, "tp": 2, "pad_heads": True}),
 ]
 
 
