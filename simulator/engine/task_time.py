@@ -27,7 +27,10 @@ def pass_durations(
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
 ) -> PassDurations:
-    """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two."""
+    """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two.
+
+    axis: that of the pipeline; empty: all stages are on one device.
+    """
     compiled = blocks if blocks is not None else CompiledBlocks()
     known: dict[tuple[StageOps, int, str], float] = {}
     parts: dict[StageOps, float] = {}
@@ -40,7 +43,7 @@ def pass_durations(
         return tuple(known[key] for key in keys)
 
     hop = 0.0
-    if len(stages) > 1:
+    if axis:
         hop = sum(prices[0](Transfer(stages[0].message_nbytes, axis, 0, 1))[::2])
     for stage_ops, price in zip(stages, prices, strict=True):
         if stage_ops not in parts:

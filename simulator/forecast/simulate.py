@@ -121,9 +121,8 @@ def build_program(
     durations = None
     if plan.schedule.needs_durations:
         stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
-        durations = pass_durations(
-            [one_of(stage) for stage in stages], stage_prices, plan.pipeline_axis, host, shared.blocks
-        )
+        axis = plan.pipeline_axis if plan.shape.p > 1 else ""
+        durations = pass_durations([one_of(stage) for stage in stages], stage_prices, axis, host, shared.blocks)
         # Gradients are clipped by their global norm, for which all devices meet.
         durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:

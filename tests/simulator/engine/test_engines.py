@@ -206,3 +206,12 @@ def test_a_bucket_that_waits_for_a_message_without_a_kernel() -> None:
     swept, played = simulate(job, engine="sweep"), simulate(job)
     assert played.breakdown.parts == pytest.approx(swept.breakdown.parts, abs=1e-9 * swept.step_time)
     assert played.breakdown.parts["dp"] > 0
+
+
+@pytest.mark.parametrize("use", ["v-half", "zb-auto"])
+def test_chunks_on_one_gpu_are_scheduled_without_messages(use: str) -> None:
+    plan = {"mesh": {"pp": 1}, "schemes": [{"use": f"pipeline/{use}", "over": "pp"}]}
+    model = {"layers": 2, "hidden": 64, "heads": 2, "vocab": 64, "seq": 64}
+    one = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 2}, "plan": plan}
+    parts = simulate(one).parts
+    assert parts["pp"] == parts["bubble"] == 0
