@@ -87,11 +87,14 @@ def modern_models(
     if draw(st.booleans()):
         fields |= {"parallel_residual": draw(st.booleans()), "embedding_norm": draw(st.booleans())}
         fields |= {"qk_layernorm": draw(st.booleans()), "mtp": draw(st.integers(0, 2))}
-        fields |= {"window": draw(st.integers(1, fields["seq"])), "full_every": draw(st.integers(0, 2))}
+        limit = draw(st.sampled_from(["window", "attention_chunk"]))
+        fields |= {limit: draw(st.integers(1, fields["seq"])), "full_every": draw(st.integers(0, 2))}
+        fields["full_rope"] = fields["full_every"] == 0 or fields["positions"] != "rope" or draw(st.booleans())
     if draw(st.booleans()):
         mla = {name: 2 * draw(st.integers(1, 6)) for name in ("kv_lora_rank", "qk_nope", "qk_rope", "v")}
         mla["q_lora_rank"] = draw(st.sampled_from([None, 6]))
         fields |= {"mla": mla, "positions": "rope", "kv_heads": fields["heads"]}
+        fields.pop("full_rope", None)
         del fields["head_dim"]
     if experts is not None:
         count = experts * draw(st.integers(1, 3))

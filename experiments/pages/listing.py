@@ -127,6 +127,7 @@ def _blocks(model: Model) -> list[str]:
     found += [f"{model.towers} towers of {model.tower_layers} layers"] if model.trunk else []
     found += ["mla"] if model.mla else []
     found += [f"window {model.window:,}"] if model.window else []
+    found += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []
     return found + ([f"mtp {model.mtp}"] if model.mtp else [])
 
 

@@ -64,7 +64,8 @@ class SliceTimes:
     """Duration of a slice on a stage in the middle of the pipeline, with the messages that carry it there and back [s].
 
     For slices of equal length the duration grows linearly with the tokens before them, up to the attention window if
-    there is one: it is forecast at the ends of that range and interpolated.
+    there is one: it is forecast at the ends of that range and interpolated. With chunked attention it grows within a
+    chunk, until the slice ends in the next one, and begins anew with each chunk.
     """
 
     def __init__(self, plan: Plan, prices: Sequence[Price], units: LoweredUnits, host: float) -> None:
@@ -76,8 +77,10 @@ class SliceTimes:
     def __call__(self, tokens: int, before: int) -> float:
         """Seconds of a slice of so many tokens behind `before` others."""
         if tokens not in self._known:
-            most = self.plan.architecture.seq - tokens
-            places = sorted({0, min(self.plan.job.model.window or 0, most), most})
+            model, seq = self.plan.job.model, self.plan.architecture.seq
+            most, chunk = seq - tokens, model.attention_chunk or seq
+            turns = {end - back for end in range(chunk, most, chunk) for back in (tokens % chunk, 1, 0)}
+            places = sorted({0, min(model.window or 0, most), most, *turns})
             self._known[tokens] = places, [self._forecast(tokens, place) for place in places]
         return float(np.interp(before, *self._known[tokens]))
 

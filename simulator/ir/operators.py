@@ -276,6 +276,7 @@ class CoreAttention(Operator):
     tokens_after: tokens of the sequence after this slice.
     document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: one
         document.
+    chunk: tokens of the chunks of a sequence, within each of which fused kernels attend (Llama 4); None: one chunk.
     block: the block of scores that this is, where attention is computed block by block; the log-sum-exp of its rows is
         saved to merge the blocks.
     """
@@ -288,6 +289,7 @@ class CoreAttention(Operator):
     tokens_before: int = 0
     tokens_after: int = 0
     document: int | None = None
+    chunk: int | None = None
     block: ScoreBlock | None = None
     label = "core_attn"
 
@@ -298,11 +300,18 @@ class CoreAttention(Operator):
 
     def _visible_positions(self, position: int) -> int:
         """Number of positions before `position` that a query there attends to."""
-        return min(self.window or position, position)
+        return position % self.chunk if self.chunk else min(self.window or position, position)
 
     def _pairs(self, position: int) -> float:
-        """Pairs of queries before `position` and keys that the causal mask and the window leave."""
-        return self._visible_positions(position) * (position - self._visible_positions(position) / 2)
+        """Pairs of queries before `position` and keys that the causal mask, window, chunks and documents leave."""
+        chunk = min(self.chunk or position, position)
+        return position // chunk * self._pairs_of(chunk) + self._pairs_of(position % chunk) if position else 0.0
+
+    def _pairs_of(self, tokens: int) -> float:
+        """Pairs within `tokens` of one chunk: of documents, there are as many as fill it, or one that it cuts."""
+        document = min(self.document or tokens, tokens)
+        visible = min(self.window or document, document)
+        return tokens / document * visible * (document - visible / 2) if tokens else 0.0
 
     def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
@@ -319,13 +328,11 @@ class CoreAttention(Operator):
             q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
             pace = float(most.computed_share(own) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
-        if self.document is not None and self.document < own:
-            d = self.document
-            return [
-                Attention(
-                    b * q / d, d, d, heads, kv_heads, *dims, self._pairs(d) / (d * d), backward, self.ins[0].dtype
-                )
-            ]
+        d = min(own, self.document or own, self.chunk or own)
+        if d < own and self.tokens_before % d == 0:
+            # Documents or chunks are so many short sequences. The last chunk may be shorter: the share is a mean.
+            share = self._pairs(own) / (own * d)
+            return [Attention(b * q / d, d, d, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
         share = (self._pairs(self.tokens_before + own) - self._pairs(self.tokens_before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 

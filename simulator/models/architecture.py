@@ -50,7 +50,7 @@ UP = ("mla_up_proj",)
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
 Kind = tuple[bool, bool]
-"""Kind of a layer: whether it has experts, whether its attention has a sliding window."""
+"""Kind of a layer: whether it has experts, whether its attention is local (a sliding window, or chunks)."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Architecture:
 
     def runs_of_kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
         """Groups consecutive layers of one kind; returns each kind with its number of layers."""
-        if self.model.moe is None and self.model.window is None:
+        if self.model.moe is None and self.model.window is None and self.model.attention_chunk is None:
             return (((False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
 
@@ -239,7 +239,7 @@ class Architecture:
 
     def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer from its input `x` to its output `end`."""
-        model, (experts, slides) = self.model, kind
+        model, (experts, local) = self.model, kind
         drop = model.dropout > 0
         normed, again = self._act("norm1"), self._act("norm2")
         projected, middle = self._act("proj"), self._act("middle")
@@ -261,15 +261,15 @@ class Architecture:
             ]
         return [
             self._layernorm("norm1", x, normed),
-            self._latent(model.mla, normed, projected, slides)
+            self._latent(model.mla, normed, projected, local)
             if model.mla
-            else self._attention(normed, projected, slides),
+            else self._attention(normed, projected, local),
             *inner,
         ]
 
     # --------------------------------------------------------------------------------------- attention
 
-    def _attention(self, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
+    def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         model, d = self.model, self.model.head_dim
         width = Dim(model.heads * d, unit=d)
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
@@ -278,18 +278,20 @@ class Architecture:
         if model.qkv_bias:
             weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
         modules = self._linear("qkv", x, (q, k, v), *weights)
-        if model.qk_layernorm:
+        has_rope = model.positions == "rope" and (local or model.full_rope)
+        if model.qk_layernorm is True or (model.qk_layernorm and has_rope):
             normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
-            scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in "qk")
+            weighted = "qk" if model.qk_layernorm is True else ""
+            scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
             modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
-        if model.positions == "rope":
+        if has_rope:
             rotated = self._act("q.rope", a=width), self._act("k.rope", a=kv)
             modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
             q, k = rotated
-        return self._core(modules, q, k, v, y, slides, d, d)
+        return self._core(modules, q, k, v, y, local, d, d)
 
-    def _latent(self, mla: MLA, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
+    def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
         heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
         width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
@@ -319,18 +321,18 @@ class Architecture:
         modules += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
         rotated = self._act("q.rope", a=width), self._act("k.rope", a=width)
         modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
-        return self._core(modules, *rotated, v, y, slides, qk, mla.v)
+        return self._core(modules, *rotated, v, y, local, qk, mla.v)
 
     def _core(
-        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
+        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, local: bool, qk: int, value: int
     ) -> SelfAttention:
         """Adds the attention core and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self._act("o", a=width)
-        window = model.window if slides else None
+        window, chunk = (model.window, model.attention_chunk) if local else (None, None)
         ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
-        place = window, self.tokens_before, self.tokens_after, self.document
+        place = window, self.tokens_before, self.tokens_after, self.document, chunk
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         modules += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(modules))

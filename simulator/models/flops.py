@@ -13,6 +13,8 @@ Features that the papers of these formulas did not have are counted the same in 
   scores are products over the first, weighted values over the second;
 - a window of w < T tokens: in layers with a window `palm` counts w in place of T, `causal` the pairs within mask and
   window; the other conventions count all pairs, as the kernels of their time computed them;
+- chunks of c < T tokens: the same, with the length of a token's chunk (c, but less in the last one) in place of w, and
+  half of it for `causal`;
 - towers: N counts one tower, because a token passes only its own, and attention in a tower is among its T / towers
   tokens;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
@@ -43,7 +45,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
     - ``qkv``: projections to queries, keys and values, with `mla` down to the latents and up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
-      if `causal`, and in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half;
+      if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in one with chunks of c
+      tokens c/seq of it;
     - ``proj``: output layer of attention;
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
@@ -61,13 +64,13 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         model: the shape of the model.
         tokens: tokens of the pass, a multiple of `seq` for whole sequences.
         seq: tokens of each sequence.
-        causal: count only pairs within the causal mask and the window, with (seq - 1)/2 taken as seq/2. Otherwise all
-            pairs, as kernels compute that mask afterwards.
+        causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
+            all pairs, as kernels compute that mask afterwards.
     """
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
-    for (moe, slides), among, layers in _kinds(model, seq):
-        seen = 2 * among if not causal else _half(among, model.window) if slides and model.window else among
+    for (moe, local), among, layers in _kinds(model, seq):
+        seen = 2 * among if not causal else _half(among, model) if local else among
         parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
         parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
         parts["proj"] += layers * 2 * tokens * model.output_width * h
@@ -93,9 +96,16 @@ def _kinds(model: Model, seq: int) -> Iterator[tuple[tuple[bool, bool], float, i
             yield kind, among, layers
 
 
-def _half(seq: float, window: int) -> float:
-    """Twice the mean number of tokens that a token attends to under the causal mask and a window; seq without one."""
-    return 2 * window - window * window / seq if window < seq else seq
+def _half(seq: float, model: Model) -> float:
+    """Twice the mean number of tokens that a token of a local layer attends to, under the causal mask."""
+    window = min(model.window or seq, seq)
+    return 2 * window - window * window / seq if window < seq else _chunk(seq, model)
+
+
+def _chunk(seq: float, model: Model) -> float:
+    """Tokens of the chunk of a token of a local layer, in the mean over tokens; seq without chunks."""
+    full, rest = divmod(seq, chunk := model.attention_chunk or seq)
+    return (full * chunk * chunk + rest * rest) / seq
 
 
 def _mlp(model: Model, tokens: int, ffn: int) -> int:
@@ -129,8 +139,8 @@ def palm(model: Model, seq: int) -> float:
     N, torchtitan an untied input embedding.
     """
     seen = sum(
-        layers * (min(among, model.window or among) if slides else among)
-        for (_, slides), among, layers in _kinds(model, seq)
+        layers * (min(_chunk(among, model), model.window or among) if local else among)
+        for (_, local), among, layers in _kinds(model, seq)
     )
     return six_n(model, seq) + 6.0 * seen * (model.query_width + model.output_width)
 
@@ -170,7 +180,7 @@ def _without_padding(model: Model, seq: int, causal: bool) -> dict[str, float]:
 
 def mosaic_mfu(model: Model, seq: int) -> float:
     """3 (2 N + 4 L h T). All active parameters count; equal to `palm` where a d = h
-    and no layer has a window.
+    and no layer has a window or chunks.
 
     Source: MosaicML llm-foundry, scripts/train/benchmarking/README.md.
     """

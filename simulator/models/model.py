@@ -154,9 +154,9 @@ class Model(ShapePart):
     """rmsnorm has a weight, the others a weight and a bias (layernorm1p stores weight - 1)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
-    qk_layernorm: Flag = Field(default_factory=lambda given: given.get("mla") is not None)
+    qk_layernorm: Flag | Literal["l2"] = Field(default_factory=lambda given: given.get("mla") is not None)
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
-    over the latents."""
+    over the latents. l2: without weights, in the layers with RoPE (Llama 4)."""
     qkv_bias: Flag = Field(default_factory=lambda given: _has_biases(given) and given.get("mla") is None)
     """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
     proj_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
@@ -167,8 +167,14 @@ class Model(ShapePart):
     """Attention and MLP both read the input of the layer, each through its own norm (GPT-NeoX)."""
     window: Size | None = None
     """Sliding window: tokens that a token attends to, itself included; None: all before it."""
+    attention_chunk: Size | None = None
+    """Chunked attention: a sequence is divided into chunks of so many tokens, and a token attends to those before it in
+    its chunk (Llama 4: 8192); None: one chunk. Source: ``attention_chunk_size`` in ``transformers``."""
     full_every: Count = 0
-    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2); 0: none has."""
+    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2) or `attention_chunk`
+    (Llama 4: 4); 0: none has."""
+    full_rope: Flag = True
+    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4: False)."""
     mtp: Count = 0
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
@@ -196,9 +202,7 @@ class Model(ShapePart):
                 f"Give head_dim, or hidden {self.hidden // self.heads * self.heads or self.heads}",
                 self.hidden,
             )
-        if self.full_every and self.window is None:
-            rule = "without a window every layer attends to everything"
-            raise ModelError("full_every", rule, "Give the window too, or leave full_every out", self.full_every)
+        self._mask_relations()
         if self.heads % self.kv_heads:
             divisors = [n for n in range(1, min(self.heads, 1024) + 1) if self.heads % n == 0]
             raise ModelError(
@@ -223,6 +227,18 @@ class Model(ShapePart):
         if self.moe:
             self._expert_relations(self.moe)
         return self
+
+    def _mask_relations(self) -> None:
+        if self.window is not None and self.attention_chunk is not None:
+            rule = "a layer has a window or chunks"
+            raise ModelError("attention_chunk", rule, "Leave one of them out", self.attention_chunk)
+        if self.full_every and self.window is None and self.attention_chunk is None:
+            rule = "without a window or chunks every layer attends to everything"
+            remedy = "Give window or attention_chunk too, or leave full_every out"
+            raise ModelError("full_every", rule, remedy, self.full_every)
+        if not self.full_rope and (not self.full_every or self.positions != "rope" or self.mla):
+            rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
+            raise ModelError("full_rope", rule, "Leave it out", False)
 
     def _tower_relations(self) -> None:
         if self.towers == 1:
@@ -252,6 +268,8 @@ class Model(ShapePart):
         if mla.qk_rope % 2:
             rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even width"
             raise ModelError("mla.qk_rope", rule, remedy, mla.qk_rope)
+        if self.qk_layernorm == "l2":
+            raise ModelError("qk_layernorm", "norms over latents have weights", "Give true or false", "l2")
         if self.qkv_bias:
             raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
 
@@ -283,14 +301,15 @@ class Model(ShapePart):
         moe = self.moe
         return moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
 
-    def slides(self, layer: int) -> bool:
-        """Whether `layer` (from 0) has the sliding window; `full_every` counts anew in every tower and the trunk."""
+    def is_local(self, layer: int) -> bool:
+        """Whether `layer` (from 0) has the window or chunks; `full_every` counts anew in every tower and the trunk."""
         turn = layer % self.tower_layers if layer < self.trunk else layer - self.trunk
-        return self.window is not None and not (self.full_every and (turn + 1) % self.full_every == 0)
+        limited = self.window is not None or self.attention_chunk is not None
+        return limited and not (self.full_every and (turn + 1) % self.full_every == 0)
 
     def kind(self, layer: int) -> tuple[bool, bool]:
-        """(`is_moe`, `slides`): layers of one kind have the same modules."""
-        return self.is_moe(layer), self.slides(layer)
+        """(`is_moe`, `is_local`): layers of one kind have the same modules."""
+        return self.is_moe(layer), self.is_local(layer)
 
     @property
     def kinds(self) -> Counter[tuple[bool, bool]]:
@@ -345,7 +364,7 @@ class Model(ShapePart):
             made, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
         else:
             made, normed = (h + self.qkv_bias) * (q + self.key_width + self.value_width), 2 * self.head_dim
-        return made + self.qk_layernorm * normed + out * h + self.proj_bias * h
+        return made + (self.qk_layernorm is True) * normed + out * h + self.proj_bias * h
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""

@@ -16,7 +16,7 @@ from hardware.errors import ModelError, nearest
 from simulator.models.huggingface.config import Config
 from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
 from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
-from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Mixtral, Qwen3MoE
+from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Llama4, Mixtral, Qwen3MoE
 from simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
@@ -28,6 +28,7 @@ SUPPORTED: dict[str, type[Config]] = {
     "bloom": Bloom,
     "mpt": MPT,
     "llama": Llama,
+    "llama4_text": Llama4,
     "mistral": Mistral,
     "mixtral": Mixtral,
     "qwen2": Qwen2,

@@ -110,23 +110,31 @@ class Decoder(Config):
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
-def window_fields(window: int | None, slides: Sequence[bool], word: str) -> dict[str, Any]:
-    """The fields of `Model` for sliding windows.
+def local_fields(field: str, tokens: int | None, local: Sequence[bool], word: str) -> dict[str, Any]:
+    """The fields of `Model` for layers with sliding windows or chunked attention.
 
-    window: tokens of the window; None: no window.
-    slides: for each layer whether it has the window.
+    field: field of `Model`, `window` or `attention_chunk`.
+    tokens: its value; None: no layer has it.
+    local: for each layer whether it has it.
     word: key of the config, for error messages.
-    Raises ModelError unless all layers, none, or all but every n-th have the window.
+    Raises ModelError unless all layers, none, or all but every n-th have it.
     """
-    if window is None or not any(slides):
+    if tokens is None or not any(local):
         return {}
-    if all(slides):
-        return {"window": window}
-    every = list(slides).index(False) + 1
-    if list(slides) == [(layer + 1) % every != 0 for layer in range(len(slides))]:
-        return {"window": window, "full_every": every}
-    rule = "only windows in all layers, or in all but every n-th, are supported"
-    raise ModelError(word, rule, "Turn windows off, or give the fields of `model:` themselves")
+    if all(local):
+        return {field: tokens}
+    every = list(local).index(False) + 1
+    if list(local) == [(layer + 1) % every != 0 for layer in range(len(local))]:
+        return {field: tokens, "full_every": every}
+    rule = f"only {field} in all layers, or in all but every n-th, is supported"
+    raise ModelError(word, rule, "Give the fields of `model:` themselves")
+
+
+def check_every_layer(flags: Sequence[Any], layers: int, word: str) -> None:
+    """Raises ModelError unless a list in a config has one item for each layer. word: its key."""
+    if len(flags) != layers:
+        rule = f"it must say the type of each of the {layers} layers"
+        raise ModelError(word, rule, "Correct the list, or leave it out", list(flags))
 
 
 def expert_layers(flags: Sequence[bool], word: str) -> dict[str, int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Decoder, Gelu, key, window_fields
+from simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields
 from simulator.models.model import Flag, Size
 
 LayerTypes = list[Literal["full_attention", "sliding_attention"]]
@@ -50,10 +49,8 @@ class Qwen2(Decoder):
         slides, word = [layer >= self.full_layers for layer in range(self.layers)], "max_window_layers"
         if self.layer_types is not None:
             slides, word = [each == "sliding_attention" for each in self.layer_types], "layer_types"
-        if len(slides) != self.layers:
-            rule = f"it must say the type of each of the {self.layers} layers"
-            raise ModelError(word, rule, "Correct the list, or leave it out", slides)
-        window = window_fields(self.window if self.slides else None, slides, word)
+        check_every_layer(slides, self.layers, word)
+        window = local_fields("window", self.window if self.slides else None, slides, word)
         return super().fields() | window | {"qkv_bias": True}
 
 

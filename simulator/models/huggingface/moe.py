@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from simulator.models.huggingface.config import Decoder, expert_layers, key, refuse
+from hardware.errors import ModelError
+from simulator.models.huggingface.config import (
+    Decoder,
+    check_every_layer,
+    expert_layers,
+    key,
+    local_fields,
+    refuse,
+)
 from simulator.models.model import Count, Flag, Size
 
 Index = Annotated[int, Field(strict=True, ge=0)]
@@ -50,6 +58,57 @@ class Qwen3MoE(Decoder):
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         window = {"window": self.window} if self.slides else {}
         return super().fields() | self.same_fields("head_dim") | biases | window | moe | {"qk_layernorm": True}
+
+
+class Llama4(Decoder):
+    """``Llama4TextConfig``: chunked attention with RoPE, and in every fourth layer full attention without; a shared
+    expert as wide as a routed one. It is the ``text_config`` of the whole model, which also has a vision encoder.
+
+    The scale of queries by their position (``attn_temperature_tuning``) is left out.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=128)
+    attention_bias: Flag = key("attention_bias", default=False)
+    dense_ffn: Size = key("intermediate_size_mlp", default=16384)
+    experts: Count = key("num_local_experts", default=16)
+    top_k: Count = key("num_experts_per_tok", default=1)
+    every: Count = key("interleave_moe_layer_step", default=1)
+    moe_layers: list[Index] | None = key("moe_layers", default=None)
+    qk_norm: Flag = key("use_qk_norm", default=True)
+    ropes: list[Literal[0, 1]] | None = key("no_rope_layers", default=None)
+    full_every: Size = key("no_rope_layer_interval", default=4)
+    attention_chunk: Size | None = key("attention_chunk_size", default=8192)
+    layer_types: list[Literal["full_attention", "chunked_attention"]] | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        norms = {"qk_layernorm": "l2" if self.qk_norm else False}
+        return super().fields() | self.same_fields("head_dim") | biases | norms | self._masks() | self._moe()
+
+    def _masks(self) -> dict[str, Any]:
+        # Unlike its name, no_rope_layers has 1 for a layer with RoPE.
+        ropes = [(layer + 1) % self.full_every != 0 for layer in range(self.layers)]
+        if self.ropes:
+            ropes = [*map(bool, self.ropes[: self.layers])]
+        local = [each == "chunked_attention" for each in self.layer_types] if self.layer_types else ropes
+        check_every_layer(ropes, self.layers, "no_rope_layers")
+        check_every_layer(local, self.layers, "layer_types")
+        if all(ropes):
+            return local_fields("attention_chunk", self.attention_chunk, local, "layer_types")
+        if ropes != local or not any(local) or self.attention_chunk is None:
+            rule = "only layers with full attention among chunked ones can be without RoPE"
+            raise ModelError("no_rope_layers", rule, "Give the fields of `model:` themselves", self.ropes)
+        return local_fields("attention_chunk", self.attention_chunk, local, "no_rope_layers") | {"full_rope": False}
+
+    def _moe(self) -> dict[str, Any]:
+        flags = [self.every > 0 and (layer + 1) % self.every == 0 for layer in range(self.layers)]
+        if self.moe_layers is not None:
+            flags = [layer in self.moe_layers for layer in range(self.layers)]
+        if not any(flags):
+            return {"ffn": self.dense_ffn}
+        moe = self.same_fields("experts", "top_k", "dense_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
+        return {"moe": moe | expert_layers(flags, "moe_layers")}
 
 
 def _fp8_only(value: Any) -> Any:

@@ -9,7 +9,7 @@ same work. Weights are replicated. `comm` is the framework's ``cp_comm_type``:
 
 ``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys, p2p
 and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered again);
-only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows.
+only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows or chunks.
 
 References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py; the
 ring: Liu et al. 2023, arXiv 2310.01889.

@@ -94,7 +94,7 @@ def test_order_of_conventions(model: Model, seq: int) -> None:
     assert mosaic_hfu(model, seq) < mosaic_hfu(model, seq, flash=True)
     if not model.mtp:  # whose second pass of the output layer 6 N does not see
         assert causal(model, seq) < palm(model, seq)
-    if model.query_width == model.output_width == model.hidden and not model.window:
+    if model.query_width == model.output_width == model.hidden and not (model.window or model.attention_chunk):
         assert mosaic_mfu(model, seq) == pytest.approx(palm(model, seq), rel=1e-14)
 
 
@@ -181,13 +181,26 @@ def test_windows(window: int) -> None:
     """Pairs of a token and the tokens before it, the token itself counting half."""
     seq = 16
     m = load_model(SMALL | {"window": window, "full_every": 2})
-    assert [m.slides(layer) for layer in range(5)] == [True, False, True, False, True]
+    assert [m.is_local(layer) for layer in range(5)] == [True, False, True, False, True]
     pairs = sum(min(token + 1, window) for token in range(seq)) - 0.5 * min(window, seq)
     full = seq * seq / 2
     attention = forward_matmul_flops(m, seq, seq, causal=True)["attention"]
     assert attention == pytest.approx((3 * pairs + 2 * full) * 4 * m.hidden, rel=1e-14)
     assert forward_matmul_flops(m, seq, seq, causal=False)["attention"] == 5 * seq * seq * 4 * m.hidden
     assert palm(m, seq) - six_n(m, seq) == 12 * m.hidden * (3 * min(window, seq) + 2 * seq)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 15, 16, 40])
+def test_chunks(chunk: int) -> None:
+    """Pairs of a token and the tokens before it in its chunk, the token itself counting half."""
+    seq = 16
+    m = load_model(SMALL | {"attention_chunk": chunk, "full_every": 2})
+    assert [m.is_local(layer) for layer in range(5)] == [True, False, True, False, True]
+    pairs = sum(token % chunk + 0.5 for token in range(seq))
+    attention = forward_matmul_flops(m, seq, seq, causal=True)["attention"]
+    assert attention == pytest.approx((3 * pairs + 2 * seq * seq / 2) * 4 * m.hidden, rel=1e-14)
+    assert forward_matmul_flops(m, seq, seq, causal=False)["attention"] == 5 * seq * seq * 4 * m.hidden
+    assert palm(m, seq) - six_n(m, seq) == pytest.approx(12 * m.hidden * (3 * 2 * pairs / seq + 2 * seq), rel=1e-14)
 
 
 def test_multi_token_prediction_is_layers_a_projection_and_the_output_layer_again() -> None:

@@ -120,6 +120,12 @@ QWEN3_MOE = facts(
     **{"num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8},
     **{"moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [], "sliding_window": None},
 )
+LLAMA4 = facts(
+    *("llama4_text", 48, 5120, 40, 8192, 202048, 131072),
+    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16},
+    **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "moe_layers": list(range(48)), "use_qk_norm": True},
+    **{"no_rope_layers": [1, 1, 1, 0] * 12, "attention_chunk_size": 8192, "attn_temperature_tuning": True},
+)
 LATENTS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 V2 = facts(
     *("deepseek_v2", 60, 5120, 128, 12288, 102400, 163840),
@@ -145,7 +151,7 @@ ROUND_TRIP = {
     **{"gpt2-124m": GPT2, "llama2-7b": LLAMA, "gpt-neox-20b": NEOX, "opt-1.3b": OPT, "bloom-176b": BLOOM},
     **{"mpt-7b": FOUNDRY, "mistral-7b": MISTRAL, "mixtral-8x7b": MIXTRAL, "qwen2-7b": QWEN2, "qwen3-8b": QWEN3},
     **{"qwen3-30b-a3b": QWEN3_MOE, "deepseek-v2": V2, "deepseek-v2-lite": V2_LITE, "deepseek-v3": V3},
-    **{"gemma-7b": GEMMA},
+    **{"gemma-7b": GEMMA, "llama4-scout": LLAMA4},
 }
 
 
@@ -175,6 +181,7 @@ LEFT_OUT = {
     "deepseek_v2": (V2, [*LATENTS, "q_lora_rank", "n_shared_experts", "moe_layer_freq"]),
     "deepseek_v3": (V3, [*LATENTS, "q_lora_rank", "n_routed_experts", "first_k_dense_replace", "topk_method"]),
     "gemma": (GEMMA, ["head_dim", "hidden_act", "num_key_value_heads"]),
+    "llama4_text": (LLAMA4, [key for key in LLAMA4 if key not in LLAMA and key not in ("model_type", "head_dim")]),
 }
 
 
@@ -200,6 +207,21 @@ def test_mpt() -> None:
     assert from_config(MPT | {"expansion_ratio": 2.5}).ffn == 10240
     glu = from_config(MPT | {"ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 10752}})
     assert (glu.gated, glu.ffn) == (True, 10752)
+
+
+def test_chunks() -> None:
+    scout = from_config(LLAMA4)
+    assert (scout.attention_chunk, scout.full_every, scout.full_rope, scout.qk_layernorm) == (8192, 4, False, "l2")
+    assert [scout.is_local(layer) for layer in range(8)] == [True, True, True, False] * 2
+    other = from_config(LLAMA4 | {"no_rope_layers": [], "no_rope_layer_interval": 3})
+    assert (other.full_every, other.full_rope) == (3, False)
+    every_second = without(LLAMA4, "moe_layers") | {"interleave_moe_layer_step": 2, "use_qk_norm": False}
+    assert [from_config(every_second).is_moe(layer) for layer in range(4)] == [False, True, False, True]
+    assert not from_config(every_second).qk_layernorm
+    dense = LLAMA4 | {"moe_layers": [], "no_rope_layers": [1] * 48, "layer_types": ["full_attention"] * 48}
+    assert (from_config(dense).moe, from_config(dense).ffn, from_config(dense).attention_chunk) == (None, 16384, None)
+    chunks = from_config(dense | {"layer_types": ["chunked_attention"] * 48})
+    assert (chunks.attention_chunk, chunks.full_every, chunks.full_rope) == (8192, 0, True)
 
 
 def test_windows() -> None:
@@ -310,6 +332,11 @@ REFUSED = {
     "windows in some layers": (
         *(QWEN2 | {"use_sliding_window": True, "max_window_layers": 14}, "config.json.max_window_layers", "every n-th"),
     ),
+    "chunks in some layers": (
+        *(LLAMA4 | {"no_rope_layers": [1] * 47 + [0], "layer_types": ["chunked_attention"] * 48},),
+        *("config.json.no_rope_layers", "full attention"),
+    ),
+    "no rope without chunks": (LLAMA4 | {"attention_chunk_size": None}, "config.json.no_rope_layers", "full attention"),
     "types of too few layers": (QWEN3 | {"layer_types": ["full_attention"]}, "config.json.layer_types", "36 layers"),
     "unknown type of layer": (
         *(QWEN3 | {"layer_types": ["linear_attention"] * 36}, "config.json.layer_types[0]", "full_attention"),

@@ -86,6 +86,7 @@ ROUNDED = {
     "opt-175b": (175, None, 0.5),  # the same
     "mixtral-8x7b": (47, 13, 0.5),  # Jiang et al. 2024, section 1 (arXiv 2401.04088)
     "mixtral-8x22b": (141, 39, 0.5),  # mistral.ai/news/mixtral-8x22b
+    "llama4-scout": (108, 17, 0.5),  # huggingface.co/blog/llama4-release: 109 with the encoder of images
     "qwen3-30b-a3b": (30.5, 3.3, 0.06),  # Qwen3 technical report, its model card
     "qwen3-235b-a22b": (235, 22, 0.5),  # the same
     "deepseek-v2-lite": (15.7, 2.7, 0.05),  # DeepSeek-V2, appendix B: 2.4 active, the embedding (0.2) not among them
@@ -237,13 +238,27 @@ def test_which_layers_have_experts(words: dict[str, int], layers: list[int]) -> 
 @pytest.mark.parametrize(("every", "full"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [1, 3, 5]), (6, [5]), (7, [])])
 def test_which_layers_slide(every: int, full: list[int]) -> None:
     m = load_model(GPT | {"layers": 6, "window": 128, "full_every": every})
-    assert [layer for layer in range(6) if not m.slides(layer)] == full
+    assert [layer for layer in range(6) if not m.is_local(layer)] == full
     assert sum(m.kinds.values()) == 6
 
 
 def test_layers_that_are_full_need_others_that_are_not() -> None:
-    with pytest.raises(ModelError, match="full_every is 2: without a window"):
+    with pytest.raises(ModelError, match="full_every is 2: without a window or chunks"):
         load_model(GPT | {"full_every": 2})
+    assert load_model(GPT | {"layers": 4, "attention_chunk": 64, "full_every": 4}).kinds[False, True] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"window": 8, "attention_chunk": 8}, "attention_chunk"),
+        ({"positions": "rope", "window": 8, "full_rope": False}, "full_rope"),
+        ({"positions": "none", "window": 8, "full_every": 2, "full_rope": False}, "full_rope"),
+    ],
+)
+def test_masks_that_contradict_themselves(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ModelError, match=rf"model\.{field}"):
+        load_model(GPT | fields)
 
 
 def test_parameters_of_a_layer_with_experts() -> None:

@@ -34,7 +34,7 @@ def test_parameters_of_a_model_with_towers() -> None:
 
 def test_kinds_begin_anew_in_every_tower() -> None:
     model = load_model({**TOWERS, "tower_layers": 3, "window": 4, "full_every": 2})
-    assert [model.slides(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
+    assert [model.is_local(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
     assert model.kinds == {(False, True): 6, (False, False): 4}
 
 

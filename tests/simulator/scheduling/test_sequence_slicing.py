@@ -306,6 +306,17 @@ def test_a_slice_attends_to_all_tokens_before_it(window: int | None) -> None:
     assert pairs == pytest.approx(48 * 48 / 2 if window is None else 48 * window - window * window / 2)
 
 
+@pytest.mark.parametrize("chunk", [7, 12, 24, 40, 48])
+def test_a_slice_attends_to_the_tokens_of_its_chunks(chunk: int) -> None:
+    """Keys of the chunk in which it begins; each pair of a chunk once, whether or not slices end where chunks do."""
+    pairs = 0.0
+    for unit_run in layers(small(model={"attention_chunk": chunk, "full_every": 0})):
+        (core,) = [op.work for op in unit_run.fragment.forward if isinstance(op.work, Attention)]
+        pairs += core.batch * core.q * core.kv * core.share
+    full, rest = divmod(48, chunk)
+    assert pairs == pytest.approx((full * chunk**2 + rest**2) / 2)
+
+
 def test_gradients_of_keys_and_values_are_accumulated_by_a_kernel() -> None:
     """The last slice has nothing to accumulate; the others add to the gradients of all tokens up to their own."""
     added = []

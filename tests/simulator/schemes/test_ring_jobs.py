@@ -117,8 +117,10 @@ def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
     for name in ("ring", "helpers", "megatron"):
         text = refused(a_job(name, model={"window": 8}))
         assert "supports no sliding windows" in text and "sequence/ulysses" in text
-    # A window that nothing leaves is none.
+        assert "supports no chunked attention" in refused(a_job(name, model={"attention_chunk": 8}))
+    # A window or a chunk that nothing leaves is none.
     resolve_plan(load_job(a_job("ring", model={"window": 96})))
+    resolve_plan(load_job(a_job("ring", model={"attention_chunk": 96})))
 
 
 def test_slices_of_sequences_are_left_to_them_too() -> None:

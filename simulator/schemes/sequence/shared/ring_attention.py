@@ -101,9 +101,10 @@ class RingScheme(SequenceScheme):
             raise PlanError("batch.sequence", rule, f"{near} would work", job.batch.sequence)
         if not self.passes_keys:
             return
-        if job.model.window is not None and job.model.window < sequence:
-            rule = f"{self.use} supports no sliding windows, and {job.model.name} has one of {job.model.window} tokens"
-            raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
+        for word, tokens in (("sliding windows", job.model.window), ("chunked attention", job.model.attention_chunk)):
+            if tokens is not None and tokens < sequence:
+                rule = f"{self.use} supports no {word}, and {job.model.name} has it, of {tokens} tokens"
+                raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
         for entry, kind in schemes:
             if not issubclass(kind, Schedule | RingScheme):
                 continue
