@@ -130,7 +130,7 @@ def predict(
         Path | None, typer.Option("--out", metavar="FILE", help="File for the answers of --jobs; stdout if not given.")
     ] = None,
 ) -> None:
-    """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
+    """Forecast one step: how long it takes, where the time goes, and whether it fits in memory."""
     with answering(as_json):
         from simulator.costs.calibration.calibration import Calibration
 

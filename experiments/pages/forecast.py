@@ -147,6 +147,7 @@ def title(report: Report) -> RenderableType:
     job, shape = report.job, report.play.plan.shape
     batch = job.batch
     trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
+    trained = ", forward passes only" if job.forward_only else trained
     name = f"{job.model.name} ({format_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
     passes = f"{shape.m} micro-batch{'' if shape.m == 1 else 'es'} of {batch.micro} in each replica"
     return Group(

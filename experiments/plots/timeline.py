@@ -165,6 +165,7 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
     # The window ends in the steady state, unless numbers would then be too small.
     reach = min(readable if steady < 1.15 * readable else min(steady, 1.8 * readable), span)
     low = min(0.24, max(0.085, 1.5 / count))
+    drains = "cool-down and optimizer" if "O" in first.kind else "cool-down"
     panels = [
         Panel(0.0, span, low, False),
         Panel(0.0, reach, tall, True, "a", "warm-up" if stages > 1 else "start"),
@@ -177,7 +178,7 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
                 tall,
                 True,
                 "b",
-                "cool-down and optimizer" if stages > 1 else "end",
+                drains if stages > 1 else "end",
             )
         )
     return panels

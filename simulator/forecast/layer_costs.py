@@ -1,7 +1,7 @@
 """Durations that a plan is resolved with: of the model's layers (`partition: by-cost`) and of slices of a sequence.
 
-A layer's cost is the duration of its forward and backward pass of one micro-batch, alone on the GPU that has the stage,
-at the prices of the forecast. The embedding and everything behind the layers have costs of their own.
+A layer's cost is the duration of its passes, forward and backward, of one micro-batch, alone on the GPU that has the
+stage, at the prices of the forecast. The embedding and everything behind the layers have costs of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.program.block import CompiledBlocks, Price
 from simulator.program.task import make_task
+from simulator.scheduling.schedule import ActionKind
 
 
 def stage_layer_costs(plan: Plan, price_on: Callable[[Cluster], Price]) -> list[LayerCosts]:
@@ -47,7 +48,7 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
         stage_ops = lowering.run(plan.architecture.stage(layers, first, last))
         return sum(
-            task_seconds(make_task(stage_ops, kind, price, again=False, blocks=blocks), host) for kind in ("F", "BW")
+            task_seconds(make_task(stage_ops, kind, price, again=False, blocks=blocks), host) for kind in _passes(plan)
         )
 
     def layer_cost(layer: int) -> float:
@@ -58,6 +59,11 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
 
     layers = [layer_cost(layer) for layer in model.every_layer]
     return LayerCosts(stage_cost(range(0), first=True), layers, stage_cost(range(0), last=True))
+
+
+def _passes(plan: Plan) -> list[ActionKind]:
+    """The passes of a micro-batch through a stage."""
+    return [ActionKind.F] if plan.job.forward_only else [ActionKind.F, ActionKind.BW]
 
 
 class SliceTimes:
@@ -90,9 +96,9 @@ class SliceTimes:
         shares = self.plan.shape.p > 1 and self.plan.job.framework.scatter_gather_tensors_in_pipeline
         stage_ops = scatter_gather(self.lowering, stage, self.lowering.run(stage), shares, shares)
         blocks = CompiledBlocks()
-        tasks = [make_task(stage_ops, kind, self.price, again=False, blocks=blocks) for kind in ("F", "BW")]
+        tasks = [make_task(stage_ops, kind, self.price, again=False, blocks=blocks) for kind in _passes(self.plan)]
         seconds = sum(task_seconds(task, self.host) for task in tasks)
         if self.plan.shape.p > 1:
             work = Transfer(stage_ops.message_nbytes, self.plan.pipeline_axis, 0, 1)
-            seconds += 2 * sum(self.price(work)[::2])
+            seconds += len(tasks) * sum(self.price(work)[::2])
         return seconds

@@ -40,7 +40,7 @@ def simulate(
     shared_work: SharedWork | None = None,
     calibration: Calibration | None = None,
 ) -> Report:
-    """The forecast of one training step.
+    """The forecast of one training step, or of the step of a forward-only job.
 
     job: a job, the path of a job file, or its mapping.
     engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and
@@ -93,7 +93,8 @@ def play_forecast(
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
-    if nbytes := sum(scheme.buffer_bytes for scheme in plan.schemes):
+    # Buffers of schemes are for gradients.
+    if nbytes := 0 if plan.job.forward_only else sum(scheme.buffer_bytes for scheme in plan.schemes):
         for states in resident:
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)
@@ -119,7 +120,8 @@ def build_program(
         usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
         updates = [usual[one] for one in updates]
     durations = None
-    if plan.schedule.needs_durations:
+    # Without backward passes there are no durations to plan with: the order is that of equally long passes.
+    if plan.schedule.needs_durations and not plan.job.forward_only:
         stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
         axis = plan.pipeline_axis if plan.shape.p > 1 else ""
         durations = pass_durations([one_of(stage) for stage in stages], stage_prices, axis, host, shared.blocks)

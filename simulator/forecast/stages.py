@@ -15,7 +15,7 @@ from simulator.program.program import EveryStageOps, one_of
 
 
 def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
-    """The ops of every virtual stage, equal stages once, and the optimizer update of every device.
+    """The ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is one.
 
     units: units that were lowered before, for this plan or another.
     """
@@ -36,6 +36,8 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
             ]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
         stages.append(known[key])
+    if plan.job.forward_only:
+        return stages, []
     known_updates: dict[Hashable, Fragment] = {}
     updates = []
     for device, params in enumerate(device_params(plan, stages)):
@@ -64,7 +66,8 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
     """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
     framework = plan.job.framework
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
-    return Lowering(plan.mesh, schemes, framework.regather, units, framework.fused_gradients)
+    forward_only = plan.job.forward_only
+    return Lowering(plan.mesh, schemes, framework.regather, units, framework.fused_gradients, forward_only)
 
 
 def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:

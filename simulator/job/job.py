@@ -141,9 +141,10 @@ class RunLength(JobPart):
 
 
 class Train(JobPart):
-    """Which parameters are trained: all, or those of adapters only."""
+    """Which parameters are trained: all, those of adapters only, or none."""
 
-    mode: Literal["full", "lora"] = "full"
+    mode: Literal["full", "lora", "forward-only"] = "full"
+    """forward-only: a step runs forward passes alone, as for evaluation."""
     rank: Count | None = None
     """Rank of the adapters. Default: 16."""
     targets: tuple[Target, ...] | None = None
@@ -221,6 +222,11 @@ class Job(JobPart):
             return None
         return Adapters(self.train.rank, self.train.targets)
 
+    @property
+    def forward_only(self) -> bool:
+        """Whether a step runs forward passes alone."""
+        return self.train.mode == "forward-only"
+
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
         optional = {key for key in ("views", "pad_heads") if not getattr(self.plan, key)}
@@ -244,7 +250,7 @@ class Job(JobPart):
             },
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
-            **({"train": self.train.model_dump(mode="json")} if self.adapters else {}),
+            **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
             "plan": plan,
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),

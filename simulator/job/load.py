@@ -138,7 +138,7 @@ def _train(train: Train, model: Model) -> Train:
 
     Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
     """
-    if train.mode == "full":
+    if train.mode != "lora":
         for key in ("rank", "targets"):
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)

@@ -31,6 +31,7 @@ class Lowering:
     regather: see `Scope`.
     known: units that were lowered before, for this plan or another; new ones are added.
     fused_gradients: GEMMs add weight gradients to the accumulated ones.
+    forward_only: units have no backward passes, and no weights are trained.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class Lowering:
         regather: bool = False,
         known: LoweredUnits | None = None,
         fused_gradients: bool = True,
+        forward_only: bool = False,
     ) -> None:
-        self.schemes, self.fused_gradients = tuple(schemes), fused_gradients
+        self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.scope = Scope(mesh, schemes, regather)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
             regather,
             fused_gradients,
+            forward_only,
             tuple(mesh.axes),
             tuple(mesh.views),
             tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),
@@ -87,7 +90,8 @@ class Lowering:
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.residual_in, unit.residual_out))
         names = [operator.name for operator in unit.operators()]
         found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
-        return UnitRun(unit.name, self.lower(unit), 1, takes, gives, keys, nbytes, found, left)
+        made = UnitRun(unit.name, self.lower(unit), 1, takes, gives, keys, nbytes, found, left)
+        return _drop_backward(made) if self.forward_only else made
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
         if depth < len(self.schemes):
@@ -99,3 +103,22 @@ class Lowering:
             return lower_update(self.scope, module)
         assert isinstance(module, Operator)
         return lower_operator(self.scope, module, self.fused_gradients)
+
+
+def _drop_backward(unit_run: UnitRun) -> UnitRun:
+    """Drops the backward pass of a unit: tensors are freed after their last use in the forward pass.
+
+    Slices of sequences pass keys and values on to the next slice, in as many bytes as their gradients, which backward
+    passes hand to the slice before.
+    """
+    fragment, found, left = unit_run.fragment, unit_run.freed_later, unit_run.allocated_before
+    forward, passed = {*fragment.forward}, {*found, *left}
+    tensor_uses = [one for one in fragment.tensor_uses if one.op in forward]
+    tensor_uses += [
+        replace(one, op=fragment.forward[-1], made=one.key in left) for one in fragment.tensor_uses if one.key in passed
+    ]
+    params = [replace(param, trained=False) for param in fragment.params]
+    kept = Fragment(
+        fragment.forward, [], fragment.entry, fragment.exit, {}, {}, params, fragment.shared_weights, tensor_uses
+    )
+    return replace(unit_run, fragment=kept, allocated_before=found, freed_later=left)

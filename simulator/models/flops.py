@@ -1,4 +1,4 @@
-"""Model FLOPs of training, in each convention that publications use.
+"""Model FLOPs of training and of forward-only steps, in each convention that publications use.
 
 Conventions differ by up to half at long sequences, so a FLOP/s or MFU figure means nothing without the name of
 its convention. Every function here takes ``(model, seq)`` and returns the FLOPs of *one token* of one training
@@ -218,15 +218,21 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 """FLOPs per token by the name of the convention. `megatron_2021` and `mosaic_hfu` include recomputation."""
 
 
-def flops_with_adapters(convention: str, model: Model, seq: int, adapters: Adapters | None) -> float:
-    """FLOPs per token by the convention `palm` or `causal`, if adapters alone are trained.
+def needed_flops(
+    convention: str, model: Model, seq: int, adapters: Adapters | None = None, forward_only: bool = False
+) -> float:
+    """FLOPs per token by the convention `palm` or `causal`, also where not all parameters are trained.
 
     Frozen weights have no gradients: a parameter that the convention counts has 4 FLOPs in place of 6. Parameters of
-    adapters have 6. Attention counts in full, because all its gradients are computed.
+    adapters have 6. Attention counts in full, because all its gradients are computed. A forward pass alone is a third:
+    2 N and a third of attention.
 
-    adapters: the adapters; None: all parameters are trained.
+    adapters: the adapters, if they alone are trained.
+    forward_only: nothing is trained.
     """
     whole = CONVENTIONS[convention](model, seq)
+    if forward_only:
+        return whole / 3.0
     if adapters is None:
         return whole
     frozen = {

@@ -120,17 +120,20 @@ def check_noise(plan: Plan) -> None:
 
 
 def check_period(plan: Plan) -> None:
-    """Steps of a period are forecast as their mean, without noise and with a barrier after each."""
-    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier):
+    """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
+    each."""
+    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
         index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
+        if plan.job.forward_only:
+            rule = "a period counts updates of the weights, and a forward-only job has none"
         raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
 
 
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
     shape = plan.played_shape
-    each = 2 * shape.stages * shape.slices
+    each = (1 if shape.forward_only else 2) * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
         sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""

@@ -177,8 +177,9 @@ class Plan:
 
     @cached_property
     def update_interval(self) -> int:
-        """Micro-batches between two optimizer updates of a schedule without a barrier; 0 with one."""
-        return 0 if self.schedule.barrier else self.schedule.microbatches_per_update(self.shape)
+        """Micro-batches between two updates of a schedule without a barrier; 0 with a barrier, or without updates."""
+        barrier = self.schedule.barrier or self.job.forward_only
+        return 0 if barrier else self.schedule.microbatches_per_update(self.shape)
 
     @property
     def period(self) -> int:

@@ -126,7 +126,8 @@ def _shape(plan: Plan) -> PipelineShape:
     assert batch.total is not None
     microbatches = batch.total // (batch.micro * plan.replicas)
     slices = max(1, len(plan.schedule.slices))
-    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, plan.schedule.chunks_per_device(), slices)
+    chunks = plan.schedule.chunks_per_device()
+    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, chunks, slices, plan.job.forward_only)
 
 
 def _choose_alternatives(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> Plan:

@@ -220,7 +220,7 @@ class _Builder:
         opening = self._kind_that_gathers_again(slot.stage) if stage_ops.again else ""
         return PlaceInStep(
             first_forward=forward and slot.first and (whole or bool(stage_ops.ahead)),
-            frees_weights=forward and slot.last and bool(opening),
+            frees_weights=forward and slot.last and (bool(opening) or self.timetable.shape.forward_only),
             gathers_again=slot.kind == opening and slot.first,
             first_gradient=gradients and slot.first and whole,
             last_gradient=gradients and slot.last and (whole or bool(stage_ops.behind)),

@@ -215,7 +215,8 @@ class _TimetableMaker:
         passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
         for stage, some in enumerate(ranges):
             passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
-        whole = (has[:, F] == passing) & ((has[:, BW] ^ has[:, B]) == passing) & (has[:, W] == has[:, B])
+        back = passing & (not shape.forward_only)
+        whole = (has[:, F] == passing) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
         updates = shape.p * shape.m // interval if interval else 0
         if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
             raise self._incomplete()

@@ -160,7 +160,8 @@ _TABLE = (
         unit="s",
         better="lower",
         label="step time",
-        sentence="duration of one training step, optimizer and the framework's constant time included",
+        sentence="duration of one step, optimizer (none in a forward-only job) and the framework's constant time "
+        "included",
         form="{:,.3f}",
         short="{:,.3g}",
         head="step s",
@@ -212,7 +213,8 @@ _TABLE = (
         better="higher",
         label="MFU, full attention",
         sentence="model FLOPs utilization: FLOPs of the model, without recomputation, over `step_time_s` x dense peak "
-        "FLOP/s of all GPUs; attention is counted in full, as in PaLM, appendix B",
+        "FLOP/s of all GPUs; attention is counted in full, as in PaLM, appendix B. A forward-only job has a third of "
+        "the FLOPs of training",
         path="mfu.palm",
         form="{:.1%}",
         head="MFU %",
@@ -331,7 +333,7 @@ _TABLE = (
         }.items()
     ),
     _part("bubble_s", "bubble", "pipeline bubble", "waiting for other pipeline stages"),
-    _part("optimizer_s", "optimizer", "optimizer", "optimizer step"),
+    _part("optimizer_s", "optimizer", "optimizer", "optimizer step; none in a forward-only job"),
     _part(
         "host_s",
         "host",

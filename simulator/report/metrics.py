@@ -58,7 +58,7 @@ class Metrics:
 
     @property
     def step_time(self) -> float:
-        """Duration of one training step [s]."""
+        """Duration of one step [s]: of training, or of the forward passes of a forward-only job."""
         return self.seconds + self.job.framework.step_overhead_s
 
     def first_steps(self, count: int) -> list[float]:
@@ -130,6 +130,12 @@ class Metrics:
     def tokens_per_s_per_gpu(self) -> float:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
+    def flops_per_token(self, convention: str) -> float:
+        """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has."""
+        job = self.job
+        seq = job.batch.sequence or job.model.seq
+        return flops.needed_flops(convention, job.model, seq, job.adapters, job.forward_only)
+
     def _utilisation(self, flops_per_step: float) -> float:
         """FLOPs of a step on all GPUs over what they could do in its duration; GPUs of several kinds by their mean."""
         framework = self.job.framework
@@ -141,11 +147,10 @@ class Metrics:
     def mfu(self) -> dict[str, float]:
         """Model FLOPs utilization: FLOPs of the model per second over dense peak in the linear layers' number format.
 
-        "palm" counts attention in full, "causal" half of it. Frozen weights need no FLOPs for their gradients.
+        "palm" counts attention in full, "causal" half of it. Frozen weights need no FLOPs for their gradients, and a
+        forward-only job needs a third of all FLOPs.
         """
-        model, seq = self.job.model, self.job.batch.sequence or self.job.model.seq
-        needed = {name: flops.flops_with_adapters(name, model, seq, self.job.adapters) for name in ("palm", "causal")}
-        return {name: self._utilisation(per_token * self.tokens) for name, per_token in needed.items()}
+        return {name: self._utilisation(self.flops_per_token(name) * self.tokens) for name in ("palm", "causal")}
 
     @cached_property
     def hfu(self) -> float:

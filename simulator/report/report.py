@@ -14,7 +14,6 @@ from hardware.units import GIB
 from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
-from simulator.models import flops
 from simulator.program.flatten import flatten
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, nest
@@ -206,14 +205,13 @@ class Report(Metrics):
 
     def _compare_published(self) -> dict[str, Any]:
         """The published figure of this run, and the forecast of the same figure."""
-        published, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
+        published = self.job.published
         assert published is not None
-        per_token = flops.flops_with_adapters(published.flops, model, seq, self.job.adapters)
         return published.compare(
             {
                 "step_time_s": self.step_time,
                 "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-                "tflops_per_gpu": per_token * self.tokens_per_s_per_gpu / 1e12,
+                "tflops_per_gpu": self.flops_per_token(published.flops) * self.tokens_per_s_per_gpu / 1e12,
                 "mfu": self.mfu[published.flops],
             }
         )

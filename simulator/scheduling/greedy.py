@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule
+from simulator.scheduling.schedule import Action, Orders, PipelineShape, Schedule, actions_of
 
 Dependencies = Mapping[Action, Sequence[Action]]
 """Of every action, the actions that must be done before it begins."""
@@ -62,3 +62,23 @@ def schedule_greedily(
                     missing[other] -= 1
                     released += [other] * (not missing[other])
     return orders
+
+
+def forward_orders(schedule: Schedule, shape: PipelineShape, orders: Orders) -> list[list[Action]]:
+    """The orders of a forward-only step: of the ready forward passes a device takes the one that comes first in its
+    order of training.
+
+    Without backward passes nothing bounds the micro-batches in flight: where an order of training waits for a pass of
+    an earlier micro-batch to come back (V-Half, Chimera), the next micro-batch goes first.
+
+    orders: of training.
+    """
+    places = {action: at for order in orders for at, action in enumerate(actions_of(order)) if action.kind == "F"}
+    dependencies = {
+        action: [
+            *(action._replace(stage=other) for other in schedule.predecessors(shape, action.stage)),
+            *([action._replace(slice=action.slice - 1)] if action.slice else []),
+        ]
+        for action in places
+    }
+    return schedule_greedily(schedule, shape, dependencies, places.__getitem__)

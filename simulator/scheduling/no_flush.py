@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.scheduling.greedy import forward_orders
 from simulator.scheduling.schedule import (
     Action,
     Orders,
@@ -54,7 +55,7 @@ def insert_updates(order: Sequence[ScheduleItem], interval: int) -> list[Schedul
 def orders_of_run(
     schedule: Schedule, shape: PipelineShape, interval: int, durations: PassDurations | None = None
 ) -> Orders:
-    """The orders of all devices in a run.
+    """The orders of all devices in a run; of a forward-only shape their forward passes.
 
     shape: of the run. interval: micro-batches per update without a barrier; otherwise 0.
 
@@ -63,6 +64,8 @@ def orders_of_run(
     batch = replace(shape, m=interval) if schedule.flush and interval else shape
     schedule.check(batch)
     orders = schedule.orders(batch, durations)
+    if shape.forward_only:
+        return forward_orders(schedule, shape, orders)
     times = shape.m // batch.m
     return [_repeat(order, batch.m, times) for order in orders] if times > 1 else orders
 

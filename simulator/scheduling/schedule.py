@@ -98,12 +98,14 @@ class PipelineShape:
     m: micro-batches.
     v: chunks (virtual stages) a device.
     slices: slices of every sequence.
+    forward_only: micro-batches have forward passes alone.
     """
 
     p: int
     m: int
     v: int = 1
     slices: int = 1
+    forward_only: bool = False
 
     @property
     def stages(self) -> int:

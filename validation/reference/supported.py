@@ -33,6 +33,7 @@ def check(plan: Plan) -> None:
 def check_distributed(plan: Plan) -> None:
     """Raises PlanError for the first feature of a plan that the reference trainer does not support."""
     for rule in (
+        check_train,
         check_model,
         check_schemes,
         check_experts,
@@ -42,6 +43,12 @@ def check_distributed(plan: Plan) -> None:
         check_positions,
     ):
         rule(plan)
+
+
+def check_train(plan: Plan) -> None:
+    """All weights are trained."""
+    if (mode := plan.job.train.mode) != "full":
+        raise PlanError("train.mode", "the reference trainer trains all weights", "Give full, or leave it out", mode)
 
 
 def check_model(plan: Plan) -> None:

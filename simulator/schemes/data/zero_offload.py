@@ -64,7 +64,8 @@ class ZeroOffload(ShardedScheme):
                 for param, count in stage_ops.params()
                 if param.trained
             )
-            stage_ops.ahead = [*stage_ops.ahead, delayed_update(round(elements), self.framework)]
+            update = [delayed_update(round(elements), self.framework)] if elements else []
+            stage_ops.ahead = [*stage_ops.ahead, *update]
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:

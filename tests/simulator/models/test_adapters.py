@@ -13,7 +13,7 @@ from hardware.errors import PlanError
 from simulator.ir.ops import Collective, Gemm, Memory
 from simulator.job.load import load_job
 from simulator.models.adapters import TARGETS, Target
-from simulator.models.flops import causal, flops_with_adapters, palm
+from simulator.models.flops import causal, needed_flops, palm
 from tests.contract.measure import params_of, sent, side_ops_of
 from tests.contract.played import Played, play_job
 from tests.strategies import examples
@@ -203,12 +203,12 @@ def test_model_flops_count_four_for_a_frozen_parameter(targets: list[Target], ra
     model, adapters = loaded.model, loaded.adapters
     assert adapters is not None
     extra = 6 * adapters.parameters(model)
-    assert flops_with_adapters("palm", model, 32, adapters) == palm(model, 32) - 2 * model.parameters + extra
+    assert needed_flops("palm", model, 32, adapters) == palm(model, 32) - 2 * model.parameters + extra
     attention = 6 * 4 * 64 * 32  # 6 L a d T of the causal half
-    assert flops_with_adapters("causal", model, 32, adapters) == pytest.approx(
+    assert needed_flops("causal", model, 32, adapters) == pytest.approx(
         (causal(model, 32) - attention) * 2 / 3 + attention + extra
     )
-    assert flops_with_adapters("palm", model, 32, None) == palm(model, 32)
+    assert needed_flops("palm", model, 32, None) == palm(model, 32)
 
 
 @given(

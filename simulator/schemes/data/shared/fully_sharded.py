@@ -203,8 +203,12 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         whole = replace(unit_runs[i], fragment=fragment, count=len(list(similar)))
         table = [_table_key(axes) for axes, _ in held[0].gradients]
         if shared and fragment.shared_weights:
-            whole = _add_table_gradients(scheme, whole, held[0])
-        made.append(replace(whole, allocated_before=(*whole.allocated_before, *table)) if stays else whole)
+            whole = (_add_table_gradients if fragment.backward else _free_table)(scheme, whole, held[0])
+        if stays:
+            whole = replace(whole, allocated_before=(*whole.allocated_before, *table))
+            if not any(unit_run.fragment.backward for unit_run in unit_runs):
+                whole = replace(whole, freed_later=(*whole.freed_later, TABLE))
+        made.append(whole)
     return replace(stage_ops, unit_runs=made)
 
 
@@ -245,6 +249,10 @@ def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGath
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
 
 
+TABLE = "weights"
+"""The memory key of the weights of a table that other units also use."""
+
+
 def _table_key(axes: tuple[str, ...]) -> str:
     """The memory key of the gradients of a table that other units also use."""
     return f"gradients of the table {axes}"
@@ -257,6 +265,13 @@ def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitSh
         nbytes = elements * BYTES[scheme.framework.gradients]
         unit_run.fragment.tensor_uses.append(TensorUse(_table_key(axes), nbytes, first, True, "gradients"))
     return replace(unit_run, freed_later=(*unit_run.freed_later, *(_table_key(axes) for axes, _ in table.gradients)))
+
+
+def _free_table(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
+    """A unit without backward pass that is the last to read a table; the unit with the table gathers it."""
+    nbytes = table.forward[0].weights.live * BYTES[scheme.framework.weights]
+    unit_run.fragment.tensor_uses.append(TensorUse(TABLE, nbytes, unit_run.fragment.forward[-1], False, "parameters"))
+    return replace(unit_run, allocated_before=(*unit_run.allocated_before, TABLE))
 
 
 def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn: UnitGathers, stays: bool) -> Fragment:
@@ -339,7 +354,7 @@ def _lower_pass(
             nbytes = _bytes_in_flight(scheme, gather.weights, _gather_all(scheme, gather.weights, forward))
             made.tensor_uses += _lifetime(f"weights {phase} {gather.later} {gather.module}", nbytes, first, last)
     for i, (module, found) in enumerate(zip(own, mine, strict=True)):
-        key, begin = "weights" if stays else f"weights {phase} of {i}", (asked.get(i) or [first])[0]
+        key, begin = TABLE if stays else f"weights {phase} of {i}", (asked.get(i) or [first])[0]
         nbytes = module.weights.live * BYTES[scheme.framework.weights]
         made.tensor_uses += _lifetime(key, nbytes, begin, ops[module.end])
         unpack, nbytes = _unpack_kernels(scheme, module.weights, found, phase)
