@@ -44,8 +44,7 @@ class Gemm:
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
     pace: work of the slowest rank over the mean, see `slowest_rank`.
     sms: multiprocessors of the kernel that communicate, in a kernel fused with communication.
-    scaling: which elements of an operand in 8 bits share a scale, where that decides on the library of the kernel:
-        ``row``; empty: the whole operand, a block, or not known.
+    scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     """
 
     m: float
@@ -217,8 +216,7 @@ class HostCopy:
 
     back: whether the copy is to the GPU.
     to: ``cpu`` for the memory of the host, ``nvme`` for its disks.
-    activations: of saved activations, which take space there until they are copied back; space for states is held
-        through the whole step.
+    activations: of saved activations, which take space there until they are copied back.
     """
 
     nbytes: int

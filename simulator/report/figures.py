@@ -287,7 +287,7 @@ _TABLE = (
     ),
     Figure(
         name="host_memory_gib",
-        compute=lambda metrics: metrics.offloaded("cpu") / GIB,
+        compute=lambda metrics: metrics.sum_offloaded("cpu") / GIB,
         unit="GiB",
         better="lower",
         label="host memory of a node",
@@ -299,7 +299,7 @@ _TABLE = (
     ),
     Figure(
         name="disk_gib",
-        compute=lambda metrics: metrics.offloaded("nvme") / GIB,
+        compute=lambda metrics: metrics.sum_offloaded("nvme") / GIB,
         unit="GiB",
         better="lower",
         label="disk space of a node",

@@ -198,7 +198,7 @@ class Metrics:
         """What the plan offloads to the memory and disks of a node; empty if it offloads nothing."""
         return host_uses(self.play)
 
-    def offloaded(self, place: str) -> float:
+    def sum_offloaded(self, place: str) -> float:
         """Bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
         return max((use.needed for use in self.host_uses if use.place == place), default=0.0)
 
