@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.engine.play import play
 from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
+from simulator.forecast.program import build_program, device_prices, host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
 from simulator.job.job import Job
 from simulator.plan.partition import LayerCosts
@@ -24,19 +26,14 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     def layer_costs(plan: Plan) -> list[LayerCosts]:
         return stage_layer_costs(plan, lambda cluster: shared.costs(plan, cluster).estimate)
 
+    def prices(plan: Plan) -> Sequence[Price]:
+        own = price if price is not None else [shared.costs(plan, cluster).estimate for cluster in plan.clusters]
+        return device_prices(plan, own)
+
     def slice_times(plan: Plan) -> SliceTimes:
-        prices = price if price is not None else [shared.costs(plan, cluster).estimate for cluster in plan.clusters]
-        return SliceTimes(plan, device_prices(plan, prices), shared.units, host_launch_seconds(plan))
+        return SliceTimes(plan, prices(plan), shared.units, host_launch_seconds(plan))
 
-    return resolve(job, layer_costs, slice_times, shared.divisible)
+    def step_seconds(plan: Plan) -> float:
+        return play(build_program(plan, prices(plan), shared)[1]).span
 
-
-def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
-    """One price function for each pipeline device."""
-    return [price] * plan.shape.p if callable(price) else price
-
-
-def host_launch_seconds(plan: Plan) -> float:
-    """Time of the host to launch one op [s]; none with CUDA graphs."""
-    framework = plan.job.framework
-    return 0.0 if framework.cuda_graphs else framework.launch_s
+    return resolve(job, layer_costs, slice_times, step_seconds, shared.divisible)

@@ -10,24 +10,20 @@ from typing import Any
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.estimate import Uses
 from simulator.engine.play import Engine, play
-from simulator.engine.task_time import pass_durations
-from simulator.forecast.planning import device_prices, host_launch_seconds, resolve_plan
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.program import build_program
 from simulator.forecast.resident_memory import offloaded_bytes, resident_bytes, stashed_weight_bytes
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import device_params, lower_stages
+from simulator.forecast.stages import device_params
 from simulator.ir.ops import Exchange
 from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
 from simulator.plan.plan import Plan
-from simulator.program.block import Prices
-from simulator.program.build import build
 from simulator.program.program import EveryStageOps, Program, one_of
-from simulator.program.timetable import timetable
 from simulator.report.forecast import Forecast
 from simulator.report.report import Report
 from simulator.scheduling.no_flush import peak_weight_versions
-from simulator.scheduling.schedule import ScheduleItem
 
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
 """Assumption of the engine `shared`."""
@@ -98,38 +94,3 @@ def play_forecast(
         for states in resident:
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)
-
-
-def build_program(
-    plan: Plan,
-    price: Prices,
-    shared_work: SharedWork | None = None,
-    orders: Sequence[Sequence[ScheduleItem]] | None = None,
-    periodic: bool = True,
-) -> tuple[EveryStageOps, Program]:
-    """The lowered stages of a plan, and the program of its step.
-
-    price: of an op, for all devices or for each.
-    orders: the order of every device, in place of the schedule's.
-    periodic: with the ops that run in one step of a period only (`Op.when`).
-    """
-    shared = shared_work or SharedWork()
-    prices, host = device_prices(plan, price), host_launch_seconds(plan)
-    stages, updates = lower_stages(plan, shared.units)
-    if not periodic:
-        usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
-        updates = [usual[one] for one in updates]
-    durations = None
-    # Without backward passes there are no durations to plan with: the order is that of equally long passes.
-    if plan.schedule.needs_durations and not plan.job.forward_only:
-        stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
-        axis = plan.pipeline_axis if plan.shape.p > 1 else ""
-        durations = pass_durations([one_of(stage) for stage in stages], stage_prices, axis, host, shared.blocks)
-        # Gradients are clipped by their global norm, for which all devices meet.
-        durations = replace(durations, barrier=plan.schedule.barrier)
-    if orders is None:
-        table = shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
-    else:
-        table = timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
-    overlap = plan.job.framework.overlap.pp
-    return stages, build(table, stages, prices, plan.pipeline_axis, overlap, updates, host, shared.blocks)

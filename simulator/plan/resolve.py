@@ -34,11 +34,15 @@ given plan has no layers yet."""
 SliceSeconds = Callable[[Plan], SliceDuration]
 """Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
 
+StepSeconds = Callable[[Plan], float]
+"""Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
+
 
 def resolve(
     job: Job,
     layer_costs: StageLayerCosts,
     slice_seconds: SliceSeconds,
+    step_seconds: StepSeconds,
     divisible: set[Hashable] | None = None,
 ) -> Plan:
     """Resolves and checks the plan of `job`.
@@ -65,7 +69,7 @@ def resolve(
         plan = _choose_alternatives(plan, layer_costs, known)
         plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
         check_divisible(plan, known)
-        return _slice_sequences(plan, slice_seconds)
+        return _slice_sequences(plan, slice_seconds, step_seconds)
 
 
 def _mesh(job: Job) -> Mesh:
@@ -161,7 +165,7 @@ def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) 
     return layers_of_graph(plan.job.plan.partition, plan.job.model, before, plan.schedule.use, costs)
 
 
-def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
+def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: StepSeconds) -> Plan:
     """Slices the sequences of a plan as its schedule states.
 
     Raises PlanError if the slices are not whole numbers of tokens.
@@ -174,9 +178,13 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
     if shares:
         return replace(plan, slice_lengths=tuple(round(share * sequence) for share in shares))
     # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    fits = (n for n in range(plan.slice_granularity, sequence + 1, plan.slice_granularity) if sequence % n == 0)
+    granule = plan.slice_granularity
+    fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    lengths = tuple(plan.schedule.choose_slices(plan.shape, sequence, step, slice_seconds(plan)))
-    plan = replace(plan, slice_lengths=lengths, shape=replace(plan.shape, slices=len(lengths)))
-    check_size(plan)
-    return plan
+    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, slice_seconds(plan))
+    plans = [
+        replace(plan, slice_lengths=lengths, shape=replace(plan.shape, slices=len(lengths))) for lengths in proposals
+    ]
+    for one in plans:
+        check_size(one)
+    return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)

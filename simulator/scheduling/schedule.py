@@ -158,7 +158,7 @@ class Schedule(Scheme):
 
     Customise by: `order` (one device) or `orders` (all devices), `check` (shapes that exist), `closed_forms`.
     Less often: `device`, `place`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is not one
-    chain), `choose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no
+    chain), `propose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no
     flush).
     """
 
@@ -205,15 +205,19 @@ class Schedule(Scheme):
 
     @property
     def slices(self) -> tuple[float, ...]:
-        """Lengths of the slices of every sequence, as shares of it; empty if `choose_slices` finds them."""
+        """Lengths of the slices of every sequence, as shares of it; empty if `propose_slices` finds them."""
         return (1.0,)
 
-    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
-        """Lengths of the slices of a sequence [tokens], if they depend on how long slices take.
+    def propose_slices(
+        self, shape: PipelineShape, sequence: int, step: int, granule: int, seconds: SliceDuration
+    ) -> list[tuple[int, ...]]:
+        """Lengths of the slices of a sequence [tokens], if they depend on how long slices take; of several proposals
+        the plan takes the one with the shortest step.
 
-        sequence: tokens of a sequence. step: every length is a multiple of it.
+        sequence: tokens of a sequence. step: a multiple of `granule` that divides the sequence into few parts. granule:
+        every length is a multiple of it.
         """
-        return (sequence,)
+        return [(sequence,)]
 
     def device(self, shape: PipelineShape, stage: int) -> int:
         """The device that holds `stage`: by default chunks go round-robin."""

@@ -8,6 +8,8 @@ length.
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
@@ -17,6 +19,18 @@ from simulator.scheduling.schedule import Action, PipelineShape, Schedule, Slice
 
 MAX_SLICES = 1024
 """Most slices of one sequence."""
+
+FINEST = 8
+"""Lengths of slices are multiples of so many tokens, as in TeraPipe (its code, latency_model.py)."""
+
+LENGTHS_TRIED = 32
+"""Most lengths that a refinement tries: each is lowered and priced."""
+
+LONGEST_TRIED = 100
+"""Most candidates for the longest slice that a refinement tries."""
+
+PROMISING = 1.25
+"""Slices of equal lengths are forecast if their estimate is at most that many times the least one."""
 
 ROUNDING = 1 + 1e-12
 """Ratio below which two sums of seconds count as equal."""
@@ -43,12 +57,18 @@ def forward_slices(shape: PipelineShape, stage: int) -> list[Action]:
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
 
 
-def tabulate_seconds(sequence: int, step: int, seconds: SliceDuration) -> np.ndarray:
-    """Seconds of the slice between every two multiples of `step` tokens [begin, end]; infinite unless begin < end."""
+def tabulate_seconds(
+    sequence: int, step: int, seconds: SliceDuration, shortest: int = 1, longest: int | None = None
+) -> np.ndarray:
+    """Seconds of the slice between every two multiples of `step` tokens [begin, end]; infinite unless begin < end.
+
+    shortest, longest: limits of the lengths, in steps; slices of other lengths are infinite, too.
+    """
     count = sequence // step
+    most = count if longest is None else longest
     found = np.full((count + 1, count + 1), np.inf)
     for begin in range(count):
-        for end in range(begin + 1, count + 1):
+        for end in range(begin + shortest, min(begin + most, count) + 1):
             found[begin, end] = seconds((end - begin) * step, begin * step)
     return found
 
@@ -62,15 +82,57 @@ def choose_fastest_slices(
     least sum of slices that take no longer, O(n^2) for n = sequence / step. Lengths are multiples of `step` tokens.
     """
     table = tabulate_seconds(sequence, step, seconds)
+    bounds = _minimise_step(table, microbatches, hops, np.unique(table[np.isfinite(table)]).tolist())
+    return tuple((np.diff(bounds) * step).tolist())
+
+
+def refine_slices(
+    lengths: tuple[int, ...], step: int, granule: int, seconds: SliceDuration, microbatches: int, hops: int
+) -> tuple[int, ...]:
+    """Lengths near those that `choose_fastest_slices` found in steps of `step` tokens, in finer ones.
+
+    They are multiples of `FINEST` tokens where few enough lengths are then to be tried, and of `granule` tokens.
+    """
+    sequence, least, most = sum(lengths), max(min(lengths) - step, 1), max(lengths) + step
+    fits = [n for n in range(math.lcm(granule, math.gcd(FINEST, step)), step, granule) if step % n == 0]
+    fine = next((n for n in fits if (most - least) // n < LENGTHS_TRIED), step)
+    if fine == step:
+        return lengths
+    table = tabulate_seconds(sequence, fine, seconds, -(-least // fine), most // fine)
+    total = [seconds(length, begin) for length, begin in zip(lengths, accumulate(lengths, initial=0), strict=False)]
+    bound = (microbatches * sum(total) + hops * max(total) - microbatches * _minimise_sum(table)[0]) / max(hops, 1)
+    known = np.unique(table[table <= bound])
+    tried = known[np.linspace(0, len(known) - 1, min(len(known), LONGEST_TRIED)).astype(int)].tolist()
+    return tuple((np.diff(_minimise_step(table, microbatches, hops, tried)) * fine).tolist())
+
+
+def promising_even_slices(
+    lengths: tuple[int, ...], granule: int, seconds: SliceDuration, microbatches: int, hops: int
+) -> list[tuple[int, ...]]:
+    """Slices of equal lengths for which microbatches x sum + hops x longest is at most `PROMISING` times that of
+    `lengths`; the lengths are multiples of `granule` tokens."""
+    sequence = sum(lengths)
+
+    def estimate(cut: tuple[int, ...]) -> float:
+        each = [seconds(length, begin) for length, begin in zip(cut, accumulate(cut, initial=0), strict=False)]
+        return microbatches * sum(each) + hops * max(each)
+
+    counts = (n for n in range(1, 2 * len(lengths) + 2) if sequence % (n * granule) == 0)
+    limit = PROMISING * estimate(lengths)
+    return [cut for cut in ((sequence // n,) * n for n in counts) if estimate(cut) <= limit]
+
+
+def _minimise_step(table: np.ndarray, microbatches: int, hops: int, candidates: list[float]) -> list[int]:
+    """Bounds of the slices that minimise microbatches x sum + hops x longest, the longest being one of `candidates`."""
     best, bounds = np.inf, [0, len(table) - 1]
     lower_bound, _ = _minimise_sum(table)
-    for longest in np.unique(table[np.isfinite(table)]).tolist():
+    for longest in candidates:
         if microbatches * lower_bound + hops * longest >= best:
             break
         total, found = _minimise_sum(np.where(table <= longest, table, np.inf))
         if microbatches * total + hops * longest < best:
             best, bounds = microbatches * total + hops * longest, found
-    return tuple((np.diff(bounds) * step).tolist())
+    return bounds
 
 
 def _minimise_sum(table: np.ndarray) -> tuple[float, list[int]]:

@@ -14,8 +14,9 @@ from simulator.engine.longest_path import OpTimes
 from simulator.engine.peak_memory import Peak
 from simulator.engine.play import Engine, PlayedStep
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.program import build_program
 from simulator.forecast.resident_memory import resident_bytes
-from simulator.forecast.simulate import build_program, play_forecast
+from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import device_params
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.moe_operators import EXPERTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hardware.errors import PlanError
 from simulator.costs.costs import Costs
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action, OverlappedPasses
 

@@ -6,7 +6,7 @@ import math
 
 from simulator.costs.costs import Costs
 from simulator.engine.task_time import task_seconds
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.ir.ops import Collective, Work
 from simulator.plan.plan import Plan
 from simulator.program.block import FREE, SUMS, Price

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.engine.play import play
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.ir.ops import COMPUTE, Collective, Op
 from simulator.plan.plan import Plan
 from simulator.program.block import BlockPrices, Price, PricedBlock

@@ -65,8 +65,10 @@ class Seq1F1B(SlicedSchedule):
             rule = f"{self.use} chooses the lengths of balanced slices itself"
             raise PlanError("slices", rule, "Give their number, or leave out balanced", list(self.options.slices))
 
-    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
-        return choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))
+    def propose_slices(
+        self, shape: PipelineShape, sequence: int, step: int, granule: int, seconds: SliceDuration
+    ) -> list[tuple[int, ...]]:
+        return [choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))]
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         if shape.v > 1:

@@ -11,8 +11,10 @@ for long sequences, few micro-batches and many stages.
 
 m sum(t) + (p-1) max(t) [s] a step for slices of t = t_f + t_B; m s slices in flight.
 
-Attention makes late slices of equal length slower: ``auto`` chooses the lengths for the shortest step, by the paper's
-dynamic programme over forecast times of slices.
+Attention makes late slices of equal length slower: ``auto`` chooses their lengths by the paper's dynamic programme over
+forecast times of slices on a stage in the middle, first roughly and then to 8 tokens, as the paper. First and last
+stages take longer than those in the middle, so the result and slices of equal lengths are forecast, and the shortest
+step wins.
 
 References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 """
@@ -28,6 +30,8 @@ from simulator.scheduling.sequence_slicing import (
     SliceLengths,
     choose_fastest_slices,
     forward_slices,
+    promising_even_slices,
+    refine_slices,
 )
 
 
@@ -46,8 +50,13 @@ class TeraPipe(SlicedSchedule):
     def slices(self) -> tuple[float, ...]:
         return () if self.options.slices == "auto" else super().slices
 
-    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
-        return choose_fastest_slices(sequence, step, seconds, shape.m, shape.p - 1)
+    def propose_slices(
+        self, shape: PipelineShape, sequence: int, step: int, granule: int, seconds: SliceDuration
+    ) -> list[tuple[int, ...]]:
+        m, hops = shape.m, shape.p - 1
+        coarse = choose_fastest_slices(sequence, step, seconds, m, hops)
+        fine = refine_slices(coarse, step, granule, seconds, m, hops)
+        return list(dict.fromkeys([fine, coarse, *promising_even_slices(fine, granule, seconds, m, hops)]))
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = forward_slices(shape, device)

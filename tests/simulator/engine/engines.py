@@ -12,8 +12,9 @@ from simulator import simulate
 from simulator.engine.peak_memory import Peak
 from simulator.engine.play import Engine
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.program import build_program
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import build_program, play_forecast
+from simulator.forecast.simulate import play_forecast
 from simulator.job.load import load_job
 from simulator.program.block import Price
 from simulator.report.breakdown import Breakdown, breakdown

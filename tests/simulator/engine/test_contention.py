@@ -22,7 +22,7 @@ from simulator.engine import simpy_engine
 from simulator.engine.contention import LEAST, Running, Traffic
 from simulator.engine.longest_path import OpTimes
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
 from simulator.job.load import load_job

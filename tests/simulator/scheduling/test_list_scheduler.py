@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.program.timetable import timetable

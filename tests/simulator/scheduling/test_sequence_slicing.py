@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Attention, Memory, Transfer
 from simulator.ir.registry import find_scheme
@@ -370,12 +372,44 @@ def test_slices_are_chosen_by_their_time() -> None:
     found = play_job(long("auto"), with_launches, engine="matrices")
     lengths = found.plan.slice_lengths
     assert sum(lengths) == 4096 and len(lengths) == found.plan.shape.slices > 4
-    assert all(length % 64 == 0 for length in lengths)
+    assert all(length % 8 == 0 for length in lengths)
     ends = list(accumulate(lengths))
     first = sum(end <= 2048 for end in ends)
     assert first < len(ends) - first, "fewer and longer slices first"
     for number in (1, 4, 8, 16, 32):
         assert found.step.span < play_job(long(number), with_launches, engine="matrices").step.span
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tensor", "m", "sequence", "hidden", "layers", "vocab"),
+    [
+        ("dgx-2:2", 2, 1, 8192, 1024, 32, 128256),
+        ("dgx-2:8", 8, 1, 3072, 4096, 16, 128256),
+        ("dgx-2:4", 8, 8, 8192, 1024, 16, 32000),
+        ("dgx-h100:2", 1, 2, 2048, 2048, 16, 128256),
+        ("dgx-a100:2", 4, 1, 2048, 8192, 12, 32000),
+        ("dgx-a100:2", 2, 8, 8192, 1024, 8, 32000),
+    ],
+)
+def test_chosen_slices_never_lose_to_equal_ones(
+    cluster: str, tensor: int, m: int, sequence: int, hidden: int, layers: int, vocab: int
+) -> None:
+    """Of any number. The dynamic programme alone, which sees a stage in the middle, loses up to 10 % in four of six."""
+    gpus = load_cluster(cluster).gpus
+    shape = {"layers": layers, "hidden": hidden, "heads": hidden // 128, "vocab": vocab, "seq": sequence}
+
+    def seconds(slices: Any) -> float:
+        schemes = [
+            {"use": "pipeline/terapipe", "over": "pp", "slices": slices},
+            {"use": "tensor/megatron", "over": "tp"},
+        ]
+        plan = {"mesh": {"pp": gpus // tensor, "tp": tensor}, "schemes": schemes}
+        job = {"model": shape, "cluster": cluster, "batch": {"global": m}, "precision": "fp16", "plan": plan}
+        return simulate(job, shared_work=shared).step_time
+
+    shared = SharedWork()
+    counts = [n for n in range(1, 65) if sequence % n == 0]
+    assert seconds("auto") <= min(map(seconds, counts)) * (1 + 1e-9)
 
 
 def test_balanced_slices_take_equally_long() -> None:

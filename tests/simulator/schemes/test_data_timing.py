@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import build_program, play_forecast, simulate
+from simulator.forecast.program import build_program
+from simulator.forecast.simulate import play_forecast, simulate
 from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import Scheme

@@ -105,7 +105,7 @@ def test_one_communicator_takes_longer(ranks: Any, schedule: str, p: int, second
 
 def test_directions_are_the_streams_of_the_program() -> None:
     from simulator.costs.costs import Costs
-    from simulator.forecast.simulate import build_program
+    from simulator.forecast.program import build_program
     from validation.distributed.pipeline_messages import BACKWARD, FORWARD
 
     plan = plan_of("1f1b", 2, 2)

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.engine.play import play
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import build_program
+from simulator.forecast.program import build_program
 from simulator.ir.ops import Collective, Transfer, Work
 from simulator.job.load import load_job
 from validation.measurements.forecasts import forecasters

@@ -1,0 +1,62 @@
+"""The program of a plan's step: its stages lowered, priced and put in the order of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simulator.engine.task_time import pass_durations
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.stages import lower_stages
+from simulator.plan.plan import Plan
+from simulator.program.block import Price, Prices
+from simulator.program.build import build
+from simulator.program.program import EveryStageOps, Program, one_of
+from simulator.program.timetable import timetable
+from simulator.scheduling.schedule import ScheduleItem
+
+
+def build_program(
+    plan: Plan,
+    price: Prices,
+    shared_work: SharedWork | None = None,
+    orders: Sequence[Sequence[ScheduleItem]] | None = None,
+    periodic: bool = True,
+) -> tuple[EveryStageOps, Program]:
+    """The lowered stages of a plan, and the program of its step.
+
+    price: of an op, for all devices or for each.
+    orders: the order of every device, in place of the schedule's.
+    periodic: with the ops that run in one step of a period only (`Op.when`).
+    """
+    shared = shared_work or SharedWork()
+    prices, host = device_prices(plan, price), host_launch_seconds(plan)
+    stages, updates = lower_stages(plan, shared.units)
+    if not periodic:
+        usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
+        updates = [usual[one] for one in updates]
+    durations = None
+    # Without backward passes there are no durations to plan with: the order is that of equally long passes.
+    if plan.schedule.needs_durations and not plan.job.forward_only:
+        stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
+        axis = plan.pipeline_axis if plan.shape.p > 1 else ""
+        durations = pass_durations([one_of(stage) for stage in stages], stage_prices, axis, host, shared.blocks)
+        # Gradients are clipped by their global norm, for which all devices meet.
+        durations = replace(durations, barrier=plan.schedule.barrier)
+    if orders is None:
+        table = shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
+    else:
+        table = timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
+    overlap = plan.job.framework.overlap.pp
+    return stages, build(table, stages, prices, plan.pipeline_axis, overlap, updates, host, shared.blocks)
+
+
+def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
+    """One price function for each pipeline device."""
+    return [price] * plan.shape.p if callable(price) else price
+
+
+def host_launch_seconds(plan: Plan) -> float:
+    """Time of the host to launch one op [s]; none with CUDA graphs."""
+    framework = plan.job.framework
+    return 0.0 if framework.cuda_graphs else framework.launch_s
