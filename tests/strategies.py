@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -236,6 +236,8 @@ def jobs(
     options = chain_options(pipeline)
     if "slices" in find_scheme(pipeline).Options.model_fields:
         options["slices"] = draw(st.integers(1, 3))
+    if sync := find_scheme(pipeline).Options.model_fields.get("gradient_sync"):
+        options["gradient_sync"] = draw(st.sampled_from(get_args(sync.annotation)))
     # Without a view experts are copies, of which tensor ranks hold parts.
     view = draw(st.none() | st.sampled_from(views_of((dp, cp, t))))
     ep, etp = (view["ep"], view["etp"]) if view else (draw(st.sampled_from([None, 1])), 1)

@@ -13,7 +13,7 @@ from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import Program
 from simulator.program.task import Task
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,14 @@ def in_flight(program: Program, device: int) -> np.ndarray:
     table = program.timetable
     slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
     flying = np.zeros(len(slots))
+    kinds = [table.slots[slot].kind for slot in slots.tolist()]
     if program.overlap_sends:
         sent, coming = np.zeros(len(program.sends)), np.array(program.received, float)
         for slot, send in program.sent:
             sent[slot] += send.work.nbytes
-        flying[1:] += sent[slots[:-1]]
-        flying[:-1] += coming[slots[1:]]
-    kinds = [table.slots[slot].kind for slot in slots.tolist()]
+        own = np.array([i for i, kind in enumerate(kinds) if kind not in GRADIENT_SUMS], int)
+        flying[own[1:]] += sent[slots[own[:-1]]]
+        flying[own[:-1]] += coming[slots[own[1:]]]
     sends = (ActionKind.EVICT, ActionKind.GIVE_BACK)
     for i in [i for i, kind in enumerate(kinds) if kind in sends]:
         computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in ACTIVATION_TRANSFERS), i)
@@ -125,6 +126,8 @@ def over_time(
 
     own = slice(0)
     for action, flying in zip(actions, in_flight(program, device).tolist(), strict=True):
+        if table.slots[table.slot[action]].kind in GRADIENT_SUMS:
+            continue  # Sums of gradients, which may end after later actions, take no memory of their own.
         task, start = program.tasks[table.slot[action]], flat.first[action]
         # What follows in a pair is played with the action before.
         own = slice(start, flat.behind[action]) if task.parts else own

@@ -20,6 +20,9 @@ from simulator.program.flatten import FlatProgram, flatten
 from simulator.program.program import Program
 from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
 
+TRANSFERS = 10
+"""Last number of the seed of collectives and messages, which tells their draws from those of kernels."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -47,7 +50,7 @@ class Pace:
 
     def transfers(self, step: int, action: Key) -> Callable[[tuple[int, ...]], np.ndarray]:
         """Factors of the collectives and messages of one action, in the order of their issue, each from its shape."""
-        draw = np.random.default_rng([self.seed, 1 + step, *action, len(ACTION_KINDS)])
+        draw = np.random.default_rng([self.seed, 1 + step, *action, TRANSFERS])
         return lambda shape: np.asarray(np.exp(self.communication * draw.standard_normal(shape)))
 
     def once(self, shape: tuple[int, ...], step: int, action: Key) -> np.ndarray:

@@ -28,12 +28,16 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
         embeds = part == last and plan.device(index) in plan.holders(0)
         slices = [plan.stage(part, blocks) for blocks in plan.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
-        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle, gathers[index])
+        early = plan.schedule.sums_early(plan.shape, index)
+        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle, gathers[index], early)
         if key not in known:
             lowering = make_lowering(plan, units, idle)
             stage_ops = [
                 scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
             ]
+            if early:
+                elements = _elements(plan, stage_ops[0].params(), "optimizer")
+                stage_ops[0].shared_gradients = elements * BYTES[plan.job.framework.gradients]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
         stages.append(known[key])
     if plan.job.forward_only:
@@ -78,8 +82,15 @@ def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, 
     return [tuple(params) for params in held]
 
 
+def _elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) -> int:
+    """Elements of gradients on one rank, in the shards that hold a state of the trained parameters at rest."""
+    trained = ((param, n) for param, n in params if param.trained)
+    return sum(n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained)
+
+
 def _shared_gradients(plan: Plan, device: int, stages: EveryStageOps) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Weights that several pipeline devices hold, whose gradients they all-reduce: devices, and elements on one rank.
+    """Weights that several pipeline devices hold, whose gradients they all-reduce at the end of the step: devices, and
+    elements on one rank.
 
     Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
     embedding table is reduced whole.
@@ -88,14 +99,10 @@ def _shared_gradients(plan: Plan, device: int, stages: EveryStageOps) -> tuple[t
 
     def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
         if device in holders and len(holders) > 1:
-            trained = [(param, n) for param, n in params if param.trained]
-            shards = (
-                n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained
-            )
-            found[holders] += sum(shards)
+            found[holders] += _elements(plan, params, state)
 
     for index, stage in enumerate(stages):
-        if plan.device(index) == device:
+        if plan.device(index) == device and not plan.schedule.sums_early(plan.shape, index):
             add(plan.holders(plan.part(index)), one_of(stage).params(), "optimizer")
     # A tied output layer on another device is a copy of the embedding table.
     ends = plan.holders(0), plan.holders(plan.parts - 1)

@@ -466,11 +466,10 @@ class StageOps:
     unit_runs: the runs of equal units in forward order.
     ahead: side ops of the first forward pass of a step, from its start on, such as weight gathers.
     behind: side ops of the last backward pass of a step, and after it, such as gradient reductions.
-    again: side ops of the first backward pass of a step, where it follows all forward passes: whole weights that were
-        freed after the last forward pass are gathered again.
-    whole_weights: bytes of gathered weights that live from the first to the last pass of a step.
-    whole_gradients: bytes of gradients that live from the first to the last backward pass of a step.
+    again: side ops of the first backward pass of a step after all forward passes: freed whole weights are gathered.
+    whole_weights, whole_gradients: bytes of gathered weights, and of gradients, that live from first to last use.
     message_shares: ranks that hold the same results and send one share of them each.
+    shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -480,6 +479,7 @@ class StageOps:
     whole_weights: int = 0
     whole_gradients: int = 0
     message_shares: int = 1
+    shared_gradients: int = 0
 
     @property
     def message_nbytes(self) -> int:

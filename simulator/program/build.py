@@ -30,18 +30,22 @@ from simulator.program.block import (
     price_block,
     resolve_dependencies,
 )
+from simulator.program.categories import axis_of
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import PlaceInStep, Send, Task, first_kernels, make_task
 from simulator.program.timetable import Slot, Timetable
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
 
 MOVING = "pipeline-moves"
 """The stream of activations that go to another device to rest there, and come back."""
+
+SUMS = "pipeline-sums"
+"""The stream of sums of gradients among the devices that hold copies of a stage."""
 
 
 def build(
@@ -116,6 +120,8 @@ class _Builder:
             return self._tasks.setdefault("follows", Task((), [], []))
         if slot.kind in ACTIVATION_TRANSFERS:
             return self._move(slot)
+        if slot.kind in GRADIENT_SUMS:
+            return self._sum_gradients(slot)
         if slot.partner is None:
             return self._alone(slot)
         one, other = self._alone(slot), self._alone(slot.partner)
@@ -259,6 +265,32 @@ class _Builder:
                 block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
             part = price_block(block, 1, self.prices[self.timetable.owner(slot)])
             self._tasks[key] = Task((part,), [], [], flows if takes else (), () if takes else flows)
+        return self._tasks[key]
+
+    def _sum_gradients(self, slot: Slot) -> Task:
+        """One of the two actions of a sum of gradients among the devices that hold a stage.
+
+        Gradients are complete once the last backward pass has run and the data-parallel ranks have reduced them. The
+        sum is an all-reduce on a stream of its own, for which all devices meet.
+        """
+        device, stage_ops = self.timetable.device(slot.stage), self.in_series(slot.stage, slot.slice)
+        members = self.timetable.copies[slot.stage]
+        key = stage_ops, slot.kind, self.price_groups[device], members
+        if key not in self._tasks:
+            if slot.kind == ActionKind.COMPLETE:
+                own = [op for unit_run in stage_ops.unit_runs for op in unit_run.fragment.backward]
+                own += [op for side in stage_ops.behind for op in side.ops]
+                streams = sorted({op.stream for op in own if axis_of(op) == "dp"})
+                ops = [Op("gradients complete", stream, None, [], "U") for stream in (COMPUTE, *streams)]
+                port = Port((), tuple(range(len(ops))), through=False)
+            else:
+                nbytes = stage_ops.shared_gradients
+                work = Collective("all_reduce", nbytes, (self.axis,), members) if nbytes else None
+                ops, port = [Op("sum gradients", SUMS, work, [], "U")], Port((0,), (0,), through=False)
+            block = Block(ops, [()] * len(ops), (port,), [])
+            # All devices are in the sum for as long as the slowest.
+            part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
+            self._tasks[key] = Task((part,), [], [])
         return self._tasks[key]
 
     def _pair(self, one: Task, other: Task) -> Task:

@@ -9,7 +9,7 @@ together, in the place of the leader.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,10 +20,12 @@ import numpy as np
 
 from hardware.errors import ScheduleError
 from simulator.program.rounds import Rounds, find_rounds
+from simulator.scheduling.gradient_sums import insert_gradient_sums
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
+    GRADIENT_SUMS,
     Action,
     ActionKind,
     OverlappedPasses,
@@ -35,7 +37,7 @@ from simulator.scheduling.schedule import (
     format_orders,
 )
 
-F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD = range(len(ACTION_KINDS))
+F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD, COMPLETE, SUM = range(len(ACTION_KINDS))
 
 
 class Slot(NamedTuple):
@@ -67,6 +69,7 @@ class Timetable:
     need: by action, the result of another stage that it needs, or -1. A result has the number of its action.
     sequence: all actions, each after those that it needs.
     stage_device: by stage, the device that runs it.
+    copies: by stage, the devices that hold the same part of the model.
     predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
@@ -82,6 +85,7 @@ class Timetable:
     need: list[int]
     sequence: list[int]
     stage_device: list[int]
+    copies: list[tuple[int, ...]]
     predecessors: list[tuple[int, ...]]
     successors: list[tuple[int, ...]]
     further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -111,7 +115,9 @@ class Timetable:
     @cached_property
     def rounds(self) -> Rounds | None:
         """The steady state, if one is found."""
-        plain = not (self.further_needs or self.extra_results or any(slot.follows for slot in self.slots))
+        # A sum of gradients follows the last pass of a stage, so no round has one.
+        joins = any(self.slots[self.slot[action]].kind != ActionKind.SUM for action in self.further_needs)
+        plain = not (joins or self.extra_results or any(slot.follows for slot in self.slots))
         return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
 
     @cached_property
@@ -161,17 +167,20 @@ def timetable(
     durations: PassDurations | None = None,
     update_interval: int = 0,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
+    gradient_sums: bool = True,
 ) -> Timetable:
     """Makes the timetable of `schedule`.
 
     durations: of passes, for schedules that ask for them.
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
     orders: orders that devices followed at run time, in place of those of the schedule.
+    gradient_sums: whether copies of a stage sum their gradients, where the schedule does so during a step.
 
     Raises PlanError for a shape that the schedule does not support, and ScheduleError, which prints the orders, if an
     action is missing or repeated or if the orders deadlock.
     """
     stated = orders_of_run(schedule, shape, update_interval, durations) if orders is None else orders
+    stated = insert_gradient_sums(schedule, shape, stated) if gradient_sums else stated
     return _TimetableMaker(schedule, shape, [list(order) for order in stated], update_interval).build()
 
 
@@ -236,11 +245,12 @@ class _TimetableMaker:
     def build(self) -> Timetable:
         need, further_needs, extra_results, sources = self._needs()
         self._need_moves(need, further_needs, sources)
+        self._need_gradients(need, further_needs, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
         return Timetable(
-            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.predecessors,
-            self.successors, further_needs, extra_results, self.update_interval, self.chained,
+            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
+            self.predecessors, self.successors, further_needs, extra_results, self.update_interval, self.chained,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -319,6 +329,25 @@ class _TimetableMaker:
                 need[back] = give
             else:
                 rest[back] = (*rest.get(back, ()), give)
+
+    def _need_gradients(
+        self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Adds the dependencies of sums of gradients: SUM needs COMPLETE of all copies of its stage."""
+        complete: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        for action in np.flatnonzero(self.kind == COMPLETE).tolist():
+            complete[self.schedule.model_part(self.shape, self.stage[action])] += (action,)
+        for action in np.flatnonzero(self.kind == SUM).tolist():
+            need[action], *others = more[action] = complete[self.schedule.model_part(self.shape, self.stage[action])]
+            rest[action] = tuple(others)
+
+    def _copies(self) -> list[tuple[int, ...]]:
+        """Returns for each stage the devices that hold the same part of the model."""
+        parts = [self.schedule.model_part(self.shape, stage) for stage in range(self.shape.stages)]
+        holders: dict[int, set[int]] = defaultdict(set)
+        for part, device in zip(parts, self.devices, strict=True):
+            holders[part].add(device)
+        return [tuple(sorted(holders[part])) for part in parts]
 
     def _needs_on_own_stage(self) -> np.ndarray:
         """Returns for each action the last action on its own stage that must precede it; -1: none."""
@@ -440,5 +469,6 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
     own = {action for group in groups for action in group}
     for action in order:
         move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F") in counts
+        move |= action.kind in GRADIENT_SUMS
         found += [] if move or action in own else [action]
     return found

@@ -45,6 +45,7 @@ THREADS = (
     "pipeline-forward",
     "pipeline-backward",
     "pipeline-moves",
+    "pipeline-sums",
     "pipeline",
     "memory",
 )

@@ -40,7 +40,7 @@ class ActivationTransfer:
     load_during: Action
 
 
-class _TimedItem(NamedTuple):
+class TimedItem(NamedTuple):
     """A schedule item with its device, and its begin and end in the unit of the durations."""
 
     item: ScheduleItem
@@ -57,7 +57,7 @@ def insert_transfers(
     durations: PassDurations | None = None,
 ) -> list[list[ScheduleItem]]:
     """Orders with their transfers. durations: of passes; without them all passes last equally long."""
-    timed = _time_orders(schedule, shape, orders, durations or _equal_durations(shape))
+    timed = time_orders(schedule, shape, orders, durations or equal_durations(shape))
     index = {action: at for at, one in enumerate(timed) for action in actions_of([one.item])}
     # Ends of passes may coincide; the running maximum keeps them sorted.
     ends = list(accumulate((one.end for one in timed), max))
@@ -84,14 +84,14 @@ def insert_transfers(
     return found
 
 
-def _equal_durations(shape: PipelineShape) -> PassDurations:
+def equal_durations(shape: PipelineShape) -> PassDurations:
     one = (1.0,) * shape.stages
     return PassDurations(one, one, one, one)
 
 
-def _time_orders(
+def time_orders(
     schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], durations: PassDurations
-) -> list[_TimedItem]:
+) -> list[TimedItem]:
     """Every item with its device, begin and end, sorted by end; each after all that it depends on.
 
     Items of an order that deadlocks stand at the end: the check of the orders reports them.
@@ -102,7 +102,7 @@ def _time_orders(
             successors[other].append(stage)
     position, free_at = [0] * len(orders), [0.0] * len(orders)
     ends = dict[tuple[int, bool, int, int], float]()
-    found: list[_TimedItem] = []
+    found: list[TimedItem] = []
 
     def arrival(action: Action, device: int) -> float | None:
         """When the inputs of an action from other stages have arrived; None: not yet known."""
@@ -132,12 +132,12 @@ def _time_orders(
                 for action in actions_of([item]):
                     if action.kind in ("F", "BW", "B"):
                         ends[action.stage, action.kind == "F", action.microbatch, action.slice] = free_at[device]
-                found.append(_TimedItem(item, device, begin, free_at[device]))
+                found.append(TimedItem(item, device, begin, free_at[device]))
                 position[device] += 1
                 progress = True
     found.sort(key=lambda one: one.end)
     stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
-    return found + [_TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
+    return found + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
 
 
 def _pass_duration(action: Action, durations: PassDurations) -> float:

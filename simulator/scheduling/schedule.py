@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class ActionKind(StrEnum):
     """The other device sends them back."""
     LOAD = "L"
     """The device of the stage receives them again, before its backward pass."""
+    COMPLETE = "C"
+    """All gradients of a stage of which there are copies are complete on its device."""
+    SUM = "S"
+    """They are summed with those of the copies, while other passes run."""
 
 
 ACTION_KINDS = tuple(kind.value for kind in ActionKind)
@@ -49,6 +53,9 @@ ACTION_KINDS = tuple(kind.value for kind in ActionKind)
 
 ACTIVATION_TRANSFERS = (ActionKind.EVICT, ActionKind.KEEP, ActionKind.GIVE_BACK, ActionKind.LOAD)
 """The four actions of one activation transfer; none of them computes."""
+
+GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
+"""The two actions of a sum of gradients during a step; none of them computes. `gradient_sums` puts them in."""
 
 
 class Action(NamedTuple):
@@ -147,6 +154,14 @@ class PostValidation(SchemeOptions):
     """Devices update their weights by the sum of the gradients' norms up to their own, which goes from device to
     device, start the next batch, and roll back if the whole norm demands another update: no barrier between steps
     (arXiv 2401.10241, section 4). Default: off, as the norm is all-reduced first."""
+
+
+class GradientSync(SchemeOptions):
+    """Option of the schedules that hold every stage on several devices."""
+
+    gradient_sync: Literal["end", "eager"] = "eager"
+    """When the gradients of the copies of a stage are summed: `end`, after all passes; `eager`, as soon as the last
+    backward pass of that stage has run on all devices that hold it, while other passes go on."""
 
 
 SliceDuration = Callable[[int, int], float]
@@ -255,6 +270,11 @@ class Schedule(Scheme):
         """Roles (`Scheme.role`) of other schemes that do not apply to a stage."""
         return ()
 
+    def sums_early(self, shape: PipelineShape, stage: int) -> bool:
+        """Whether the gradients of a stage are summed with those of its copies as soon as all copies have run their
+        last backward pass, instead of at the end of the step; the same for all copies."""
+        return False
+
     def next_item(
         self,
         shape: PipelineShape,
@@ -291,9 +311,15 @@ class ZeroBubble(Schedule):
 
 class Bidirectional(Schedule):
     """Base of the schedules with two directions, down and up an even number of devices: every device holds a stage of
-    each, so there are two copies of the weights."""
+    each, so there are two copies of the weights, whose gradients are summed."""
 
     directions = 2
+
+    class Options(Schedule.Options, GradientSync):
+        pass
+
+    def sums_early(self, shape: PipelineShape, stage: int) -> bool:
+        return bool(self.options.gradient_sync == "eager")
 
     def device(self, shape: PipelineShape, stage: int) -> int:
         return v_shape_device(shape, stage)

@@ -22,7 +22,7 @@ from simulator.ir.scheme import FAMILIES, Paper, Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, PipelineSetting, Schedule
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, Action, PipelineSetting, Schedule
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
 from tests.contract.composed import SCHEMES, axes_for, entries_with
 from tests.contract.measure import (
@@ -237,12 +237,16 @@ def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
         assert min(peak.by.values()) >= 0
 
 
+ASIDE = (*ACTIVATION_TRANSFERS, *GRADIENT_SUMS, "O")
+"""Actions that are no passes."""
+
+
 @examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_every_action_happens_once(job: dict[str, Any]) -> None:
     played = play_job(job)
     plan, table, flat = played.plan, played.program.timetable, played.flat
-    counts = Counter(action for action in table.actions if action.kind not in (*ACTIVATION_TRANSFERS, "O"))
+    counts = Counter(action for action in table.actions if action.kind not in ASIDE)
     assert set(counts.values()) == {1}
     units: dict[int, int] = {}
     for stage in range(plan.shape.stages):
@@ -263,7 +267,7 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
         if action.kind == "F":
             stage_ops = played.stage_ops(action.stage, action.slice)
             wanted.update((*forward_ops(stage_ops), *backward_ops(stage_ops)))
-        elif action.kind in (*ACTIVATION_TRANSFERS, "O"):
+        elif action.kind in ASIDE:
             wanted.update(op for part in task.parts for op in part.block.ops)
     assert ran == wanted
     # Each op has a time of its own, after all that it waits for.

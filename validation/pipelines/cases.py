@@ -199,7 +199,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
         durations = pass_durations(whole, [price] * shape.stages, "pp")
         durations = replace(durations, kept_for_weights=_kept_for_weights(case, schedule, shape), barrier=case.barrier)
-    table = timetable(schedule, shape, durations)
+    table = timetable(schedule, shape, durations, gradient_sums=False)
     program = build(table, stages, price)
     program.tasks = [_merge_overlapped(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]
     flat = flatten(program)

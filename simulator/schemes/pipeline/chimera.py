@@ -1,8 +1,9 @@
 """Chimera: two pipelines in opposite directions through the same devices; each fills bubbles of the other.
 
-Every device holds one stage of each direction, so there are two copies of the weights, whose gradients are all-reduced
-before the update. Half of the micro-batches go down, from device 0 to the last, half go up. Orders are read off a grid
-of unit slots in which the two directions never collide; groups of p micro-batches follow one another.
+Every device holds one stage of each direction, so there are two copies of the weights, whose gradients are all-reduced:
+those of a stage as soon as all copies have run their last backward pass, if a bubble follows. Half of the micro-batches
+go down, from device 0 to the last, half go up. Orders are read off a grid of unit slots in which the two directions
+never collide; groups of p micro-batches follow one another.
 
     p = 4, m = 4 (upper case: down, lower case: up)
     device 0   F0 .. F1 f0 b0 f1 b1 B0 .. B1
@@ -16,11 +17,11 @@ ring, and takes 1/f of the micro-batches. f divides p/2.
 bubble (q-2) t_B + (m/p - 1)(q-2)(t_B - t_f) [s] for q = p/f and t_B = t_b + t_w >= t_f; from p - q/2 + 1 to p
 micro-batches in flight. Needs an even p and m a multiple of p.
 
-References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
+References: Li and Hoefler 2021, arXiv 2107.06925, section 3; gradient_sync: section 3.2 and figures 4 and 12.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -39,6 +40,10 @@ class Chimera(Bidirectional):
     class Options(Bidirectional.Options):
         pairs: int = Field(default=1, ge=1, strict=True)
         """Pairs of pipelines, one down and one up each (f)."""
+        gradient_sync: Literal["end", "eager", "eager-opt"] = "eager-opt"  # type: ignore[assignment]
+        """When the gradients of the copies of a stage are summed: `end`, after all passes; `eager`, as soon as the last
+        backward pass of that stage has run on all devices that hold it, while other passes go on; `eager-opt`, eager
+        for the stages whose last backward pass is followed by a bubble before the last pass of the device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +66,11 @@ class Chimera(Bidirectional):
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
+        slots = self._slots(shape, device)
+        return [slots[slot] for slot in sorted(slots)]
+
+    def _slots(self, shape: PipelineShape, device: int) -> dict[int, Action]:
+        """The actions of a device by slot."""
         p, share = shape.p, shape.p // self.directions
         slots = {}
         for stage in (stage for stage in range(shape.stages) if self.device(shape, stage) == device):
@@ -70,7 +80,19 @@ class Chimera(Bidirectional):
                 begin = 2 * p * group + 2 * number
                 slots[begin + position] = Action(stage, "F", k)
                 slots[begin + 2 * p - 1 - position] = Action(stage, "BW", k)
-        return [slots[slot] for slot in sorted(slots)]
+        return slots
+
+    def sums_early(self, shape: PipelineShape, stage: int) -> bool:
+        if self.options.gradient_sync != "eager-opt":
+            return super().sums_early(shape, stage)
+        part = self.model_part(shape, stage)
+        return all(self._bubble_follows(shape, part + i * shape.p) for i in range(self.directions))
+
+    def _bubble_follows(self, shape: PipelineShape, stage: int) -> bool:
+        """Whether the device idles between the last backward pass of a stage and its own last pass."""
+        slots = self._slots(shape, self.device(shape, stage))
+        last = max(slot for slot, action in slots.items() if action.stage == stage)
+        return len(slots) < 1 + max(slots) - last + sum(slot < last for slot in slots)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, groups = setting.shape.p, setting.shape.m // setting.shape.p

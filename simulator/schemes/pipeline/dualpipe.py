@@ -1,8 +1,9 @@
 """DualPipe (DeepSeek-V3): forward passes of one direction through the devices overlap backward passes of the other.
 
-Every device holds a stage of each direction, as in Chimera. A forward and a backward pass that do not depend on each
-other run as a pair, in which the token dispatch and combine of one are hidden by the computation of the other.
-Gradients of weights, split off in warm-up and cool-down, fill part of the bubble that is left.
+Every device holds a stage of each direction, as in Chimera; the gradients of a stage are summed with those of its copy
+as soon as both have run their last backward pass. A forward and a backward pass that do not depend on each other run as
+a pair, in which the token dispatch and combine of one are hidden by the computation of the other. Gradients of weights,
+split off in warm-up and cool-down, fill part of the bubble that is left.
 
     p = 4, m = 8 (upper case: first direction, lower case: second; D, d: whole backward pass; {..}: a pair)
     device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3

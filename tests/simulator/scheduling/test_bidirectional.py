@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from random import Random
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ from simulator.program.timetable import timetable
 from simulator.report.breakdown import breakdown
 from simulator.report.report import Report
 from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
-from tests.contract.played import Ideal, Played, play_job
+from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
 from tests.strategies import BIDIRECTIONAL, PAIRED, PRICES, SECONDS, TWO_WAYS, examples, jobs
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
@@ -356,9 +358,19 @@ def job(plan: dict[str, Any], layers: int = 8, overlap: bool = True, batch: int 
     }
 
 
-def run(use: str, data: str = "data/ddp", dp: int = 1, pp: int = 4, **more: Any) -> Played:
-    schemes = [{"use": use, "over": "pp"}, {"use": data, "over": "dp"}]
-    return play_job(job({"mesh": {"pp": pp, "dp": dp}, "schemes": schemes}, batch=16 * dp, **more))
+def run(
+    use: str, data: str = "data/ddp", dp: int = 1, pp: int = 4, sync: str = "", price: Any = PAID, **more: Any
+) -> Played:
+    pipeline = {"use": use, "over": "pp", **({"gradient_sync": sync} if sync else {})}
+    schemes = [pipeline, {"use": data, "over": "dp"}]
+    return play_job(job({"mesh": {"pp": pp, "dp": dp}, "schemes": schemes}, batch=16 * dp, **more), price)
+
+
+LINKS = Ideal(links=1e8)
+"""A sum of gradients takes less time than the passes behind it."""
+
+SYNCS = [*product(BIDIRECTIONAL, ("end", "eager")), ("pipeline/chimera", "eager-opt")]
+"""Bidirectional schedules with their options of gradient synchronisation."""
 
 
 def summed(played: Played, device: int) -> list[Collective]:
@@ -369,9 +381,11 @@ def summed(played: Played, device: int) -> list[Collective]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("data", "dp", "cut"), [("data/ddp", 2, 1), ("data/zero-1", 2, 2), ("data/fsdp", 2, 2)])
-@pytest.mark.parametrize("use", BIDIRECTIONAL)
-def test_two_directions_hold_and_reduce_everything_twice(use: str, data: str, dp: int, cut: int, tied: bool) -> None:
-    two, one = run(use, data, dp, tied=tied), run("pipeline/1f1b", data, dp, tied=tied)
+@pytest.mark.parametrize(("use", "sync"), SYNCS)
+def test_two_directions_hold_and_reduce_everything_twice(
+    use: str, sync: str, data: str, dp: int, cut: int, tied: bool
+) -> None:
+    two, one = run(use, data, dp, sync=sync, tied=tied), run("pipeline/1f1b", data, dp, tied=tied)
     model = two.plan.job.model
     held = [sum(param.size for param in two.held(device)) for device in range(4)]
     held_alone = sum(param.size for device in range(4) for param in one.held(device))
@@ -381,9 +395,9 @@ def test_two_directions_hold_and_reduce_everything_twice(use: str, data: str, dp
         alone, copied = (sum(played.resting(device)[name] for device in range(4)) for played in (one, two))
         assert copied == pytest.approx(2 * alone * model.parameters / held_alone)
     for device in range(4):
-        (work,) = summed(two, device)
-        assert work.members == tuple(sorted((device, 3 - device)))
-        assert work.nbytes == pytest.approx(4 * held[device] / cut)
+        works = summed(two, device)
+        assert {work.members for work in works} == {tuple(sorted((device, 3 - device)))}
+        assert sum(work.nbytes for work in works) == pytest.approx(4 * held[device] / cut)
     assert not any(summed(one, device) for device in (1, 2))
 
 
@@ -393,21 +407,54 @@ def test_pairs_of_chimera_hold_and_reduce_everything_as_often() -> None:
     held = [sum(param.size for param in four.held(device)) for device in range(4)]
     assert sum(held) == 4 * four.plan.job.model.parameters
     for device in range(4):
-        (work,) = summed(four, device)
-        assert work.members == (0, 1, 2, 3)
-        assert work.nbytes == pytest.approx(4 * held[device])
+        assert {work.members for work in summed(four, device)} == {(0, 1, 2, 3)}
+        assert sum(work.nbytes for work in summed(four, device)) == pytest.approx(4 * held[device])
+
+
+def sums(played: Played, device: int) -> list[tuple[float, float]]:
+    """Begins and ends of the sums of gradients of a device [s]."""
+    numbers = [n for n, op in played.instances(device) if op.work in summed(played, device)]
+    return [(played.times.begin[n], played.times.end[n]) for n in numbers]
+
+
+@pytest.mark.parametrize(("use", "sync"), SYNCS)
+def test_two_devices_all_reduce_their_gradients(use: str, sync: str) -> None:
+    played = run(use, sync=sync)
+    for device in (0, 1):
+        assert np.ravel(sums(played, device)) == pytest.approx(np.ravel(sums(played, 3 - device)))
+        # Of the stages that end early, the outer ones of Chimera are followed by a bubble.
+        early = {"end": 0, "eager": 2, "eager-opt": 1 - device}[sync]
+        assert len(sums(played, device)) == early + (early < 2)
 
 
 @pytest.mark.parametrize("use", BIDIRECTIONAL)
-def test_two_devices_all_reduce_their_gradients(use: str) -> None:
-    played = run(use)
-    for device in (0, 1):
-        ends = []
-        for mine in (device, 3 - device):
-            numbers = [n for n, op in played.instances(mine) if op.work in summed(played, mine)]
-            assert len(numbers) == 1
-            ends.append((played.times.begin[numbers[0]], played.times.end[numbers[0]]))
-        assert ends[0] == ends[1]
+@pytest.mark.parametrize(("data", "dp"), [("data/ddp", 1), ("data/ddp", 2), ("data/zero-1", 2), ("data/fsdp", 2)])
+def test_an_eager_sum_begins_with_the_last_gradient_of_all_copies(use: str, data: str, dp: int) -> None:
+    """After the last backward pass of the stage on all devices, reduced among data-parallel ranks."""
+    played = run(use, data, dp, sync="eager")
+    flat, table, end = played.step.flat, played.program.timetable, played.times.end
+    complete = dict.fromkeys(range(4), 0.0)
+    free = dict(complete)
+    for action, done in enumerate(table.actions):
+        if done.kind in ("BW", "W"):
+            ops = range(flat.first[action], flat.behind[action])
+            gradients = [end[n] for n in ops if flat.ops[n].stream == COMPUTE or flat.ops[n].stream.startswith("data")]
+            complete[done.stage % 4] = max([complete[done.stage % 4], *gradients])
+    for action, done in enumerate(table.actions):
+        if done.kind == "S":
+            device = table.device_of[action]
+            begin = played.times.begin[flat.first[action]]
+            assert begin == pytest.approx(max(complete[done.stage % 4], free[device]))
+            free[device] = end[flat.first[action]]
+
+
+@pytest.mark.parametrize("use", BIDIRECTIONAL)
+def test_passes_that_are_left_hide_eager_sums(use: str) -> None:
+    """On the outermost devices one of two stages ends early: half of their sums is hidden."""
+    end, eager = run(use, sync="end", price=LINKS), run(use, sync="eager", price=LINKS)
+    ((first, last),) = sums(end, 0)
+    assert end.times.span - eager.times.span == pytest.approx((last - first) / 2, rel=0.05)
+    assert end.peaks == eager.peaks
 
 
 @pytest.mark.parametrize("use", TWO_WAYS)
