@@ -149,7 +149,8 @@ def title(report: Report) -> RenderableType:
     trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
     trained = ", forward passes only" if job.forward_only else trained
     name = f"{job.model.name} ({format_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
-    passes = f"{shape.m} micro-batch{'' if shape.m == 1 else 'es'} of {batch.micro} in each replica"
+    number = shape.m * report.play.plan.schedule.microbatches_per_forward
+    passes = f"{number} micro-batch{'' if number == 1 else 'es'} of {batch.micro} in each replica"
     return Group(
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),

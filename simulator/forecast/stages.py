@@ -36,8 +36,9 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
                 scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
             ]
             if early:
-                elements = _elements(plan, stage_ops[0].params(), "optimizer")
-                stage_ops[0].shared_gradients = elements * BYTES[plan.job.framework.gradients]
+                for one in stage_ops:
+                    elements = _elements(plan, one.params(), "optimizer")
+                    one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
         stages.append(known[key])
     if plan.job.forward_only:

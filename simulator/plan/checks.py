@@ -13,6 +13,7 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Format
 from simulator.lowering.scope import Scope
 from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import nearest_multiple
 
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",
@@ -74,13 +75,19 @@ def check_axes(plan: Plan) -> None:
 
 
 def check_batch(plan: Plan) -> None:
-    """The global batch is a multiple of micro-batch x data-parallel ranks."""
-    batch = plan.job.batch
+    """The global batch is a multiple of micro-batch x data-parallel ranks, for every micro-batch of a forward pass; the
+    samples of a forward pass are divisible by the number of backward passes."""
+    batch, joint, parts = plan.job.batch, plan.schedule.microbatches_per_forward, plan.schedule.backwards_per_forward
     assert batch.total is not None
-    one = batch.micro * plan.replicas
+    if batch.micro * joint % parts:
+        rule = f"{plan.schedule.use} runs {parts} backward passes, each of a part of {batch.micro * joint} samples"
+        raise PlanError("batch.micro", rule, f"{nearest_multiple(batch.micro, parts)} would work", batch.micro)
+    one = batch.micro * joint * plan.replicas
     if batch.total % one:
         near = max(1, round(batch.total / one)) * one
-        rule = f"it must be a multiple of batch.micro x data-parallel ranks = {batch.micro} x {plan.replicas} = {one}"
+        joined = f", {joint} to a forward pass" if joint > 1 else ""
+        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.replicas)))
+        rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {one}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
 
@@ -133,9 +140,11 @@ def check_period(plan: Plan) -> None:
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
     shape = plan.played_shape
-    each = (1 if shape.forward_only else 2) * shape.stages * shape.slices
+    backward = 0 if shape.forward_only else plan.schedule.backwards_per_forward
+    each = (1 + backward) * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
+        most *= plan.schedule.microbatches_per_forward
         sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
         rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
@@ -176,7 +185,7 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
     """
     # The samples of all replicas are divisible by any number of replicas.
     key = (
-        replace(plan.architecture, replicas=1),
+        replace(plan.backward_architecture, replicas=1),
         tuple(plan.mesh.views),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
@@ -195,7 +204,7 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
                 axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
                 _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
-    for unit in plan.architecture.units:
+    for unit in plan.backward_architecture.units:
         walk(unit, visit)
     known.add(key)
 

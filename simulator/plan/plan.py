@@ -6,7 +6,7 @@ A plan is made by `simulator.plan.resolve.resolve` and never changed afterwards.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -127,7 +127,7 @@ class Plan:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Builds the modules of the stages for whole sequences."""
+        """Builds the modules of the stages for whole sequences and the samples of a forward pass."""
         return self._architecture(self.model)
 
     def _architecture(self, model: Model) -> Architecture:
@@ -135,7 +135,7 @@ class Plan:
         assert job.batch.sequence is not None
         return Architecture(
             model,
-            job.batch.micro,
+            job.batch.micro * self.schedule.microbatches_per_forward,
             job.batch.sequence,
             self.vocab,
             self.replicas,
@@ -150,8 +150,17 @@ class Plan:
         )
 
     @cached_property
+    def backward_architecture(self) -> Architecture:
+        """Builds the modules of the stages for whole sequences and the samples of a backward pass."""
+        whole = self.architecture
+        return replace(whole, samples=whole.samples // self.schedule.backwards_per_forward)
+
+    @cached_property
     def slices(self) -> list[Architecture]:
-        """Builds the modules of the stages, for each slice of a sequence."""
+        """Builds the modules of the stages, for each slice of a sequence; where backward passes are of a part of the
+        samples, for a forward and for a backward pass."""
+        if self.schedule.backwards_per_forward > 1:
+            return [self.architecture, self.backward_architecture]
         ends = [0, *accumulate(self.slice_lengths)]
         return [self.architecture.slice(begin, end) for begin, end in pairwise(ends)]
 

@@ -128,7 +128,7 @@ def _check_axes(
 def _shape(plan: Plan) -> PipelineShape:
     batch = plan.job.batch
     assert batch.total is not None
-    microbatches = batch.total // (batch.micro * plan.replicas)
+    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
     slices = max(1, len(plan.schedule.slices))
     chunks = plan.schedule.chunks_per_device()
     return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, chunks, slices, plan.job.forward_only)

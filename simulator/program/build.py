@@ -111,9 +111,12 @@ class _Builder:
         self._sends: dict[Hashable, list[Send | None]] = {}
         self._opening: dict[int, str] = {}
 
-    def in_series(self, stage: int, part: int) -> StageOps:
+    def stage_ops(self, stage: int, slot: Slot) -> StageOps:
+        """The ops of a stage, of the samples and the slice of a slot."""
         found = self.stages[stage]
-        return found if isinstance(found, StageOps) else found[part]
+        if isinstance(found, StageOps):
+            return found
+        return found[slot.slice if self.timetable.backwards_per_forward == 1 else int(slot.kind != "F")]
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -141,10 +144,10 @@ class _Builder:
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
-        forward, stage_ops = slot.kind == "F", self.in_series(slot.stage, slot.slice)
+        forward, stage_ops = slot.kind == "F", self.stage_ops(slot.stage, slot)
         stream = "pipeline-backward" if slot.kind in ("BW", "B") else "pipeline-forward"
         # What comes back to one of several that were joined is its own share.
-        nbytes = (stage_ops if forward else self.in_series(receiver, slot.slice)).message_nbytes
+        nbytes = (stage_ops if forward else self.stage_ops(receiver, slot)).message_nbytes
         nbytes = NORM_BYTES if slot.kind == "O" else nbytes
         work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
         # What goes from one kind of GPU to another is as slow as the slower one.
@@ -157,7 +160,7 @@ class _Builder:
         if slot.kind == "O":
             return NORM_BYTES * len(far)
         givers = far if slot.kind == "F" else [slot.stage] * len(far)
-        return sum(self.in_series(stage, slot.slice).message_nbytes for stage in givers)
+        return sum(self.stage_ops(stage, slot).message_nbytes for stage in givers)
 
     # ------------------------------------------------------------------------------------------- tasks
 
@@ -196,7 +199,7 @@ class _Builder:
     def _alone(self, slot: Slot) -> Task:
         if slot.kind == "O":
             return self._update(self.timetable.device(slot.stage))
-        stage_ops = self.in_series(slot.stage, slot.slice)
+        stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
         place = self._place_in_step(slot, stage_ops)
         key = stage_ops, slot.kind, price, place
@@ -273,7 +276,7 @@ class _Builder:
         Gradients are complete once the last backward pass has run and the data-parallel ranks have reduced them. The
         sum is an all-reduce on a stream of its own, for which all devices meet.
         """
-        device, stage_ops = self.timetable.device(slot.stage), self.in_series(slot.stage, slot.slice)
+        device, stage_ops = self.timetable.device(slot.stage), self.stage_ops(slot.stage, slot)
         members = self.timetable.copies[slot.stage]
         key = stage_ops, slot.kind, self.price_groups[device], members
         if key not in self._tasks:

@@ -14,7 +14,8 @@ from simulator.program.task import Send, Task
 from simulator.program.timetable import Timetable
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
-"""The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice."""
+"""The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
+passes are of a part of the samples, those of a forward and of a backward pass."""
 
 
 def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:

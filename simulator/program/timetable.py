@@ -75,6 +75,7 @@ class Timetable:
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
     chained: every update needs the norm of the gradients of the devices before (post-validation).
+    backwards_per_forward: backward passes to one forward pass, each of a part of its samples.
     """
 
     shape: PipelineShape
@@ -92,6 +93,7 @@ class Timetable:
     extra_results: dict[int, range] = field(default_factory=dict)
     update_interval: int = 0
     chained: bool = False
+    backwards_per_forward: int = 1
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -185,13 +187,19 @@ def timetable(
 
 
 class _TimetableMaker:
-    """Checks orders and finds dependencies. action_at: the numbers of actions [stage, kind, micro-batch x slice]."""
+    """Checks orders and finds dependencies.
+
+    pieces: slices of every micro-batch, or parts of it that have backward passes of their own.
+    action_at: the numbers of actions [stage, kind, micro-batch x piece].
+    """
 
     def __init__(
         self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
     ) -> None:
         self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
         self.chained = schedule.flush and interval > 0
+        self.parts = schedule.backwards_per_forward
+        self.pieces = pieces = shape.slices * self.parts
         self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
@@ -207,28 +215,31 @@ class _TimetableMaker:
         self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
         self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
         microbatch = np.array(columns[2], int)
-        self.unit = microbatch * shape.slices + self.slice
+        self.unit = microbatch * pieces + self.slice
         self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
         ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
         ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
-        ok &= (self.slice >= 0) & (self.slice < shape.slices)
+        ok &= (self.slice >= 0) & (self.slice < pieces)
         if ok.all():
             low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
             ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
             ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
         if not ok.all():
             raise self._incomplete()
-        self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * shape.slices), -1)
+        self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * pieces), -1)
         self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
         has = self.action_at >= 0
-        passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
+        passing = np.zeros((shape.stages, shape.m * pieces), bool)
         for stage, some in enumerate(ranges):
-            passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
+            passing[stage, some.start * pieces : some.stop * pieces] = True
+        entering = passing & (np.arange(shape.m * pieces) % self.parts == 0)
         back = passing & (not shape.forward_only)
-        whole = (has[:, F] == passing) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
+        whole = (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
         updates = shape.p * shape.m // interval if interval else 0
         if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
             raise self._incomplete()
+        # One forward pass serves the backward passes of all its parts.
+        self.action_at[:, F] = np.repeat(self.action_at[:, F, :: self.parts], self.parts, axis=1)
         self._check_moves()
         self.leads = self._leads()
 
@@ -251,6 +262,7 @@ class _TimetableMaker:
         return Timetable(
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
             self.predecessors, self.successors, further_needs, extra_results, self.update_interval, self.chained,
+            self.parts,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -311,7 +323,7 @@ class _TimetableMaker:
         wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
         if len(wrong):
             stage, unit = wrong[0].tolist()
-            moves = [str(Action(stage, kind, *divmod(unit, self.shape.slices))) for kind in ACTIVATION_TRANSFERS]
+            moves = [str(Action(stage, kind, *divmod(unit, self.pieces))) for kind in ACTIVATION_TRANSFERS]
             rule = f"an activation transfer needs all of {', '.join(moves)}, the second and third on another device"
             raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
 
@@ -418,7 +430,7 @@ class _TimetableMaker:
         # Where an index occurs several times, the last assignment stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
-        code = (((self.stage * len(ACTION_KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
+        code = (((self.stage * len(ACTION_KINDS) + kind) * self.pieces + self.slice) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
         keeper = np.where(kind >= EVICT, self.owner[self.action_at[self.stage, KEEP, self.unit]], -1)
@@ -439,9 +451,9 @@ class _TimetableMaker:
         for device, order in enumerate(self.stated):
             passes = [
                 [
-                    [Action(stage, kind, microbatch, part) for kind in kinds]
+                    [Action(stage, kind, microbatch, 0 if kind == "F" and self.parts > 1 else part) for kind in kinds]
                     for microbatch in schedule.microbatches(shape, stage)
-                    for part in range(shape.slices)
+                    for part in range(self.pieces)
                     for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
                 ]
                 for stage in range(shape.stages)

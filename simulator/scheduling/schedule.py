@@ -64,7 +64,8 @@ class Action(NamedTuple):
     stage: virtual stage, numbered from 0.
     kind: a value of `ActionKind`.
     microbatch: micro-batch of the replica, numbered from 0.
-    slice: slice of the micro-batch's sequences, in schedules that slice sequences.
+    slice: slice of the micro-batch's sequences, in schedules that slice sequences; or the part of its samples, of a
+        backward pass of a part.
     """
 
     stage: int
@@ -102,7 +103,7 @@ class PipelineShape:
     """Size of a pipeline. Stages are numbered from 0 to p v - 1.
 
     p: devices.
-    m: micro-batches.
+    m: micro-batches, those that one forward pass runs together counted as one.
     v: chunks (virtual stages) a device.
     slices: slices of every sequence.
     forward_only: micro-batches have forward passes alone.
@@ -184,6 +185,11 @@ class Schedule(Scheme):
     """Whether its orders depend on the durations of passes."""
     directions: int = 1
     """Ways through the devices; each has stages of its own, which hold the same parts of the model."""
+    microbatches_per_forward: int = 1
+    """Micro-batches that one forward pass runs together: to the schedule they are one micro-batch."""
+    backwards_per_forward: int = 1
+    """Backward passes to one forward pass, each of an equal part of its samples: those of later parts are actions with
+    a `slice`."""
     reorders_at_run_time: ClassVar[bool] = False
     """Whether a device may deviate from its order, by `next_item`, when passes last longer or shorter than planned."""
     flush: ClassVar[bool] = True

@@ -155,7 +155,8 @@ class Played:
         """
         job, mesh = self.plan.job, self.plan.mesh
         model, seq = self.plan.model, job.batch.sequence or 0
-        tokens = self.plan.played_shape.m * job.batch.micro * self.plan.replicas * seq
+        joint = self.plan.schedule.microbatches_per_forward
+        tokens = self.plan.played_shape.m * joint * job.batch.micro * self.plan.replicas * seq
         flash = job.framework.attention == "flash"
         parts = forward_matmul_flops(model, tokens, seq, causal=flash)
         if model.moe:

@@ -80,6 +80,7 @@ class ScheduleCase(BaseModel):
     waves: int | None = None
     group: int | None = None
     pairs: int | None = None
+    concatenation: str | None = None
     memory_limit: float | None = None
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
@@ -99,7 +100,7 @@ class FixedDuration:
     flops = 0.0
 
 
-SCHEDULE_OPTIONS = ("slices", "waves", "group", "pairs", "memory_limit", "path")
+SCHEDULE_OPTIONS = ("slices", "waves", "group", "pairs", "concatenation", "memory_limit", "path")
 """Keys of a case that are options of some schedules."""
 
 
@@ -148,15 +149,16 @@ class ScheduleReplay:
     def in_flight(self, until: str) -> list[int]:
         """By device, the peak number of chunk activations held from the begin of F to the end of `until` (B or W).
 
-        Activations in transfer are held by both devices until the transfer has ended.
+        Where several backward passes follow one forward pass, those of each count. Activations in transfer are held by
+        both devices until the transfer has ended.
         """
-        shape = self.table.shape
-        return list(map(round, self.peak_held([1.0] * shape.slices, [float(until == "W")] * shape.stages)))
+        shape, parts = self.table.shape, self.table.backwards_per_forward
+        return list(map(round, self.peak_held([1.0] * shape.slices * parts, [float(until == "W")] * shape.stages)))
 
     def peak_held(self, sizes: Sequence[float], kept: Sequence[float]) -> list[float]:
         """By device, the peak of activations held, in the unit of `sizes`.
 
-        sizes: activations of a chunk's forward pass, by slice.
+        sizes: activations of a chunk, by slice, or by part that has a backward pass of its own.
         kept: share of them that stays from the end of B to the end of W, by stage.
         """
         whole = dict.fromkeys(("F", ActionKind.KEEP, ActionKind.LOAD), 1.0)
@@ -166,7 +168,8 @@ class ScheduleReplay:
             events = []
             for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
                 share = kept[action.stage]
-                change = {"B": share - 1, "W": -share, **whole}.get(action.kind, 0.0) * sizes[action.slice]
+                size = sizes[action.slice] * (self.table.backwards_per_forward if action.kind == "F" else 1)
+                change = {"B": share - 1, "W": -share, **whole}.get(action.kind, 0.0) * size
                 events.append((begin if change > 0 else end, change))
             held = peak = 0.0
             # A device runs one action at a time, so at equal times the release belongs to the earlier action.
@@ -187,9 +190,13 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
     if chunks > MAX_CHUNKS:
         rule = f"p x m x v x slices is at most {MAX_CHUNKS:,}: every chunk is played"
         raise PlanError("case", rule, "Use fewer micro-batches", chunks)
-    shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
+    joint, parts = schedule.microbatches_per_forward, schedule.backwards_per_forward
+    if case.m % joint:
+        raise PlanError("m", f"{joint} micro-batches share a forward pass", f"{case.m + 1} would work", case.m)
+    shape = PipelineShape(case.p, case.m // joint, schedule.chunks_per_device(), len(schedule.slices))
     schedule.check(shape)
-    stages = [_stage(case, schedule, shape, stage, schedule.slices) for stage in range(shape.stages)]
+    passes = (float(joint), joint / parts) if parts > 1 else schedule.slices
+    stages = [_stage(case, schedule, shape, stage, passes) for stage in range(shape.stages)]
 
     def price(work: Any) -> tuple[float, float, float]:
         return (0.0, 0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0, 0.0)
@@ -275,7 +282,9 @@ def count_weight_versions(case: ScheduleCase) -> list[int] | None:
 def peak_microbatches(case: ScheduleCase, run: ScheduleReplay) -> list[float]:
     """By device, the peak of activations held, in those of one micro-batch through all layers of a device."""
     schedule, shape = _schedule(case), run.table.shape
-    sizes = [share * shape.p * schedule.directions / shape.stages for share in schedule.slices]
+    parts = schedule.backwards_per_forward
+    shares = [schedule.microbatches_per_forward / parts] * parts if parts > 1 else schedule.slices
+    sizes = [share * shape.p * schedule.directions / shape.stages for share in shares]
     return run.peak_held(sizes, _kept_for_weights(case, schedule, shape) or (1.0,) * shape.stages)
 
 
@@ -338,7 +347,7 @@ def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineSha
 def _stage(
     case: ScheduleCase, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]
 ) -> list[StageOps]:
-    """The ops of a stage, by slice: one op for each kind of pass."""
+    """The ops of a stage, by slice (or by share of the samples): one op for each kind of pass."""
     times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
     return [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
 

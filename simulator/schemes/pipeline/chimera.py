@@ -17,10 +17,17 @@ ring, and takes 1/f of the micro-batches. f divides p/2.
 bubble (q-2) t_B + (m/p - 1)(q-2)(t_B - t_f) [s] for q = p/f and t_B = t_b + t_w >= t_f; from p - q/2 + 1 to p
 micro-batches in flight. Needs an even p and m a multiple of p.
 
-References: Li and Hoefler 2021, arXiv 2107.06925, section 3; gradient_sync: section 3.2 and figures 4 and 12.
+Forward doubling and backward halving (`concatenation`) give a forward pass the samples of two backward passes, which
+makes them about equally long. With n groups of p forward passes, bubble (p-2)(max(T_f, T_b) + (n-1)|T_f - T_b|) for
+T_f = 2 t_f, T_b = t_B, m = 2 n p (doubling) or T_f = t_f, T_b = t_B/2, m = n p (halving); from 3p/2 + 1 to 2 p backward
+passes' activations in flight, for doubling twice those of direct concatenation, which may ask for recomputation.
+
+References: Li and Hoefler 2021, arXiv 2107.06925, section 3 with tables 2 and 3; figure 4 for gradient_sync; figure 7
+for concatenation, of which (d), half of the bubbles at the beginning removed, is not modelled.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -40,6 +47,9 @@ class Chimera(Bidirectional):
     class Options(Bidirectional.Options):
         pairs: int = Field(default=1, ge=1, strict=True)
         """Pairs of pipelines, one down and one up each (f)."""
+        concatenation: Literal["direct", "forward-doubling", "backward-halving"] = "direct"
+        """How more micro-batches than stages follow one another: `direct`; `forward-doubling`, with forward passes of
+        two at once; `backward-halving`, with backward passes of half of one."""
         gradient_sync: Literal["end", "eager", "eager-opt"] = "eager-opt"  # type: ignore[assignment]
         """When the gradients of the copies of a stage are summed: `end`, after all passes; `eager`, as soon as the last
         backward pass of that stage has run on all devices that hold it, while other passes go on; `eager-opt`, eager
@@ -48,6 +58,8 @@ class Chimera(Bidirectional):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.directions = 2 * self.options.pairs
+        self.microbatches_per_forward = 2 if self.options.concatenation == "forward-doubling" else 1
+        self.backwards_per_forward = 1 if self.options.concatenation == "direct" else 2
 
     def device(self, shape: PipelineShape, stage: int) -> int:
         pipeline, position = divmod(stage, shape.p)
@@ -60,37 +72,41 @@ class Chimera(Bidirectional):
         if shape.p // 2 % self.options.pairs:
             rule = f"the pairs of {self.use} divide half of its devices, {shape.p // 2}"
             raise PlanError("pairs", rule, "1 would work", self.options.pairs)
+        if self.backwards_per_forward > 1 and self.options.pairs > 1:
+            rule = f"passes of several pairs collide with concatenation: {self.options.concatenation}"
+            raise PlanError("pairs", rule, "1 would work", self.options.pairs)
         if shape.m % shape.p:
-            near = nearest_multiple(shape.m, shape.p)
-            rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
-            raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
+            joint, near = self.microbatches_per_forward, nearest_multiple(shape.m, shape.p)
+            rule = f"{self.use} needs micro-batches in multiples of {'2 ' * (joint - 1)}pp = {joint * shape.p}"
+            remedy = f"{joint * near} would work: change batch.global or dp"
+            raise PlanError("micro-batches per replica", rule, remedy, joint * shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        slots = self._slots(shape, device)
-        return [slots[slot] for slot in sorted(slots)]
+        return [action for _, action in sorted(self._slots(shape, device).items())]
 
     def _slots(self, shape: PipelineShape, device: int) -> dict[int, Action]:
         """The actions of a device by slot."""
-        p, share = shape.p, shape.p // self.directions
+        p, share, parts = shape.p, shape.p // self.directions, self.backwards_per_forward
         slots = {}
         for stage in (stage for stage in range(shape.stages) if self.device(shape, stage) == device):
             position = self.model_part(shape, stage)
             for index, k in enumerate(self.microbatches(shape, stage)):
                 group, number = divmod(index, share)
-                begin = 2 * p * group + 2 * number
-                slots[begin + position] = Action(stage, "F", k)
-                slots[begin + 2 * p - 1 - position] = Action(stage, "BW", k)
+                begin = (1 + parts) * p * group
+                slots[begin + position + 2 * number] = Action(stage, "F", k)
+                for part in range(parts):
+                    slot = begin + 2 * p - 1 - position + 2 * (parts * number + part)
+                    slots[slot] = Action(stage, "BW", k, part)
         return slots
 
     def sums_early(self, shape: PipelineShape, stage: int) -> bool:
         if self.options.gradient_sync != "eager-opt":
             return super().sums_early(shape, stage)
-        part = self.model_part(shape, stage)
-        return all(self._bubble_follows(shape, part + i * shape.p) for i in range(self.directions))
+        return all(self._bubble_follows(shape, copy) for copy in range(stage % shape.p, shape.stages, shape.p))
 
     def _bubble_follows(self, shape: PipelineShape, stage: int) -> bool:
-        """Whether the device idles between the last backward pass of a stage and its own last pass."""
-        slots = self._slots(shape, self.device(shape, stage))
+        """Whether the device idles between the last backward pass of a stage and its own last one."""
+        slots = self._slots(replace(shape, m=shape.p), self.device(shape, stage))
         last = max(slot for slot, action in slots.items() if action.stage == stage)
         return len(slots) < 1 + max(slots) - last + sum(slot < last for slot in slots)
 
