@@ -15,7 +15,7 @@ from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
-KINDS = ("pipeline", "published", *MEASURED, *FILES)
+KINDS = ("pipeline", "published", "choice", *MEASURED, *FILES)
 TRACED = ("--calibration", "--job", "--rank", "--step")
 LATER = ("claims",)
 """Announced kinds of validation without code yet."""
@@ -32,7 +32,7 @@ Calibration = Annotated[
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="{pipeline|published|kernels|collectives|stages|distributed|trace}")],
+    kind: Annotated[str, typer.Argument(metavar="{" + "|".join(KINDS) + "}")],
     more: More = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -65,7 +65,7 @@ def validate(
             "--job": job, "--rank": rank, "--step": step,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
-        known = {"pipeline": (), "published": ("--plot", "--jobs"), "trace": ("--plot", *TRACED)}
+        known = {"pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "trace": ("--plot", *TRACED)}
         taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
@@ -87,12 +87,13 @@ def validate(
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
-        answer, missing = pages.validate_published(paths, workers)
+        chooses = kind == "choice"
+        answer, missing = (pages.validate_choice if chooses else pages.validate_published)(paths, workers)
         pages.draw_plots(answer, files)
         if as_json:
             emit(answer)
         else:
-            show(pages.published_page(answer))
+            show((pages.choice_page if chooses else pages.published_page)(answer))
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt

@@ -58,10 +58,29 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 
 def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Forecasts published runs: the answer, and the number of runs that an interruption has left out."""
-    from validation.published.answer import answers
     from validation.published.baseline import add_baselines
-    from validation.published.rows import read, read_shipped
+    from validation.published.choice import choose_plans, summarize_choices
     from validation.published.summary import summarize_answers
+
+    runs, rows = _forecast_runs(paths, workers)
+    add_baselines(rows)
+    choice = summarize_choices(choose_plans(runs, rows))
+    return {"rows": rows, "summary": {**summarize_answers(rows), "choice": choice}}, len(runs) - len(rows)
+
+
+def validate_choice(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
+    """Chooses among published plans of one task: the answer, and the number of runs that an interruption left out."""
+    from validation.published.choice import choose_plans, summarize_choices
+
+    runs, rows = _forecast_runs(paths, workers)
+    groups = choose_plans(runs, rows)
+    return {"groups": groups, "summary": summarize_choices(groups)}, len(runs) - len(rows)
+
+
+def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Published runs and the answers to as many of them as there were before an interruption."""
+    from validation.published.answer import answers
+    from validation.published.rows import read, read_shipped
 
     runs = [run for path in paths for run in read(path)] if paths else list(read_shipped())
     rows: list[dict[str, Any]] = []
@@ -70,8 +89,7 @@ def validate_published(paths: Sequence[Path], workers: int | None = None) -> tup
             rows.append(row)
     except KeyboardInterrupt:
         pass
-    add_baselines(rows)
-    return {"rows": rows, "summary": summarize_answers(rows)}, len(runs) - len(rows)
+    return runs, rows
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
@@ -105,9 +123,44 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
         parts += [Text(), memory_table(summary)]
     if summary["refusals"]:
         parts += [Text(), refusals_table(summary["refusals"])]
+    if (choice := summary["choice"])["groups"]:
+        rho = f", rank correlation {choice['rho']:.2f}" if choice["rho"] is not None else ""
+        plans = f"choice among {choice['plans']} plans in {choice['groups']} groups: mean regret"
+        regrets = [format_percent(choice[key]) for key in ("regret", "random_regret")]
+        parts += [Text(), Text(f"{plans} {regrets[0]} % (random {regrets[1]} %){rho}")]
     for name in summary["faster_than_peak"]:
         parts.append(Text(f"DEFECT: {name} is forecast faster than its GEMMs at peak", "bold red"))
     return Group(*parts)
+
+
+def choice_page(answer: dict[str, Any]) -> RenderableType:
+    """Regret and rank correlation of every group of plans, then the means of all groups and of each source."""
+    summary, groups = answer["summary"], answer["groups"]
+    if not groups:
+        return Text("no three published plans of one training task: nothing to choose from", "bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("group", style="bold", no_wrap=True)
+    for head in ("plans", "regret %", "random %", "rho"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("chosen", overflow="fold")
+
+    def add(name: str, of: dict[str, Any], chosen: str, style: str = "") -> None:
+        rho = "" if of["rho"] is None else f"{of['rho']:.2f}"
+        regrets = [format_percent(of[key]) for key in ("regret", "random_regret")]
+        table.add_row(name, f"{of['plans']:,}", *regrets, rho, chosen, style=style)
+
+    for group in groups:
+        better = "" if group["right"] else f", best {group['best']}"
+        add(f"{group['source']}, {group['gpus']} x {group['gpu']}", group, f"{group['chosen']}{better}")
+    table.add_row()
+    add(f"mean of {summary['groups']}", summary, f"{summary['right']:.0%} right", "bold")
+    for source, of in summary["by_source"].items():
+        add(f"  {source}: {of['groups']}", of, f"{of['right']:.0%} right")
+    remarks = (
+        "chosen: the plan of the shortest forecast; regret: its measured step over that of the best plan - 1",
+        "random: mean regret of all plans; rho: Spearman's correlation of measured and forecast steps",
+    )
+    return Group(table, *(Text(remark, "dim") for remark in remarks))
 
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
