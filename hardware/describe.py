@@ -34,6 +34,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
         "gpus",
         [
             ("architecture", "architecture"),
+            ("compute capability", "compute_capability"),
             ("memory", "memory"),
             ("memory bandwidth", "memory_bandwidth"),
             ("last-level cache", "l2"),

@@ -16,6 +16,7 @@ class GPU(Strict):
 
     Attributes:
         architecture: generation, in the words of the vendor (``hopper``).
+        compute_capability: version of its instructions by NVIDIA (9.0), equal for equal multiprocessors; None: unknown.
         memory: device memory [bytes] that programs, the framework's reserve and the driver share.
         memory_bandwidth: nominal bandwidth of device memory [bytes/s].
         l2: size of the last-level cache [bytes].
@@ -33,6 +34,7 @@ class GPU(Strict):
     name: str
     title: str = ""
     architecture: str
+    compute_capability: Fact[float] | None = None
     memory: Bytes
     memory_bandwidth: Bandwidth
     l2: Bytes

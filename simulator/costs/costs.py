@@ -54,10 +54,6 @@ RATES = {
 """Factors that a framework may set for its kernels, 1 by default; none makes work faster than the hardware's peak."""
 
 
-DISPATCH_LIBRARY = "deepep"
-"""Library whose kernels dispatch and combine the tokens of experts."""
-
-
 class Costs:
     """Prices of work on the GPUs of a cluster whose ranks form a mesh; equal work is priced once.
 
@@ -143,12 +139,11 @@ class Costs:
 
     # ------------------------------------------------------------------------------------ assumptions
 
-    @property
-    def assumed_exchanges(self) -> tuple[str, ...]:
-        """What the calibration had to borrow for the dispatch and combine of tokens."""
-        known, gpu = self.calibration, self.cluster.gpu
-        found = (known.kernel_model(gpu, section, DISPATCH_LIBRARY) for section in ("dispatch", "combine"))
-        return tuple(text for one in found for text in one.assumed)
+    def assumed_exchanges(self, works: Iterable[Work | None]) -> tuple[str, ...]:
+        """Returns what the calibration had to borrow for the exchanges of tokens among `works`."""
+        found = dict.fromkeys((one.operation, one.library) for one in works if isinstance(one, Exchange))
+        models = (self.calibration.kernel_model(self.cluster.gpu, *one) for one in found)
+        return tuple(text for model in models for text in model.assumed)
 
     def assumed_hosts(self, works: Iterable[Work | None]) -> tuple[str, ...]:
         """Returns what had to be assumed of hosts and disks, if any of `works` uses them."""
@@ -202,8 +197,11 @@ class Costs:
 
     def _price_collective(self, work: Collective) -> Estimate:
         if work.operation == "shift":
-            return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._shift_reaches(work))
+            return _slowest(self._price_shift(work, one) for one in self._shift_reaches(work))
         return max(collective.price(work, one, self.links) for one in self._group_reaches(work))
+
+    def _price_shift(self, work: Collective, reach: Reach) -> Estimate:
+        return p2p.price(*p2p.shift_messages(work, reach, self.links), self.links)
 
     def _price_exchange(self, work: Exchange) -> Estimate:
         return max(dispatch.price(*one) for one in self._exchanges(work))
@@ -215,7 +213,7 @@ class Costs:
         """Yields the arguments that price an exchange in each of the groups that may be the slowest."""
         cluster, speed = self.cluster, self.rates["communication"]
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
-        model = self.calibration.kernel_model(cluster.gpu, work.operation, DISPATCH_LIBRARY).model
+        model = self.calibration.kernel_model(cluster.gpu, work.operation, work.library).model
         nvlink, nic = min(1.0, model.nvlink_share * speed), min(1.0, model.nic_share * speed)
         for one in self._group_reaches(work):
             model = replace(model, nvlink_share=nvlink, nic_share=nic / fabric.all_to_all(one))
@@ -226,10 +224,12 @@ class Costs:
             case Gemm() | Attention():
                 return FULL
             case Collective(operation="shift"):
-                price, nbytes = self.estimate(work), slowest_rank(work).nbytes
+                price, most = self.estimate(work), slowest_rank(work)
                 reaches = self._shift_reaches(work)
-                slowest = next(one for one in reaches if p2p.price(nbytes, one, self.links) == price)
-                return self._with_multiprocessors(p2p.use(nbytes, slowest, self.links), work)
+                slowest = next(one for one in reaches if self._price_shift(most, one) == price)
+                return self._with_multiprocessors(
+                    p2p.use(*p2p.shift_messages(most, slowest, self.links), self.links), work
+                )
             case Collective():
                 price, most = self.estimate(work), slowest_rank(work)
                 reaches = self._group_reaches(most)

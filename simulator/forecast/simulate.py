@@ -15,7 +15,6 @@ from simulator.forecast.program import build_program
 from simulator.forecast.resident_memory import offloaded_bytes, resident_bytes, stashed_weight_bytes
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
-from simulator.ir.ops import Exchange
 from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
@@ -60,7 +59,7 @@ def simulate(
     stages, program = build_program(plan, prices, shared)
     assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
     forward = (op for stage in stages for unit_run in one_of(stage).unit_runs for op in unit_run.fragment.forward)
-    assumed += costs.assumed_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
+    assumed += costs.assumed_exchanges(op.work for op in forward)
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(op.work for task in tasks for op, _ in task.count_ops())
     assumed += (CONTENTION,) if engine == "shared" else ()
@@ -89,8 +88,7 @@ def play_forecast(
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
-    # Buffers of schemes are for gradients.
-    if nbytes := 0 if plan.job.forward_only else sum(scheme.buffer_bytes for scheme in plan.schemes):
+    if nbytes := sum(scheme.buffer_bytes(plan.job) for scheme in plan.schemes):
         for states in resident:
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)

@@ -144,10 +144,10 @@ class Collective:
         rank `by` positions further round the group, all at the same time).
     nbytes: bytes of the largest buffer on one rank, as nccl-tests counts them: the tensor of an all-reduce, the
         gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that one rank sends in an
-        all-to-all (its own share included), the message of a shift.
+        all-to-all (its own share included), a message of a shift.
     axes: the axes of the group.
     members: positions in the group of the ranks that take part; None: all.
-    by: distance of a shift.
+    by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
     pace: bytes of the slowest rank over the mean, see `slowest_rank`.
     sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
     """
@@ -157,6 +157,7 @@ class Collective:
     axes: tuple[str, ...]
     members: tuple[int, ...] | None = None
     by: int = 1
+    both_ways: bool = False
     pace: float = 1.0
     sms: int | None = None
 
@@ -181,13 +182,11 @@ class Exchange:
 
     operation: ``dispatch`` (tokens to the ranks of their experts) or ``combine`` (results back, and added up).
     tokens: tokens of one rank.
-    hidden: elements of a token.
-    topk: experts of each token.
-    experts: number of experts on all ranks of `axes` together.
-    axes: the axes of the group.
+    hidden, topk: elements and experts of each token.
+    experts, axes: experts on all ranks of the group together, and the axes of the group.
     dtype: number format of the tokens, which travel with their scales.
     most: largest number of nodes that the experts of a token lie on (node-limited routing).
-    sms: multiprocessors that copy.
+    sms, library: multiprocessors that copy, and the library of the kernels, as calibrations name it.
     pace: tokens of the slowest rank over the mean, see `slowest_rank`.
     """
 
@@ -200,6 +199,7 @@ class Exchange:
     dtype: str = "bf16"
     most: int = 4
     sms: int = 24
+    library: str = "deepep"
     pace: float = 1.0
 
     flops = 0.0

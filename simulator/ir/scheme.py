@@ -209,8 +209,7 @@ class Scheme:
         """Axes over which the update of `param` is sharded: by default those of the optimizer states."""
         return self.shards_at_rest("optimizer", param)
 
-    @property
-    def buffer_bytes(self) -> int:
+    def buffer_bytes(self, job: Any) -> int:
         """Bytes of buffers of the scheme on every rank that live through the whole step."""
         return 0
 

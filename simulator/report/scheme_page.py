@@ -83,17 +83,17 @@ def idea(use: str) -> str:
 
 def docstring(use: str) -> str:
     """Returns the docstring of a scheme's file."""
-    return ast.get_docstring(tree(use)) or ""
+    return ast.get_docstring(_parse(find_scheme(use))) or ""
 
 
-def tree(use: str) -> ast.Module:
-    """Parses a scheme's file."""
-    return ast.parse(Path(inspect.getfile(find_scheme(use))).read_text("utf-8"))
+def _parse(kind: type[Scheme]) -> ast.Module:
+    return ast.parse(Path(inspect.getfile(kind)).read_text("utf-8"))
 
 
 def closed_forms(use: str) -> Iterator[tuple[str, str, str]]:
-    """Yields quantity, reference and formula of every `ClosedForm` in a scheme's file."""
-    inline = _InlineNames(tree(use))
+    """Yields quantity, reference and formula of every `ClosedForm` in the file of the class that states them."""
+    stated = next(kind for kind in find_scheme(use).__mro__ if "closed_forms" in vars(kind))
+    inline = _InlineNames(_parse(stated))
     for node in ast.walk(inline.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ClosedForm":
             quantity, formula, where = (*node.args, *(k.value for k in node.keywords))

@@ -158,7 +158,7 @@ def sent(ops: Iterable[Op], mesh: Mesh) -> float:
         assert op.work is None or op.stream == COMPUTE or isinstance(op.work, Collective)
         if isinstance(op.work, Collective):
             n = len(op.work.members or ()) or mesh.size(op.work.axes)
-            found += shares_sent(op.work.operation, n) * op.work.nbytes
+            found += shares_sent(op.work.operation, n) * op.work.nbytes * (1 + op.work.both_ways)
     return found
 
 

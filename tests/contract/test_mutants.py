@@ -90,8 +90,8 @@ RING_MISTAKES = {
 
 OVERLAP_MISTAKES = {
     "compute does not wait for arriving data": Mistake(
-        r"zip\(pair\.rows\(one\), \[own, \*pulls\], strict=True\)",
-        "zip(pair.rows(one), [own] * ranks, strict=True)",
+        r"zip\(pair\.rows\(one, \[1, \*steps\]\), \[own, \*pulls\], strict=True\)",
+        "zip(pair.rows(one, [1, *steps]), [own] * pair.ranks, strict=True)",
         "nobody waits for <F all_gather",
     ),
     "results are added before they have come back": Mistake(
@@ -110,14 +110,13 @@ OVERLAP_MISTAKES = {
         "bytes are added, and",
     ),
     "blocks are in the wrong order": Mistake(
-        r"pulls = shift_shards\(pair, \[\[own\]\] \* \(ranks - 1\)\)",
-        "pulls = [replace(one, work=replace(one.work, by=1)) for one in shift_shards(pair, [[own]] * (ranks - 1))]",
+        r"pulls = (shift_shards\(pair, \[\[own\]\] \* len\(steps\), .*\))\n",
+        r"pulls = [replace(one, work=replace(one.work, by=1)) for one in \1]\n",
         "of one rank again",
     ),
     "results are sent to the wrong rank": Mistake(
-        r"pulls = shift_shards\(pair, \[\[one\] for one in made\[:-1\]\]\)",
-        "pulls = shift_shards(pair, [[one] for one in made[:-1]])\n"
-        "        pulls = [replace(one, work=replace(one.work, by=1)) for one in pulls]",
+        r"pulls = (shift_shards\(pair, \[\[one\] for one in made\[:-1\]\], .*\))\n",
+        r"pulls = [replace(one, work=replace(one.work, by=1)) for one in \1]\n",
         "ops from one rank, shifted by",
     ),
     "gradients are added twice": Mistake(
@@ -126,14 +125,13 @@ OVERLAP_MISTAKES = {
         "bytes are added, and",
     ),
     "the last block that arrives is never read": Mistake(
-        r"zip\(pair\.rows\(one\), \[own, \*pulls\], strict=True\)",
-        "zip(pair.rows(one), [own, *pulls[:-1], own], strict=True)",
+        r"zip\(pair\.rows\(one, \[1, \*steps\]\), \[own, \*pulls\], strict=True\)",
+        "zip(pair.rows(one, [1, *steps]), [own, *pulls[:-1], own], strict=True)",
         "nobody waits for <F all_gather norm1 3",
     ),
     "blocks come along the wrong axis": Mistake(
-        r"pulls = shift_shards\(pair, \[\[own\]\] \* \(ranks - 1\)\)",
-        "pulls = shift_shards(pair, [[own]] * (ranks - 1))\n"
-        '        pulls = [replace(one, work=replace(one.work, axes=("cp",))) for one in pulls]',
+        r"pulls = (shift_shards\(pair, \[\[own\]\] \* len\(steps\), .*\))\n",
+        r'pulls = [replace(one, work=replace(one.work, axes=("cp",))) for one in \1]\n',
         "runs along cp, and tensor schemes along ['tp']",
     ),
 }

@@ -49,7 +49,7 @@ class Fit:
     Attributes:
         values: coefficients of the GPU or link.
         errors: their relative standard errors.
-        libraries: coefficients of each library.
+        libraries: coefficients of each library; they may include some of the GPU or link that it has of its own.
         library_errors: their relative standard errors.
     """
 
@@ -60,7 +60,7 @@ class Fit:
 
     def make_model(self, model: type, library: str) -> Any:
         """Makes the cost model of one library, with sigmas of 0."""
-        return model(**self.values, **self.libraries[library], sigma=0.0, sigma_short=0.0)
+        return model(**{**self.values, **self.libraries[library]}, sigma=0.0, sigma_short=0.0)
 
 
 def fit(

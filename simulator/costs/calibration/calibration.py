@@ -183,8 +183,9 @@ class Calibration:
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
         """Files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU's own).
 
-        Within one architecture, nearness is that of rates (of FLOPs and memory) and numbers of multiprocessors.
-        without: a file that is left out.
+        Within one architecture, nearest are GPUs of the same compute capability (the multiprocessors of a B300 compute
+        exponentials twice as fast as those of a B200); then nearness is that of rates (of FLOPs and memory) and numbers
+        of multiprocessors. without: a file that is left out.
         """
         order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
         elsewhere = "maker" if gpu.architecture.startswith("cdna") else "other"
@@ -193,12 +194,13 @@ class Calibration:
             if name == without:
                 continue
             if name == gpu.name:  # which may be in no catalog
-                found.append((False, 0, 0.0, name, ""))
+                found.append((False, 0, False, 0.0, name, ""))
             elif name in catalog("gpus") and load("gpus", name).architecture in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else elsewhere
-                found.append((bool(distance), place, _unlikeness(gpu, other), name, distance))
+                differs = _capability(gpu) != _capability(other)
+                found.append((bool(distance), place, differs, _unlikeness(gpu, other), name, distance))
         return tuple((name, distance) for *_, name, distance in sorted(found))
 
     # ------------------------------------------------------------------------------------------- models
@@ -295,7 +297,7 @@ class Calibration:
         own = next((libraries[library] for libraries in known if library in libraries), None)
         values, hidden, unmeasured = dict[str, float](), list[str](), list[str]()
         for name, wanted in coefficients(model).items():
-            if own and wanted.of == "library" and name in own["coefficients"]:
+            if own and name in own["coefficients"]:
                 values[name] = float(own["coefficients"][name]["value"])
                 continue
             each = (_value(read(file).get(section, {}), name, wanted.of, form) for file, _ in lenders)
@@ -346,6 +348,10 @@ def _raise_shares(model: Any, more: float, most: float) -> Any:
     if hasattr(model, "power_limited_rate"):
         found["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
     return replace(model, **found)
+
+
+def _capability(gpu: GPU) -> float | None:
+    return gpu.compute_capability.value if gpu.compute_capability else None
 
 
 def _unlikeness(one: GPU, other: GPU) -> float:

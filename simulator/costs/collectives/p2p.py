@@ -9,6 +9,7 @@ draining the channels, as in `collective`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hardware.topology import Reach
@@ -17,6 +18,7 @@ from simulator.costs.collectives import fabric, tuner
 from simulator.costs.collectives.links import Links, crosses_host
 from simulator.costs.collectives.processes import ProcessCostModel
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+from simulator.ir.ops import Collective
 
 CHANNEL_RATE = 14e9
 """Rate of a port for which NCCL takes one channel [bytes/s] (NCCL_P2P_PER_CHANNEL_NET_BW)."""
@@ -57,6 +59,17 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
         if host
         else links.scale_up_byte(model.share, reach.links)
     )
+
+
+def shift_messages(work: Collective, reach: Reach, links: Links) -> tuple[int, Reach]:
+    """Returns the bytes that a rank sends in a shift, and their reach: that of a message in either direction.
+
+    Two messages share the rank's port. Only where links join GPUs directly, each message has links of its own.
+    """
+    if not work.both_ways:
+        return work.nbytes, reach
+    direct = reach.nodes.number == 1 and not crosses_host(reach) and not links.scale_up.switched
+    return 2 * work.nbytes, replace(reach, links=min(1.0, 2 * reach.links)) if direct else reach
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:

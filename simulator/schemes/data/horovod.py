@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -41,9 +42,8 @@ class Horovod(DataScheme):
     def overlaps_backward(self) -> bool:
         return True
 
-    @property
-    def buffer_bytes(self) -> int:
-        return self.options.fusion if self.mesh.size(self.over) > 1 else 0
+    def buffer_bytes(self, job: Any) -> int:
+        return self.options.fusion if self.mesh.size(self.over) > 1 and not job.forward_only else 0
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = inner(stage)

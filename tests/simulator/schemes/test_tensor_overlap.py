@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
+from simulator.costs.costs import Costs
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
@@ -60,6 +62,44 @@ def test_async_tp_takes_the_longer_of_both_for_all_shards_but_one(gathers: bool,
     p, e = setting.p, setting.gemm_s / setting.p
     c = (setting.input_s if gathers else setting.output_s) / p
     assert SECONDS[gathers](setting, ASYNC) == pytest.approx((p - 1) * max(c, e) + e)
+
+
+@either
+@given(setting=PAIRS)
+def test_async_tp_in_both_directions_keeps_work_and_bytes_and_reaches_its_closed_form(
+    gathers: bool, setting: GemmPair
+) -> None:
+    """Two shards at a time: pulls and GEMMs form a pipeline of half as many steps, whose ends fill and drain it."""
+    mesh, scheme = Mesh({"tp": setting.p}), make(ASYNC, Mesh({"tp": setting.p}), directions=2)
+    ops, plain = overlapped_ops(setting, ASYNC, gathers, directions=2), setting.pair(gathers).forward
+    assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
+    assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
+    if setting.p == 1:
+        assert listed(ops) == listed(plain)
+        return
+    shifts = [op.work for op in ops if isinstance(op.work, Collective)]
+    assert [(work.by, work.both_ways) for work in shifts] == [
+        (i, 2 * i < setting.p) for i in range(1, setting.p // 2 + 1)
+    ]
+    (form,) = (
+        one for one in scheme.closed_forms(setting) if one.quantity == f"{'gather' if gathers else 'scatter'}_seconds"
+    )
+    assert seconds(ops, setting) == pytest.approx(form.value)
+    e, moving = setting.gemm_s / setting.p, moved(setting, gathers)
+    assert max(setting.gemm_s, moving) * (1 - 1e-9) <= form.value <= max(setting.gemm_s, moving + e) * 2
+
+
+def test_links_between_pairs_of_gpus_serve_both_directions_and_a_switch_port_is_shared() -> None:
+    """Eight MI300X have a link to each other one; eight H100 have one port each to the switches."""
+    far = Collective("shift", 2**30, ("tp",), by=3)
+    near, both = replace(far, by=1), replace(far, by=1, both_ways=True)
+    for node, doubled in (("dgx-h100:1", True), ("mi300x-8:1", False), ("pcie-8xa100:1", True)):
+        costs = Costs(load_cluster(node), Mesh({"tp": 8}), alone=True)
+        one, two = costs.estimate(near), costs.estimate(both)
+        wanted = costs.estimate(replace(near, nbytes=2 * near.nbytes)) if doubled else one
+        assert two.seconds == pytest.approx(wanted.seconds) and two.latency == pytest.approx(one.latency)
+        shares = [costs.use(work).links[0] for work in (near, both)]
+        assert shares == ([pytest.approx(1 / 7), pytest.approx(2 / 7)] if not doubled else [shares[0]] * 2)
 
 
 @either
@@ -328,7 +368,7 @@ def test_only_the_buffers_of_the_scheme_are_added(use: str) -> None:
 
 def job(use: str | None, pipeline: str = "pipeline/1f1b", data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
     model = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "gated": True}
-    others = [{"use": use}] if use else []
+    others = [{"use": use, **more.get("options", {})}] if use else []
     last = more.get("memory", [])
     return {
         "model": {**model, **more.get("model", {})},
@@ -374,6 +414,16 @@ SELECTIVE = [{"use": "memory/recompute-selective", "modules": ["attention", "mlp
     ids=str,
 )
 def test_whole_steps_do_the_same_and_forget_nothing(use: str, more: dict[str, Any]) -> None:
+    check_whole_steps(use, more)
+
+
+@pytest.mark.parametrize("more", [{}, {"memory": FULL, "pipeline": "pipeline/zb-h1"}], ids=str)
+def test_whole_steps_in_both_directions_do_the_same(more: dict[str, Any]) -> None:
+    check_whole_steps(ASYNC, {**more, "options": {"directions": 2}})
+
+
+def check_whole_steps(use: str, more: dict[str, Any]) -> None:
+    """Work, bytes and memory at rest are those without the overlap, and no step is shorter where links are free."""
     plain, played = play_job(job(None, **more)), play_job(job(use, **more))
     for phases in ("F", "B", "W", "R", "BWR"):
         assert played.flops(*phases) == pytest.approx(plain.flops(*phases))

@@ -89,7 +89,8 @@ def _fit_section(
     rows = {library: sum(len(s.index) for s in samples if s.library == library) for library in own}
     sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in own}
     formats = {sample.library: _format(sample) for sample in samples}
-    made = make_section(model, found, own, dict.fromkeys(formats.values(), UNKNOWN), rows, formats, sources)
+    unnamed = [_format(sample) for sample in samples if sample.tuned] or formats.values()
+    made = make_section(model, found, own, dict.fromkeys(unnamed, UNKNOWN), rows, formats, sources)
     for sample in samples:
         if not sample.tuned:
             made["libraries"][sample.library]["tuned"] = False
@@ -108,12 +109,15 @@ def _fit(model: type, samples: Sequence[KernelSample], predict: Callable[[Kernel
     """
     tuned = [sample for sample in samples if sample.tuned]
     found = fit(model, tuned or samples, predict)
-    rest = [sample for sample in samples if sample.library not in found.libraries]
-    if not rest:
-        return found
-    more = fit(model, rest, predict, held=found.values)
-    libraries = found.libraries | more.libraries
-    return Fit(found.values, found.errors, libraries, found.library_errors | more.library_errors)
+    libraries, errors = dict(found.libraries), dict(found.library_errors)
+    for library in sorted({sample.library for sample in samples} - {*libraries}):
+        rest = [sample for sample in samples if sample.library == library]
+        held = {name: value for name, value in found.values.items() if name not in rest[0].own}
+        more = fit(model, rest, predict, held=held)
+        own = [name for name in rest[0].own if name in more.errors]
+        libraries[library] = more.libraries[library] | {name: more.values[name] for name in own}
+        errors[library] = more.library_errors[library] | {name: more.errors[name] for name in own}
+    return Fit(found.values, found.errors, libraries, errors)
 
 
 def _format(sample: KernelSample) -> str:

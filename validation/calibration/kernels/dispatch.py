@@ -17,7 +17,15 @@ COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden
 """Columns that identify the format."""
 OPTIONAL = frozenset({"nodes", "sms", "dtype"})
 
+HYBRID_EP = "hybrid-ep"
+"""Library whose published figures are of calls of one size, kernels alone: the latency of more ranks and of nodes is
+that of libraries measured at many sizes."""
+
+LINK_SHARES = ("nvlink_share", "nic_share")
+"""Its copy instructions (TMA) bring links nearer to their rate than the loads and stores of other kernels do."""
+
 LIBRARIES = (
+    (r"hybrid.?ep", HYBRID_EP),
     (r"deepep.*(normal|high)", "deepep"),
     (r"deepep.*(ll|low)", "deepep-low-latency"),
     (r"trtllm.*OneSided", "tensorrt-llm-one-sided"),
@@ -58,7 +66,8 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
         classes = {"all": np.ones(len(rows), bool), "nodes": np.full(len(rows), nodes > 1)}
         index, seconds = rows.index.to_numpy(), rows["time_us"].to_numpy() * 1e-6
         parts: Any = (work,)
-        samples.append(KernelSample(work.operation, GPUS[gpu], name, parts, index, seconds, op, classes))
+        further: Any = (False, LINK_SHARES) if name == HYBRID_EP else ()
+        samples.append(KernelSample(work.operation, GPUS[gpu], name, parts, index, seconds, op, classes, *further))
     return samples, refused
 
 

@@ -24,6 +24,7 @@ class KernelSample:
         kind: by which errors are grouped (bf16, fp8, backward, ...).
         classes: named sets of the rows, scored separately ("large": all of m, n, k at least 1024).
         tuned: whether the kernels were tuned for these sizes; others say little of the GPU.
+        own: coefficients of the GPU that the library has of its own, since its kernels use the hardware in another way.
     """
 
     operation: str
@@ -35,6 +36,7 @@ class KernelSample:
     kind: str
     classes: dict[str, np.ndarray] = field(default_factory=dict)
     tuned: bool = True
+    own: tuple[str, ...] = ()
 
     def shape(self, at: int) -> str:
         """The sizes of one row, of the kernel with most FLOPs."""

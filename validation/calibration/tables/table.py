@@ -29,6 +29,7 @@ SOURCES = {
     "flash-attention repo figure": "Dao-AILab/flash-attention @0251105a2fb1, assets",
     "FlashAttention-3 paper": "arXiv 2407.08608",
     "DeepGEMM": "deepseek-ai/DeepGEMM @327ec92",
+    "DeepEP hybrid-ep": "deepseek-ai/DeepEP @94a9f8f (branch hybrid-ep), docs/README_Hybrid-EP.md",
     "DeepEP": "deepseek-ai/DeepEP @dd758caf4518",
     "deepseek-ai": "deepseek-ai/profile-data @449602428a1b",
     "vTrain": "VIA-Research/vTrain @f8dda8473a48, trace",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -125,16 +126,24 @@ class ExpertScheme(Scheme):
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
-        divided: set[str] = set()
+        mine, divided = self.mesh.parts(self.axes[:1]), self._dims_of_tokens(job)
+        return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
+
+    def sequence_shards(self, job: Any) -> int:
+        """Parts of a sequence whose tokens different ranks dispatch."""
+        return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "s")
+
+    def _dims_of_tokens(self, job: Any) -> dict[str, str]:
+        """The dim of tokens, batch or sequence, that other schemes of the plan shard over an axis."""
+        divided: dict[str, str] = {}
         for entry in job.plan.schemes:
             kind, options = find_scheme(entry.use), entry.model_extra or {}
             if kind.family not in ("pipeline", "expert"):
                 other = kind(kind.all_axes(entry.over, options), kind.Options(**options), self.mesh, self.framework)
                 rule = other.layouts(TOKENS)
                 dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
-                divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
-        mine = self.mesh.parts(self.axes[:1])
-        return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
+                divided |= {part: dim for part, dim in dims.items() if dim in ("b", "s")}
+        return divided
 
     def layouts(self, operator: Operator) -> Rule:
         dims = zip(self.axes, ("e", "f"), strict=False)

@@ -19,7 +19,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Unit
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
 from simulator.ir.scheme import LowerModule, TensorScheme
-from simulator.lowering.rewrite import Rewrite, split_work, working_predecessors
+from simulator.lowering.rewrite import Rewrite, split_work_by, working_predecessors
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class GemmCollective:
         """Bytes of one rank's rows."""
         return self.work.nbytes // self.ranks
 
-    def rows(self, product: Op) -> list[Work]:
-        """Splits a GEMM by the ranks that own its rows."""
+    def rows(self, product: Op, counts: Sequence[int]) -> list[Work]:
+        """Splits a GEMM by its rows. counts: of the ranks that own the rows of each part."""
         assert isinstance(product.work, Gemm)
-        return split_work(product.work, self.ranks)
+        return split_work_by(product.work, counts)
 
 
 def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[GemmCollective]:
@@ -161,14 +161,18 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
     return chosen
 
 
-def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op]:
-    """Makes a shift per other rank in place of a collective: every rank sends a shard to the rank 1, 2, ... further.
+def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]], both_ways: Sequence[bool] = ()) -> list[Op]:
+    """Makes shifts in place of a collective: every rank sends a shard to the rank 1, 2, ... further, by copy engines.
 
     after: by shift, the ops that it waits for.
+    both_ways: whether a shift also sends a shard to the rank as far back; by default none does.
     """
-    op, work = pair.collective, replace(pair.work, operation="shift", nbytes=pair.shard)
-    turns = enumerate(after, 1)
-    return [replace(op, name=f"{op.name} {i}", work=replace(work, by=i), after=[*waits]) for i, waits in turns]
+    op, work = pair.collective, replace(pair.work, operation="shift", nbytes=pair.shard, sms=0)
+    turns = enumerate(zip(after, both_ways or [False] * len(after), strict=True), 1)
+    return [
+        replace(op, name=f"{op.name} {i}", work=replace(work, by=i, both_ways=both), after=[*waits])
+        for i, (waits, both) in turns
+    ]
 
 
 def sum_shards(pair: GemmCollective, after: Iterable[Op]) -> Op:
