@@ -86,8 +86,7 @@ class Costs:
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
-        sustained = 1.0 if alone else self.calibration.sustained_rate(cluster.gpu.architecture)
-        self._speed = self.rates["kernel"] * sustained
+        self._alone = alone
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         scale_up, to_host = (self.calibration.link_models(tier) for tier in (near, cluster.host))
         network = self.calibration.network_model(cluster.scale_out)
@@ -107,9 +106,9 @@ class Costs:
         self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._offsets: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
-            Gemm: self._gemm_price(self._kernel_price(self._speed)),
-            Attention: self._kernel_price(self._speed * self.rates["attention"]),
-            Memory: self._kernel_price(self.rates["memory_bound"]),
+            Gemm: self._gemm_price(self._kernel_price(self._sustained_rate)),
+            Attention: self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"]),
+            Memory: self._kernel_price(lambda _: self.rates["memory_bound"]),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
@@ -170,8 +169,13 @@ class Costs:
     def _host(self) -> host.HostShare:
         return host.HostShare.of(self.cluster, self.rates["communication"])
 
-    def _kernel_price(self, factor: float) -> Callable[[Any], Estimate]:
-        """Returns a function that prices kernels. factor: on their rate (of memory-bound kernels: on their traffic)."""
+    def _sustained_rate(self, work: Gemm | Attention) -> float:
+        """Returns the rate of a kernel in a step against the calibrated one."""
+        sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu.architecture, work.dtype)
+        return self.rates["kernel"] * sustained
+
+    def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:
+        """Returns a function that prices kernels. rate: factor on that of one (memory-bound ones: on its traffic)."""
         gpu = self.cluster.gpu
 
         def price(work: Any) -> Estimate:
@@ -180,7 +184,7 @@ class Costs:
             library = self._attention if name == "attention" else known
             section, dtype = SECTIONS[name], getattr(work, "dtype", "bf16")
             model = section.in_training(self.calibration.kernel_model(gpu, name, library.library, dtype).model)
-            made = section.price(work, gpu, model, factor * library.rate)
+            made = section.price(work, gpu, model, rate(work) * library.rate)
             return made._replace(sigma=math.hypot(made.sigma, library.sigma))
 
         return price

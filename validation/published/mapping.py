@@ -37,6 +37,15 @@ SCHEDULES = {
 }
 """Schedules whose names in published runs differ from those of plans."""
 
+DISPATCHERS: dict[str, dict[str, Any]] = {
+    "": {"use": "expert/all-to-all"},
+    "deepep": {"use": "expert/deepep", "dispatch": "bf16", "sms": 20, "most": 1_000},
+    "hybridep": {"use": "expert/hybrid-ep"},
+}
+"""Expert schemes by the backend of Megatron-Core's flex token dispatcher, with its defaults: tokens in bf16, experts on
+any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
+"""
+
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
 """Memory limits in the names of zb-1p and zb-2p: activations of one or two rounds of micro-batches."""
 
@@ -122,7 +131,7 @@ def map_run(row: PublishedRun) -> MappedJob:
         },
         "optimizer": "adam",
         "train": _train(spec, assumptions),
-        "plan": _plan(spec, defaults, assumptions),
+        "plan": _plan(spec, row.token_dispatcher, defaults, assumptions),
     }
     # Last, because the framework's sigma includes those of all assumptions.
     job["framework"] = _framework(spec, defaults, assumptions)
@@ -249,6 +258,8 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
             changes[field] = value
         elif value:
             assumptions.add(field)
+    if defaults.step_overhead_s is not None:
+        changes["step_overhead_s"] = defaults.step_overhead_s
     overlap = {}
     for axis, value in spec.overlap:
         if spec.width(axis) == 1:
@@ -262,7 +273,7 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
     return {"name": name, "release": spec.stack_version, "set": changes}
 
 
-def _plan(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+def _plan(spec: Spec, dispatcher: str, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Makes the plan of the run: mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
@@ -295,7 +306,7 @@ def _plan(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, An
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})
     plan: dict[str, Any] = {"mesh": mesh, "schemes": schemes}
     if spec.model.moe:
-        plan["views"] = {"experts": _experts(spec, schemes)}
+        plan["views"] = {"experts": _experts(spec, dispatcher, schemes)}
     schemes += _memory(spec, defaults, assumptions)
     if spec.pipeline_split == "ends-as-layers":
         plan["partition"] = "ends-as-layers"
@@ -367,13 +378,13 @@ def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return entry
 
 
-def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
+def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict[str, int]:
     """Returns the expert view of a stage's ranks (edp, ep, etp); appends the expert scheme to `schemes`."""
     ranks, ep, etp = math.prod(spec.width(axis) for axis in ("dp", "cp", "tp")), spec.width("ep"), spec.width("etp")
     if ranks % (ep * etp):
         raise _refusal("mesh.ep", f"ep x etp = {ep} x {etp} must divide dp x cp x tp = {ranks}", ep)
     if ep * etp > 1:
-        schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if etp > 1 else "ep"})
+        schemes.append({**DISPATCHERS.get(dispatcher, DISPATCHERS[""]), "over": ["ep", "etp"] if etp > 1 else "ep"})
     return {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 

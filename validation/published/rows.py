@@ -5,6 +5,7 @@ Null or a missing key means that the source does not state it, never "off". Othe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -152,6 +153,17 @@ class PublishedFigures(BaseModel):
     peak_memory_gib: Positive | None = None
 
 
+class PublishedPlan(BaseModel):
+    """The plan in the words of its source; what `spec` has no key for is read from it.
+
+    other: settings of its launch script or recipe.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    other: str | None = None
+
+
 class PublishedRun(BaseModel):
     """One published run."""
 
@@ -159,7 +171,14 @@ class PublishedRun(BaseModel):
 
     id: str
     spec: Spec
+    plan: PublishedPlan = PublishedPlan()
     measured: PublishedFigures = PublishedFigures()
+
+    @property
+    def token_dispatcher(self) -> str:
+        """The backend of Megatron-Core's flex token dispatcher (deepep, hybridep); empty if the source names none."""
+        found = re.search(r"moe_flex_dispatcher_backend=(\w+)", self.plan.other or "")
+        return found[1] if found else ""
 
     @property
     def source(self) -> str:

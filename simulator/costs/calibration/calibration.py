@@ -262,14 +262,18 @@ class Calibration:
         borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made.gaps(tier.kind)))
 
-    def sustained_rate(self, architecture: str) -> float:
+    def sustained_rate(self, architecture: str, dtype: str = "bf16") -> float:
         """Rate of GEMMs and attention in a long training step against the same kernels alone.
 
-        That of the GPUs of an architecture, or of the nearest one that was observed.
+        That of the GPUs of an architecture, or of the nearest one that was observed. dtype: number format of the
+        operands; what 8 bits and fewer lose more, nearer to the power limit, is that of the architecture alone.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
         order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
-        return float(next(known[one] for one in order if one in known)["sustained"]["value"])
+        found = next(known[one] for one in order if one in known)["sustained"]
+        if format_of(dtype) == "fp8":
+            found = known.get(architecture, {}).get("sustained_fp8", found)
+        return float(found["value"])
 
     def _compose(
         self,

@@ -51,9 +51,10 @@ def read_checked(file: Path) -> dict[str, Any]:
         where = f"{file} {name}"
         section = _mapping(given, where)
         if file.stem == STEPS:
-            entry = _mapping(section.get("sustained"), f"{where}.sustained")
-            for key, most in (("value", 10.0), ("sigma", LARGEST_SIGMA)):
-                _check_number(entry, key, 0.0, most, f"{where}.sustained")
+            for part in ("sustained", *({"sustained_fp8"} & section.keys())):
+                entry = _mapping(section.get(part), f"{where}.{part}")
+                for key, most in (("value", 10.0), ("sigma", LARGEST_SIGMA)):
+                    _check_number(entry, key, 0.0, most, f"{where}.{part}")
             continue
         if name not in COST_MODELS:
             remedy = _new_name(name) or nearest(str(name), COST_MODELS)

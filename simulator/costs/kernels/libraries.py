@@ -11,12 +11,17 @@ TRAINING_LIBRARIES = {
     ("attention", "ada"): "flash-2",
     ("attention", "hopper"): "flash-3",
     ("attention", "blackwell"): "transformer-engine",
+    **{("gemm-fp8", architecture): "tensorrt-llm-fp8" for architecture in ("ada", "hopper", "blackwell")},
+    ("gemm", "blackwell"): "transformer-engine",
     ("grouped", "ampere"): "cutlass",
     ("grouped", "hopper"): "cutlass",
     ("grouped", "blackwell"): "transformer-engine",
 }
 """Libraries of the kernels of today's training programs, by section of the cost model and GPU architecture, where
-tables of measurements have them; otherwise the mean of all libraries is used, most of which serve inference."""
+tables of measurements have them; otherwise the mean of all libraries is used, most of which serve inference.
+
+GEMMs of Transformer Engine were measured in the layouts of training, weight gradients added in fp32. Those in 8 bits it
+runs by cuBLASLt, as TensorRT-LLM does with one scale a tensor; the other tables are of CUTLASS and of block scales."""
 
 ROWWISE_LIBRARIES = dict.fromkeys(("ada", "hopper", "blackwell"), "sglang-fp8")
 """Libraries of GEMMs in 8 bits with one scale a row of each operand, by GPU architecture. torch._scaled_mm runs these

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from hardware import load
+from hardware import load, load_cluster
 from hardware.cluster import Tier
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
@@ -17,7 +17,9 @@ from simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, 
 from simulator.costs.coefficients import coefficient, coefficients
 from simulator.costs.collectives.links import NetworkCostModel
 from simulator.costs.collectives.processes import ProcessCostModel
+from simulator.costs.costs import Costs
 from simulator.costs.kernels.gemm import price as price_gemm
+from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Gemm
 from validation.calibration.write import text, write
 
@@ -229,6 +231,24 @@ def test_a_long_step_takes_something_off():
     assert SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("ampere") < 1
     assert SHIPPED.sustained_rate("blackwell") == SHIPPED.sustained_rate("hopper")
     assert SHIPPED.sustained_rate("volta") == SHIPPED.sustained_rate("ampere")
+
+
+def test_what_eight_bits_lose_more_is_lent_to_no_other_architecture():
+    assert SHIPPED.sustained_rate("hopper", "fp8") < SHIPPED.sustained_rate("hopper")
+    for other in ("blackwell", "ada", "cdna3", "ampere"):
+        assert SHIPPED.sustained_rate(other, "fp8") == SHIPPED.sustained_rate(other)
+    hot = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}))
+    cold = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), alone=True)
+    times = {dtype: Gemm(16384, 16384, 16384, dtype=dtype) for dtype in ("bf16", "fp8")}
+    lost = {dtype: hot.estimate(work).seconds / cold.estimate(work).seconds for dtype, work in times.items()}
+    assert lost["fp8"] > lost["bf16"] > 1
+
+
+def test_multiprocessors_of_one_compute_capability_lend_first():
+    """GB300: B300 has its multiprocessors, GB200 its memory and peaks."""
+    lenders = [name for name, _ in SHIPPED.lenders(load("gpus", "gb300")) if name != "gb300"]
+    assert lenders[0] == "b300-sxm" and lenders.index("gb200") > 0
+    assert load("gpus", "gb300").compute_capability.value == load("gpus", "b300-sxm").compute_capability.value == 10.3
 
 
 # ------------------------------------------------------------------------------------------- what is missing

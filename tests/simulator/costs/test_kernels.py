@@ -95,10 +95,11 @@ def test_the_weight_gradient_is_the_slow_layout():
     assert costs.estimate(Gemm(4096, 4096, 4096, layout="nt")).seconds > costs.estimate(Gemm(4096, 4096, 4096)).seconds
 
 
-def test_fp8_halves_a_large_product_at_most():
+def test_fp8_halves_a_large_product():
+    """Somewhat more where the power limit slows 16 bits down: 8192 cubed reach 657 of 989 TFLOP/s in bf16."""
     costs = COSTS["dgx-h100"]
     ratio = costs.estimate(Gemm(8192, 8192, 8192)).seconds / costs.estimate(Gemm(8192, 8192, 8192, dtype="fp8")).seconds
-    assert 1.5 < ratio < 2.0
+    assert 1.5 < ratio < 2.2
 
 
 def test_a_format_that_the_gpu_lacks_is_refused():

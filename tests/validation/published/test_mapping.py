@@ -8,10 +8,11 @@ import pytest
 
 from hardware.errors import MeshcastError
 from simulator import load_job
+from simulator.forecast.planning import resolve_plan
 from simulator.job.framework import framework_names, load_framework
 from validation.published import mapping as module
 from validation.published.mapping import MappedJob, map_run
-from validation.published.rows import PublishedRun
+from validation.published.rows import PublishedPlan, PublishedRun
 from validation.published.stacks import SIGMA, STACKS, framework
 
 SPEC: dict[str, Any] = {
@@ -192,6 +193,28 @@ def test_experts_have_a_view_of_their_own(ep: int, etp: int, over: Any, edp: int
     if over is not None:
         assert entry(mapped, "expert/all-to-all")["over"] == over
     assert mapped.job["model"]["moe"] == MOE
+
+
+@pytest.mark.parametrize(
+    ("other", "use"),
+    [
+        ("cuda_graph_impl=none; moe_flex_dispatcher_backend=hybridep", "expert/hybrid-ep"),
+        ("moe_flex_dispatcher_backend=deepep", "expert/deepep"),
+        ("moe_flex_dispatcher_backend=another", "expert/all-to-all"),
+        ("alltoall dispatcher", "expert/all-to-all"),
+        (None, "expert/all-to-all"),
+    ],
+)
+def test_the_token_dispatcher_is_that_of_the_recipe(other: str | None, use: str) -> None:
+    run = row(kind="moe", model__moe=MOE, mesh__ep=8, mesh__etp=1)
+    mapped = map_run(run.model_copy(update={"plan": PublishedPlan(other=other)}))
+    assert [one for one in uses(mapped) if one.startswith("expert/")] == [use]
+    resolve_plan(load_job(mapped.job))
+
+
+def test_a_program_may_have_steps_of_less_overhead() -> None:
+    assert map_run(row(stack="mlperf-nemo")).job["framework"]["set"]["step_overhead_s"] < 0.035
+    assert "step_overhead_s" not in map_run(row()).job["framework"]["set"]
 
 
 def test_windows_slide_in_every_second_layer() -> None:
