@@ -157,6 +157,14 @@ class PostValidation(SchemeOptions):
     (arXiv 2401.10241, section 4). Default: off, as the norm is all-reduced first."""
 
 
+class PassOverlap(SchemeOptions):
+    """Option of the 1F1B schedules."""
+
+    overlap_passes: bool = False
+    """A forward and a backward pass of the steady state run together, after one more pass of warm-up: token dispatch of
+    one overlaps with computation of the other (Megatron-Core's --overlap-moe-expert-parallel-comm)."""
+
+
 class GradientSync(SchemeOptions):
     """Option of the schedules that hold every stage on several devices."""
 
@@ -383,9 +391,17 @@ def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Actio
     return [*forward[:warmup], *steady, *backward[len(steady_forward) :]]
 
 
-def interleaved_1f1b(shape: PipelineShape, device: int, group: int) -> list[Action]:
-    """1F1B over chunks: the micro-batches, slice by slice, run in groups of `group` (the last one may be smaller), a
-    group chunk by chunk, backward with the chunks and the slices in reverse order."""
+def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[ScheduleItem]:
+    """1F1B whose two passes of a turn run together, after one more pass of warm-up."""
+    steady_forward = forward[warmup + 1 :]
+    steady = [OverlappedPasses(*pair) for pair in zip(steady_forward, backward, strict=False)]
+    return [*forward[: warmup + 1], *steady, *backward[len(steady_forward) :]]
+
+
+def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
+    """Passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the micro-batches, slice by
+    slice, run in groups of `group` (the last one may be smaller), a group chunk by chunk, backward with the chunks and
+    the slices in reverse order."""
     stages = range(device, shape.stages, shape.p)
     groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
 
@@ -393,8 +409,7 @@ def interleaved_1f1b(shape: PipelineShape, device: int, group: int) -> list[Acti
         return [Action(stage, kind, k, j) for some in groups for stage in order for k in some for j in slices]
 
     forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
-    warmup = 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
-    return one_forward_one_backward(forward, backward, warmup)
+    return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
 
 
 def is_interleaved_group(group: int, m: int, least: int) -> bool:

@@ -8,6 +8,7 @@ that the simulator does not support are refused by the simulator.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ DISPATCHERS: dict[str, dict[str, Any]] = {
 """Expert schemes by the backend of Megatron-Core's flex token dispatcher, with its defaults: tokens in bf16, experts on
 any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
 """
+
+HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = (25, 11), 8
+"""Release since which all recipes of Megatron-Bridge with experts name HybridEP for larger scale-up domains than this
+(GB200 and GB300; NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0, scripts/performance/configs and perf_recipes)."""
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
 """Memory limits in the names of zb-1p and zb-2p: activations of one or two rounds of micro-batches."""
@@ -131,7 +136,7 @@ def map_run(row: PublishedRun) -> MappedJob:
         },
         "optimizer": "adam",
         "train": _train(spec, assumptions),
-        "plan": _plan(spec, row.token_dispatcher, defaults, assumptions),
+        "plan": _plan(spec, _dispatcher(row, assumptions), defaults, assumptions),
     }
     # Last, because the framework's sigma includes those of all assumptions.
     job["framework"] = _framework(spec, defaults, assumptions)
@@ -280,6 +285,8 @@ def _plan(spec: Spec, dispatcher: str, defaults: Stack, assumptions: Assumptions
     schemes: list[dict[str, Any]] = []
     if pp > 1:
         schemes.append(_pipeline(spec, assumptions))
+    elif spec.model.moe and spec.overlap.ep:
+        schemes.append({"use": "pipeline/1f1b", "over": "pp", "overlap_passes": True})
     sharding = (
         assumptions.value_or_usual("sharding", spec.sharding, defaults.sharding)
         if dp * cp > 1
@@ -373,9 +380,24 @@ def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
         assumptions.add("mesh.vpp")
     schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
     entry = {"use": f"pipeline/{SCHEDULES.get(schedule, schedule)}", "over": "pp", "chunks": chunks}
+    if spec.model.moe and spec.overlap.ep and "overlap_passes" in _options(str(entry["use"])):
+        entry["overlap_passes"] = True
     if schedule in ROUNDS_IN_FLIGHT:
         entry["memory_limit"] = ROUNDS_IN_FLIGHT[schedule] * spec.width("pp")
     return entry
+
+
+def _dispatcher(row: PublishedRun, assumptions: Assumptions) -> str:
+    """Returns the backend of the token dispatcher: if the run names none, the usual one of its recipes."""
+    spec = row.spec
+    if row.token_dispatcher or not spec.model.moe or spec.width("ep") == 1:
+        return row.token_dispatcher
+    release = re.search(r"(\d\d)\.(\d\d)", spec.stack_version or "")
+    recent = release is not None and (int(release[1]), int(release[2])) >= HYBRID_EP_SINCE
+    if spec.stack == "megatron-bridge" and recent and (spec.domain or 1) > HYBRID_EP_DOMAIN:
+        assumptions.add("token dispatcher")
+        return "hybridep"
+    return ""
 
 
 def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict[str, int]:

@@ -121,6 +121,7 @@ SIGMA = {
     "overlap.tp": 0.04,  # hiding it is worth 5 to 9 %
     "overlap.pp": 0.01,  # all hops together are at most 4 % of a step
     "overlap.ep": 0.10,  # all-to-all between nodes is 10 to 40 % of a step
+    "token dispatcher": 0.02,  # HybridEP against all-to-all in one NVLink domain is -1 to -2 %
     "sequence_parallel": 0.03,  # on against off is -0.5 % (-4 to 11)
     "grad_dtype": 0.01,
     "main_weights": 0.005,

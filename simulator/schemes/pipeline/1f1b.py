@@ -9,27 +9,44 @@ Without a pipeline (p = 1) it is gradient accumulation.
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
 Of p devices and m micro-batches: bubble (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a
-micro-batch on a device), min(m, p - i) micro-batches in flight on device i.
+micro-batch on a device), min(m, p - i) micro-batches in flight on device i, one more with `overlap_passes`.
 
-References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al. 2021 (DAPPLE), arXiv 2007.01045.
+References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al. 2021 (DAPPLE), arXiv 2007.01045;
+overlapped passes: NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py.
 """
 
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
+from simulator.scheduling.schedule import (
+    Action,
+    PassOverlap,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    one_forward_one_backward,
+    overlapped_1f1b,
+)
 
 
 class OneFOneB(Schedule):
     paper = Paper("arXiv:2006.09503", "Memory-Efficient Pipeline-Parallel DNN Training", 2020)
 
-    def order(self, shape: PipelineShape, device: int) -> list[Action]:
+    class Options(Schedule.Options, PassOverlap):
+        pass
+
+    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_forward_one_backward(forward, backward, shape.p - 1 - device)
+        make = overlapped_1f1b if self.options.overlap_passes else one_forward_one_backward
+        return list(make(forward, backward, shape.p - 1 - device))
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
+        if self.options.overlap_passes:
+            yield ClosedForm("in_flight_b", [min(m, p - i + 1) for i in range(p)], "replay of the order")
+            return
         yield ClosedForm("bubble", (p - 1) * setting.t_total, "arXiv 2104.04473, section 2.2")
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:

@@ -10,11 +10,12 @@ any m >= p and gives messages more time (N = m: all of the batch at once).
 
 Bubble (p-1)(t_f + t_B)/v [s] (t_f, t_B: forward and whole backward pass of a micro-batch through all chunks of a
 device) and the latency of 2 p v - 2 messages, whatever m is: later ones are hidden, where 1F1B's are not. At most
-2 (p-1-i) + (v-1) N + 1 chunks in flight on device i. Needs v >= 2; the last group, of what is left of
-m, needs p micro-batches, too, or passes of its chunks would wait for each other.
+2 (p-1-i) + (v-1) N + 1 chunks in flight on device i, one more with `overlap_passes`. Needs v >= 2; the last group, of
+what is left of m, needs p micro-batches, too, or passes of its chunks would wait for each other.
 
 References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; N: Llama Team 2024, arXiv 2407.21783, section 3.3.2,
-and Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage.
+and Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage; overlapped passes: NVIDIA/Megatron-LM,
+megatron/core/pipeline_parallel/combined_1f1b.py.
 """
 
 from collections.abc import Iterable
@@ -24,13 +25,16 @@ from pydantic import Field
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.schedule import (
-    Action,
+    PassOverlap,
     PipelineSetting,
     PipelineShape,
     Schedule,
-    interleaved_1f1b,
+    ScheduleItem,
+    interleaved_passes,
     is_interleaved_group,
     nearest_multiple,
+    one_forward_one_backward,
+    overlapped_1f1b,
     smallest_interleaved_group,
 )
 
@@ -40,7 +44,7 @@ class Interleaved1F1B(Schedule):
         "arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021
     )
 
-    class Options(Schedule.Options):
+    class Options(Schedule.Options, PassOverlap):
         group: int | None = Field(default=None, ge=1, strict=True)
         """Micro-batches that run through a chunk in a row; by default p."""
 
@@ -62,16 +66,17 @@ class Interleaved1F1B(Schedule):
             rule = f"a group has from pp = {p} to {m} micro-batches, and so has the last group of {self.use}"
             raise PlanError("group", rule, f"{smallest_interleaved_group(m, p)} would work", group)
 
-    def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        return interleaved_1f1b(shape, device, self.options.group or shape.p)
+    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
+        make = overlapped_1f1b if self.options.overlap_passes else one_forward_one_backward
+        return list(make(*interleaved_passes(shape, device, self.options.group or shape.p)))
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
-        group = self.options.group or p
-        if p <= group:
+        group, one_more = self.options.group or p, self.options.overlap_passes
+        if p <= group and not one_more:
             yield ClosedForm("bubble", (p - 1) * setting.t_total / v, "section 2.2.2")
             if p > 1:
                 yield ClosedForm("bubble_per_hop", 2 * p * v - 2, "replay of the order with a constant latency a hop")
         if m % group == 0:
-            held = [min(m * v, 2 * (p - 1 - i) + (v - 1) * group + 1) for i in range(p)]
+            held = [min(m * v, 2 * (p - 1 - i) + (v - 1) * group + 1 + one_more) for i in range(p)]
             yield ClosedForm("in_flight_b", held, "replay of the order")

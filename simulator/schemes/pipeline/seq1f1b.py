@@ -30,7 +30,7 @@ from simulator.scheduling.schedule import (
     PipelineSetting,
     PipelineShape,
     SliceDuration,
-    interleaved_1f1b,
+    interleaved_passes,
     one_forward_one_backward,
     smallest_interleaved_group,
 )
@@ -72,7 +72,7 @@ class Seq1F1B(SlicedSchedule):
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         if shape.v > 1:
-            return interleaved_1f1b(shape, device, _group(shape.p, shape.m, shape.slices))
+            return one_forward_one_backward(*interleaved_passes(shape, device, _group(shape.p, shape.m, shape.slices)))
         forward, s = forward_slices(shape, device), shape.slices
         backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
         return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)

@@ -212,6 +212,30 @@ def test_the_token_dispatcher_is_that_of_the_recipe(other: str | None, use: str)
     resolve_plan(load_job(mapped.job))
 
 
+@pytest.mark.parametrize(
+    ("release", "domain", "use"),
+    [
+        ("NeMo container 26.02", 72, "expert/hybrid-ep"),
+        ("NeMo container 25.09", 72, "expert/all-to-all"),
+        ("NeMo container 26.02", 8, "expert/all-to-all"),
+        (None, 72, "expert/all-to-all"),
+    ],
+)
+def test_recipes_for_large_nvlink_domains_use_hybrid_ep_by_default(release: str | None, domain: int, use: str) -> None:
+    changes = {"stack": "megatron-bridge", "stack_version": release, "gpu": "gb200", "scale_up_domain": domain}
+    mapped = map_run(row(kind="moe", model__moe=MOE, mesh__ep=8, mesh__etp=1, gpus_per_node=4, **changes))
+    assert use in uses(mapped) and ("token dispatcher" in mapped.assumed) == (use == "expert/hybrid-ep")
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_overlap_of_expert_parallelism_is_that_of_two_passes(pp: int) -> None:
+    pipeline = {"mesh__pp": pp, "mesh__dp": 16 // pp, "mesh__vpp": 4 if pp > 1 else 1, "shard_group": 16 // pp}
+    for overlap in (True, False):
+        run = row(kind="moe", model__moe=MOE, mesh__ep=8, mesh__etp=1, overlap__ep=overlap, **pipeline)
+        entries = [one for one in map_run(run).job["plan"]["schemes"] if one["use"].startswith("pipeline/")]
+        assert [one.get("overlap_passes", False) for one in entries] == ([overlap] if overlap or pp > 1 else [])
+
+
 def test_a_program_may_have_steps_of_less_overhead() -> None:
     assert map_run(row(stack="mlperf-nemo")).job["framework"]["set"]["step_overhead_s"] < 0.035
     assert "step_overhead_s" not in map_run(row()).job["framework"]["set"]
