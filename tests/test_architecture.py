@@ -48,6 +48,7 @@ FLOORS = [
     "validation.published",
     "validation.pipelines",
     "experiments.sweeps",
+    "experiments.explain",
     "experiments.schema",
     "experiments.plots",
     "experiments.pages",

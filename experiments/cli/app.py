@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import validate as cli_validate
@@ -396,8 +397,10 @@ def scale(
             show(page(found))
 
 
-# ------------------------------------------------------------- validate, calibrate, measure, import
+# ------------------------------------------------- compare, why, validate, calibrate, measure, import
 
+app.command()(cli_explain.compare)
+app.command()(cli_explain.why)
 app.command()(cli_validate.validate)
 app.command()(cli_validate.calibrate)
 app.command()(cli_measure.measure)

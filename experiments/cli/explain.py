@@ -1,0 +1,93 @@
+"""``meshcast compare`` and ``meshcast why``: two jobs part by part, and what each figure of the hardware is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.console import AsJson, answering, emit, plot_files
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
+]
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A job file, YAML or JSON.")],
+    second: Annotated[
+        Path | None, typer.Argument(metavar="[B]", help="Another one; A itself, changed by --set, if not given.")
+    ] = None,
+    change: Changes = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="PATH", help="Draw the parts of both steps into a .png or .svg file."),
+    ] = None,
+) -> None:
+    """Compare two forecasts: which fields of the jobs differ, and which parts of the step and of memory."""
+    with answering(as_json):
+        from hardware.errors import PlanError
+
+        if second is None and not change:
+            remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
+            raise PlanError("compare", "it takes two jobs", remedy)
+        files = plot_files(plot, ("comparison",)) if plot is not None else {}
+        from experiments.explain.comparison import compare as compare_jobs
+        from simulator import load_job
+
+        found = compare_jobs(load_job(first), load_job(second or first, change or ()))
+        for place in files.values():
+            from experiments.plots import breakdown
+            from simulator.report.words import describe_plan
+
+            place.parent.mkdir(parents=True, exist_ok=True)
+            plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]
+            breakdown.draw([(f"A: {plans[0]}", found.first), (f"B: {plans[1]}", found.second)], place)
+        if as_json:
+            emit(found.to_dict())
+        else:
+            from experiments.pages.explain import comparison_page
+            from experiments.pages.forecast import show
+
+            show(comparison_page(found))
+
+
+def why(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
+    change: Changes = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png or .svg file.")
+    ] = None,
+) -> None:
+    """Explain a forecast: what limits it, and how much shorter the step is for each figure of better hardware."""
+    with answering(as_json):
+        files = plot_files(plot, ("tornado",)) if plot is not None else {}
+        from rich.console import Console
+        from rich.progress import track
+
+        from experiments.explain.sensitivity import explain
+        from simulator import load_job
+
+        wanted, console = load_job(job, change or ()), Console(stderr=True)
+        found = explain(
+            wanted,
+            lambda figures: track(
+                list(figures), "forecasting", console=console, transient=True, disable=not console.is_terminal
+            ),
+        )
+        for place in files.values():
+            from experiments.plots import tornado
+
+            place.parent.mkdir(parents=True, exist_ok=True)
+            tornado.draw(found, place)
+        if as_json:
+            emit(found.to_dict())
+        else:
+            from experiments.pages.explain import sensitivity_page
+            from experiments.pages.forecast import show
+
+            show(sensitivity_page(found))

@@ -1,0 +1,119 @@
+"""The pages of ``meshcast compare`` and ``meshcast why``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.explain.comparison import HEADLINES, ForecastComparison
+from experiments.explain.sensitivity import RANGE, HardwareFigure, Sensitivities
+from simulator.report.figures import FIGURES, parts_of_step
+from simulator.report.words import format_number, format_seconds
+
+LEAST = 1e-4
+"""Share of the step below which a figure of the hardware has no row of its own."""
+
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def comparison_page(found: ForecastComparison) -> RenderableType:
+    """What differs in the jobs, then the headline figures, the parts of the step and the memory of both."""
+    changes = _table("field", "A", "B")
+    for change in found.changes:
+        changes.add_row(change.field, _value(change.first), _value(change.second))
+    if not found.changes:
+        changes.add_row("none", "", "")
+
+    figures = _table("", "A", "B", "B - A", "%")
+    for name in HEADLINES:
+        figure = FIGURES[name]
+        pair = [figure.read(report.to_dict()) for report in (found.first, found.second)]
+        scale = 100 if figure.form.endswith("%}") else 1
+        cells = [figure.cell(value) for value in pair]
+        figures.add_row(figure.title, *cells, format_signed(scale * (pair[1] - pair[0])), _percent(*pair))
+
+    total = found.first.step_time, found.second.step_time
+    parts = _table("part of the step", "A ms", "B ms", "B - A ms", "% of A's step", footer=True)
+    for key, (one, other) in sorted(found.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
+        share = (other - one) / total[0]
+        parts.add_row(
+            parts_of_step()[key].label,
+            f"{1e3 * one:,.1f}",
+            f"{1e3 * other:,.1f}",
+            f"{1e3 * (other - one):+,.1f}",
+            f"{share:+.1%}"[:-1],
+        )
+    feet = [f"{1e3 * time:,.1f}" for time in total]
+    feet += [f"{1e3 * (total[1] - total[0]):+,.1f}", f"{(total[1] - total[0]) / total[0]:+.1%}"[:-1]]
+    for column, foot in zip(parts.columns, ["step", *feet], strict=True):
+        column.footer = foot
+
+    memory = _table("fullest stage", "A GiB", "B GiB", "B - A GiB")
+    for category, (one, other) in found.memory.items():
+        memory.add_row(category, f"{one:,.2f}", f"{other:,.2f}", f"{round(other - one, 2) + 0.0:+,.2f}")
+    fits = [
+        f"{name} {'fits' if report.fits else 'does not fit: it needs ' + report.missing}."
+        for name, report in (("A", found.first), ("B", found.second))
+    ]
+    blocks: list[RenderableType] = [changes, figures, parts, memory, Text(" ".join(fits))]
+    apart = [one for block in blocks for one in (Text(), block)]
+    return Group(Text(found.sentence(), "bold"), *apart)
+
+
+def sensitivity_page(found: Sensitivities) -> RenderableType:
+    """The sentence about the limit, and a row for every figure of the hardware that matters."""
+    step = found.report.step_time
+    table = _table("hardware", "now", "1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse", "swing %")
+    rest = []
+    for one in found.found:
+        if one.swing_s < LEAST * step:
+            rest.append(one.figure.label)
+            continue
+        table.add_row(
+            one.figure.label,
+            format_value(one.figure),
+            format_seconds(one.saved_s),
+            format_seconds(one.better_s),
+            format_seconds(one.worse_s),
+            f"{one.swing_s / step:.1%}"[:-1],
+        )
+    head = f"{found.report.job.model.name} on {found.report.job.cluster.name}: a step takes {format_seconds(step)}"
+    blocks: list[RenderableType] = [Text(head, "bold"), Text(found.report.limits), Text(), table]
+    if rest:
+        blocks.append(Text(f"Without effect: {', '.join(rest)}.", "dim"))
+    blocks += [Text(f"assumed: {sentence}", "dim") for sentence in found.report.to_dict()["assumed"]]
+    return Group(*blocks)
+
+
+def format_value(figure: HardwareFigure) -> str:
+    """The value of a figure of the hardware with its unit."""
+    if figure.unit == "s":
+        return format_seconds(figure.value)
+    scale, prefix = next(((scale, prefix) for scale, prefix in PREFIXES if figure.value >= scale), (1.0, ""))
+    return f"{format_number(figure.value / scale)} {prefix}{figure.unit}"
+
+
+def format_signed(value: float) -> str:
+    """A difference with its sign."""
+    return f"{'-' if value < 0 else '+'}{format_number(abs(value))}"
+
+
+def _percent(one: float, other: float) -> str:
+    return f"{other / one - 1:+.1%}"[:-1] if one else ""
+
+
+def _value(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(*heads: str, footer: bool = False) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=footer)
+    table.add_column(heads[0], no_wrap=True)
+    for head in heads[1:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,68 @@
+"""`meshcast compare` and `meshcast why`: pages, JSON, figures, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from experiments.cli import app as cli
+from simulator import load_job, simulate
+from tests.experiments.cli.samples import JOB
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB, "utf-8")
+    return path
+
+
+def test_a_job_is_compared_with_itself_changed(job: Path) -> None:
+    result = run("compare", job, "--set", "plan.tp=2", "--plot", job.parent / "both.png")
+    assert result.exit_code == 0, result.output
+    assert "plan.mesh.tp" in result.stdout and "part of the step" in result.stdout and "fullest stage" in result.stdout
+    assert (job.parent / "both.png").exists()
+    answer = json.loads(run("compare", job, "--set", "plan.tp=2", "--json").stdout)
+    steps = [simulate(load_job(job, changes)).step_time for changes in ((), ["plan.tp=2"])]
+    assert answer["step_time_s"] == steps
+    total = [sum(pair[i] for pair in answer["breakdown_s"].values()) for i in (0, 1)]
+    assert total == pytest.approx(steps)
+
+
+def test_two_files_are_compared(job: Path) -> None:
+    other = job.with_name("other.yaml")
+    other.write_text(JOB.replace("tp: 4", "tp: 8"), "utf-8")
+    assert run("compare", job, other, "--json").stdout == run("compare", job, "--set", "plan.tp=8", "--json").stdout
+
+
+def test_why_names_the_hardware_that_matters(job: Path) -> None:
+    result = run("why", job, "--plot", job.parent / "why.svg")
+    assert result.exit_code == 0, result.output
+    assert "peak rates of the GPU" in result.stdout and "Without effect:" in result.stdout
+    assert (job.parent / "why.svg").exists()
+    answer = json.loads(run("why", job, "--json").stdout)
+    assert answer["hardware"][0]["figure"] == "peak" and answer["step_time_s"] == simulate(load_job(job)).step_time
+    first = answer["hardware"][0]["step_time_s"]
+    assert first["better"] < answer["step_time_s"] < first["worse"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compare", "JOB"), "it takes two jobs"),
+        (("compare", "JOB", "nothing.yaml"), "no such file"),
+        (("compare", "JOB", "--set", "plan.tp=3"), "plan"),
+        (("why", "JOB", "--set", "plan.no=1"), "plan.no"),
+        (("why", "JOB", "--plot", "figure.gif"), ".png or .svg"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_in_one_message(job: Path, words: tuple[str, ...], message: str) -> None:
+    result = run(*(str(job) if word == "JOB" else word for word in words))
+    assert result.exit_code == 2 and message in result.output and "Traceback" not in result.output

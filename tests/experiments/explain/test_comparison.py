@@ -1,0 +1,43 @@
+"""Two forecasts part by part: every difference of the jobs is named, and the parts add up to that of the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments.explain.comparison import compare
+from simulator import load_job
+
+JOB: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 32, "micro": 1, "sequence": 8192},
+    "plan": {"tp": 4, "pp": 2},
+}
+
+
+def test_the_parts_add_up_to_the_difference_of_the_steps() -> None:
+    found = compare(load_job(JOB), load_job({**JOB, "plan": {"tp": 2, "pp": 2, "recompute": "full"}}))
+    difference = found.second.step_time - found.first.step_time
+    assert sum(other - one for one, other in found.parts.values()) == pytest.approx(difference)
+    changed = {change.field: (change.first, change.second) for change in found.changes}
+    assert changed["plan.mesh.tp"] == (4, 2) and changed["plan.mesh.dp"] == (2, 4)
+    assert changed["plan.schemes.memory/recompute-full"] == (None, "used")
+    assert not any(field.startswith(("model", "cluster", "batch")) for field in changed)
+    answer = found.to_dict()
+    assert answer["step_time_s"] == [found.first.step_time, found.second.step_time]
+    for one, other in zip(*(r.to_dict()["memory"]["stages"] for r in (found.first, found.second)), strict=True):
+        assert set(one["by"]) | set(other["by"]) >= set(answer["memory_gib"])
+
+
+def test_equal_jobs_differ_in_nothing() -> None:
+    found = compare(load_job(JOB), load_job(JOB))
+    assert not found.changes and all(one == other for one, other in found.parts.values())
+    assert found.sentence() == "Both steps take equally long."
+
+
+def test_the_sentence_names_the_largest_difference() -> None:
+    slow = {**JOB, "framework": {"name": "megatron-core", "set": {"step_overhead_s": 5.0}}}
+    sentence = compare(load_job(JOB), load_job(slow)).sentence()
+    assert "more time than the first" in sentence and "host" in sentence and "+4,965.0 ms" in sentence

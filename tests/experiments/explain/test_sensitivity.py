@@ -1,0 +1,76 @@
+"""What figures of the hardware are worth: against closed forms, laws that hold for every job, and the plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.explain.sensitivity import RANGE, explain, hardware_figures
+from experiments.plots import tornado
+from hardware.errors import PlanError
+from simulator import load_job, simulate
+
+JOB: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 32, "micro": 1, "sequence": 8192},
+    "plan": {"tp": 4, "pp": 2},
+}
+
+
+def found_by_name(job: dict[str, Any]) -> dict[str, Any]:
+    return {one.figure.name: one for one in explain(load_job(job)).found}
+
+
+def test_better_hardware_never_makes_a_step_longer_and_saves_no_more_than_the_step() -> None:
+    answers = explain(load_job(JOB))
+    step = answers.report.step_time
+    for one in answers.found:
+        assert one.better_s <= step * (1 + 1e-9) <= one.worse_s * (1 + 2e-9)
+        assert one.saved_s >= -1e-9 * step
+    # A step in which all times shrink by one percent is one percent shorter; some of it depends on no hardware.
+    assert 0.5 < sum(one.saved_s for one in answers.found) / (0.01 * step) <= 1.01
+    swings = [one.swing_s for one in answers.found]
+    assert swings == sorted(swings, reverse=True)
+
+
+def test_the_derivative_is_that_of_the_time_which_a_figure_determines() -> None:
+    """One GPU without communication: GEMMs and attention by the peaks, the other kernels by the memory."""
+    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 4}, "plan": {}}
+    found = found_by_name(job)
+    assert {"scale_up_bandwidth", "network_bandwidth"}.isdisjoint(found)
+    parts = simulate(load_job(job)).breakdown.parts
+    by_peaks, by_memory = parts["gemm"] + parts["attention"], parts["memory_bound"] + parts["optimizer"]
+    assert found["peak"].saved_s == pytest.approx(0.01 * by_peaks, rel=0.25)
+    assert found["memory_bandwidth"].saved_s == pytest.approx(0.01 * by_memory, rel=0.6)
+    both = found["peak"].saved_s + found["memory_bandwidth"].saved_s
+    assert both == pytest.approx(0.01 * (by_peaks + by_memory), rel=0.05)
+
+
+def test_a_changed_figure_changes_that_figure_alone() -> None:
+    job = load_job(JOB)
+    for figure in hardware_figures(job):
+        changed = figure.change(job, 1 + RANGE)
+        if figure.name == "launch":
+            assert changed.framework.launch_s == pytest.approx(figure.value / (1 + RANGE))
+            continue
+        (again,) = (one for one in hardware_figures(changed) if one.name == figure.name)
+        better = figure.value / (1 + RANGE) if figure.unit == "s" else figure.value * (1 + RANGE)
+        assert again.value == pytest.approx(better)
+        others = [
+            {one.name: one.value for one in hardware_figures(of) if one.name != figure.name} for of in (job, changed)
+        ]
+        assert others[0] == others[1]
+
+
+def test_nodes_of_several_kinds_are_refused() -> None:
+    nodes = [{"node": "dgx-h100", "nodes": 1}, {"node": "dgx-a100", "nodes": 1}]
+    with pytest.raises(PlanError, match="several kinds"):
+        explain(load_job({**JOB, "cluster": {"groups": nodes}}))
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    tornado.draw(explain(load_job(JOB)), tmp_path / "tornado.png")
+    assert (tmp_path / "tornado.png").stat().st_size > 10_000
