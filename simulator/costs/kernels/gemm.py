@@ -18,6 +18,7 @@
   (Osama et al., "Stream-K", PPoPP 2023, arXiv 2301.03598: time = a + b + c iterations per block + d peers). The best
   split balances the loop against the peers: split^2 = k step / peer.
 - Large GEMMs reach the power limit: after `power_limit_delay` they run at `power_limited_rate` of the rate before.
+- Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run on the CUDA cores, at the rate of fp32.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
   `reuse_distance` GEMMs of this size, fits in it.
 """
@@ -50,6 +51,12 @@ sets of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 4
 EVICTION_SHARPNESS = 6
 """Exponent of the share of operands still in the L2, as the traffic since their last use exceeds its size: almost none,
 as in cyclic accesses. Set by hand; 2 and 3 fit worse."""
+
+
+ALIGNMENT = 16
+"""Bytes that a row of an operand must be a multiple of for the tensor cores of a batched GEMM (cuBLAS, "Tensor Core
+Usage"). Attention of heads of 108 and 150 elements ran at some 9 TFLOP/s a GPU in BLOOM's tests on A100
+(bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md), about half of what its CUDA cores do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +127,17 @@ def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Est
     """Estimates the time of one GEMM."""
     if not work.flops:
         return NOTHING
+    if not uses_tensor_cores(work) and "fp32" in gpu.peak:
+        speed *= min(1.0, peak(gpu, "fp32") / peak(gpu, work.dtype))
     taken, launch = seconds(work, gpu, model, speed)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
     return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
+
+
+def uses_tensor_cores(work: Gemm) -> bool:
+    """Whether the rows of a GEMM's operands are aligned, or it is none of those for which that matters."""
+    width = BYTES[work.dtype]
+    return work.batch == 1 or width != 2 or not any(size * width % ALIGNMENT for size in (work.n, work.k))
 
 
 def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
