@@ -20,6 +20,7 @@ from simulator.job.framework import CommunicationOverlap, Framework, load_framew
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
+    BENCHMARK_TUNED,
     FALLBACK,
     HOST_BOUND_SIGMA,
     KEPT,
@@ -252,9 +253,9 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
-        assumptions.add(
-            "stack", "stack, built on megatron-core" if spec.stack in MEGATRON_BASED and name == FALLBACK else ""
-        )
+        tuned = "stack, tuned for one benchmark" if spec.stack in BENCHMARK_TUNED else ""
+        known = "stack, built on megatron-core" if spec.stack in MEGATRON_BASED and name == FALLBACK else tuned
+        assumptions.add("stack", known)
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
     for field in ("compile", "cuda_graphs"):
