@@ -20,7 +20,7 @@ OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pypr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch gpu lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes \
+.PHONY: demo test test-all test-oldest-torch gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme docs-schemes \
         clean help
 
 help: ## list the targets
@@ -59,6 +59,9 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 	$(BIN)/python -m tests.golden.rewrite
 
 docs: docs-catalog docs-figures docs-readme docs-schemes ## write all that is made from the code, as below
+
+docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
+	$(BIN)/python -m experiments.pages.accuracy $(RUNS) docs/accuracy.md
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
 	$(BIN)/python -m hardware.describe docs/catalog.md

@@ -1,0 +1,158 @@
+"""Writes docs/accuracy.md: the errors of forecasts of published runs by class, program, GPU and source.
+
+``python -m experiments.pages.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from experiments.pages.published import validate_published
+from validation.published.summary import compute_figures, measured_step, quantile
+
+FEWEST = 5
+"""Runs that a group needs for a row of its own."""
+WORST = 30
+
+INTRODUCTION = """\
+# Accuracy on published runs
+
+Made by `make docs-accuracy` from a file of published runs. Every run is forecast from its published configuration
+alone; what a run does not state is assumed, listed, and widens its interval. Errors are forecast / measured - 1 of the
+step time; *inside* is the share of measured times in the 90 % interval; the *baseline* is one efficiency for each GPU
+and number format, fitted to the other sources.
+"""
+
+FITTED = """\
+## What is fitted on what
+
+- Kernels (GEMMs, grouped GEMMs, attention, memory-bound ones): tables of measured kernels, see
+  [calibration.md](calibration.md).
+- Collectives, messages, token dispatch: tables of NCCL and DeepEP.
+- `sustained` of Ampere and Hopper, `memory_bound` of Megatron-Core: 20 steps of GPT models (Megatron-LM of 2021 and
+  2022, DGX Cloud).
+- `sustained_fp8` of Hopper: 161 steps in 8 bits on H100 and H200 of seven sources, with equal weight of the sources.
+- Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
+- `rates` of the profiles `llm-foundry` and `torchtitan`: their own runs.
+- Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
+- Sigmas of profiles and of assumed fields: residuals of these runs.
+
+Nothing else is fitted: layouts, bytes, overlap, recompute, alignment and schedules are computed. All errors here are
+in-sample for what is fitted on published runs.
+"""
+
+CAUSES = """\
+## Known causes of large errors
+
+- Models with experts whose layers are short (micro-batch 1): the host waits for token counts, and kernels per expert
+  are launched one by one; neither is modelled, and forecasts are up to 60 % too short.
+- Recipes of Megatron-Bridge from 26.06 on fuse the kernels of experts: forecasts are some 25 % too long.
+- Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 15 to 30 % slower than those of 2024; releases change nothing yet.
+- BLOOM's tests with eight tensor ranks, and with small micro-batches: 15 to 25 % too short, for an unknown reason.
+- JAX: what is recomputed is a policy of XLA that runs do not state.
+- Attention of LLM Foundry on H100 (Triton of 2023) with sequences from 16,384 on: some 20 % too long.
+"""
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The page. rows: answers, as ``validate published --json`` lists them."""
+    timed = [row for row in rows if row["error"] is not None]
+    everything = compute_figures(rows)
+    parts = [INTRODUCTION]
+    parts.append(
+        f"{everything['rows']:,} runs, {everything['predicted']:,} forecast, {everything['compared']:,} compared.\n"
+    )
+    parts += [f"## Step time\n\n{_table('class', rows, ('class',))}"]
+    parts += [f"## Dense models\n\n{_table('program', _of(rows, 'dense'), ('stack',))}"]
+    parts += [_table("GPU, number format", _of(rows, "dense"), ("gpu", "format"))]
+    parts += [_table("source", _of(rows, "dense"), ("source",))]
+    parts += [f"## Models with experts\n\n{_table('program, GPU', _of(rows, 'moe'), ('stack', 'gpu'))}"]
+    parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, CAUSES, _worst(timed)]
+    return "\n".join(parts)
+
+
+def _of(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["class"] == kind]
+
+
+def _groups(
+    rows: Sequence[dict[str, Any]], keys: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+    found = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+    for row in rows:
+        if row["error"] is not None:
+            found[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
+    yield from sorted(found.items())
+
+
+def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+    lines = [
+        f"| {head} | runs | median % | p90 % | bias % | inside % | baseline % |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for names, own in _groups(rows, keys):
+        if len(own) >= FEWEST:
+            lines.append(f"| {', '.join(names)} | {_figures(own)} |")
+    lines.append(f"| all | {_figures([row for row in rows if row['error'] is not None])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> str:
+    found = compute_figures(rows)
+    naive = found["baseline_from_other_sources"]["median"]
+    cells = [
+        f"{found['compared']}",
+        f"{100 * found['median']:.1f}",
+        f"{100 * found['p90']:.1f}",
+        f"{100 * found['bias']:+.1f}",
+        f"{100 * found['inside_interval']:.0f}",
+        "" if naive is None else f"{100 * naive:.0f}",
+    ]
+    return " | ".join(cells)
+
+
+def _memory(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| program | runs | median % | p90 % | bias % |", "| --- | --: | --: | --: | --: |"]
+    named = sorted({str(row["stack"]) for row in rows if row["memory_error"] is not None})
+    for name, own in [*((name, [row for row in rows if row["stack"] == name]) for name in named), ("all", list(rows))]:
+        found = compute_figures(own)["memory"]
+        cells = " | ".join(f"{100 * found[key]:.1f}" for key in ("median", "p90"))
+        lines.append(f"| {name} | {found['compared']} | {cells} | {100 * found['bias']:+.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
+    """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
+    text = [
+        "## Noise floor\n",
+        "Two runs whose jobs are equal, as far as they are published, differ by:\n",
+        "| class | pairs | median % | p90 % |\n| --- | --: | --: | --: |",
+    ]
+    for (kind,), own in _groups(rows, ("class",)):
+        equal = defaultdict[tuple[str, float], list[float]](list)
+        for row in own:
+            equal[row["gpu"], row["predicted"]["step_time_s"]].append(measured_step(row))
+        apart = sorted(abs(math.log(one / other)) for times in equal.values() for one, other in combinations(times, 2))
+        if len(apart) >= FEWEST:
+            text.append(
+                f"| {kind} | {len(apart)} | {100 * quantile(apart, 0.5):.1f} | {100 * quantile(apart, 0.9):.1f} |"
+            )
+    return "\n".join(text) + "\n"
+
+
+def _worst(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"## The {WORST} largest errors\n", "| run | error % | assumed |", "| --- | --: | --- |"]
+    for row in sorted(rows, key=lambda row: -abs(row["error"]))[:WORST]:
+        lines.append(f"| `{row['id']}` | {100 * row['error']:+.1f} | {', '.join(row['assumed'])} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    answer, _ = validate_published([Path(sys.argv[1])])
+    Path(sys.argv[2]).write_text(page(answer["rows"]), "utf-8")
