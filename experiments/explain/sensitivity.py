@@ -1,4 +1,5 @@
-"""What every figure of the hardware is worth: the change of the step time with each, all others kept.
+"""What every figure of the hardware is worth: the change of the step time with each, all others kept; and which
+uncertainties widen the interval most.
 
 A figure is made better and worse by `STEP`, and the job forecast again. Between two points at which the critical path
 changes, the step time is linear in the time of every op, so the difference quotient over one percent is the derivative
@@ -62,16 +63,27 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """A forecast, and what every figure of its hardware is worth, the most valuable first."""
+    """A forecast, what every figure of its hardware is worth, the most valuable first, and what widens its interval."""
 
     report: Report
     found: tuple[Sensitivity, ...]
+
+    @property
+    def variance(self) -> dict[str, float]:
+        """Share of every contribution in the variance of log(measured / forecast), the largest first.
+
+        Keys are those of `Metrics.sigmas`.
+        """
+        squares = {source: sigma**2 for source, sigma in self.report.sigmas.items()}
+        total = sum(squares.values())
+        return {source: squares[source] / total for source in sorted(squares, key=lambda one: -squares[one]) if total}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON answer."""
         answer = self.report.to_dict()
         return {
-            **{key: answer[key] for key in ("step_time_s", "breakdown_s", "limits", "assumed")},
+            **{key: answer[key] for key in ("step_time_s", "interval_90_s", "breakdown_s", "limits", "assumed")},
+            "interval_variance": self.variance,
             "range": RANGE,
             "hardware": [
                 {

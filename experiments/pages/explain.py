@@ -18,6 +18,9 @@ from simulator.report.words import format_number, format_seconds
 LEAST = 1e-4
 """Share of the step below which a figure of the hardware has no row of its own."""
 
+CONTRIBUTIONS = 3
+"""Contributions to the variance of the step time that are named."""
+
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -86,8 +89,22 @@ def sensitivity_page(found: Sensitivities) -> RenderableType:
     blocks: list[RenderableType] = [Text(head, "bold"), Text(found.report.limits), Text(), table]
     if rest:
         blocks.append(Text(f"Without effect: {', '.join(rest)}.", "dim"))
+    blocks += [Text(), Text(_interval_sentence(found))]
     blocks += [Text(f"assumed: {sentence}", "dim") for sentence in found.report.to_dict()["assumed"]]
     return Group(*blocks)
+
+
+def _interval_sentence(found: Sensitivities) -> str:
+    """The interval, and what contributes most to its variance."""
+    labels = {
+        "framework": f"framework {found.report.job.framework.name}",
+        "experts": "layers with experts",
+        **{key: figure.label for key, figure in parts_of_step().items()},
+    }
+    low, high = found.report.interval_90
+    widest = [f"{labels[key]} {share:.0%}" for key, share in list(found.variance.items())[:CONTRIBUTIONS]]
+    widened = f" Largest shares of the variance: {', '.join(widest)}." if widest else ""
+    return f"Nine of ten measured steps should lie between {format_seconds(low)} and {format_seconds(high)}.{widened}"
 
 
 def format_value(figure: HardwareFigure) -> str:

@@ -94,22 +94,29 @@ class Metrics:
         return {**parts, HOST: parts[HOST] + self.job.framework.step_overhead_s}
 
     @cached_property
-    def sigma(self) -> float:
-        """Standard deviation of log(measured / predicted) of the step.
+    def sigmas(self) -> dict[str, float]:
+        """Contributions to `sigma`: of the framework, of its layers with experts, and of every kind of busy time.
 
-        Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time; errors of
-        different kinds and the framework's own are independent.
+        Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time.
         """
         parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
         sums = zip(KINDS, self.sums[self.device].tolist(), strict=True)
-        terms = [
-            parts[kind] / busy * weighted / seconds
-            for kind, (seconds, weighted, _, _) in sums
-            if seconds and parts[kind]
-        ]
         framework = self.job.framework
-        return math.hypot(framework.sigma, framework.sigma_experts if self.job.model.moe else 0.0, *terms)
+        return {
+            "framework": framework.sigma,
+            **({"experts": framework.sigma_experts} if self.job.model.moe else {}),
+            **{
+                kind: parts[kind] / busy * weighted / seconds
+                for kind, (seconds, weighted, _, _) in sums
+                if seconds and parts[kind]
+            },
+        }
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of log(measured / predicted) of the step: its contributions are independent."""
+        return math.hypot(*self.sigmas.values())
 
     @property
     def interval_90(self) -> tuple[float, float]:

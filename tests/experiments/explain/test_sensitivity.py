@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from experiments.explain.sensitivity import RANGE, explain, hardware_figures
+from experiments.pages.explain import sensitivity_page
 from experiments.plots import tornado
 from hardware.errors import PlanError
 from simulator import load_job, simulate
+from simulator.report.metrics import Z90
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
@@ -63,6 +67,28 @@ def test_a_changed_figure_changes_that_figure_alone() -> None:
             {one.name: one.value for one in hardware_figures(of) if one.name != figure.name} for of in (job, changed)
         ]
         assert others[0] == others[1]
+
+
+def test_contributions_add_up_to_the_variance_behind_the_interval() -> None:
+    found = explain(load_job({**JOB, "model": "mixtral-8x7b"}))
+    report, shares = found.report, list(found.variance.values())
+    assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+    assert {"framework", "experts", "gemm", "tp"} <= set(found.variance)
+    assert found.variance["framework"] == pytest.approx(report.job.framework.sigma**2 / report.sigma**2)
+    low, high = report.interval_90
+    assert math.log(high / low) == pytest.approx(2 * Z90 * report.sigma)
+    page = "".join(str(block) for block in sensitivity_page(found).renderables if isinstance(block, Text))  # type: ignore[attr-defined]
+    assert f"framework megatron-core {found.variance['framework']:.0%}" in page
+
+
+def test_a_kind_contributes_with_its_share_of_the_step() -> None:
+    """Slower links make communication longer and its errors weigh more; the framework's own stays the same."""
+    job = load_job(JOB)
+    slow = next(one for one in hardware_figures(job) if one.name == "scale_up_bandwidth").change(job, 0.25)
+    usual, slower = (simulate(one).sigmas for one in (job, slow))
+    assert slower["tp"] > 1.5 * usual["tp"]
+    assert slower["gemm"] < usual["gemm"]
+    assert slower["framework"] == usual["framework"]
 
 
 def test_nodes_of_several_kinds_are_refused() -> None:
