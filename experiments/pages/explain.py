@@ -18,6 +18,9 @@ from simulator.report.words import format_number, format_seconds
 LEAST = 1e-4
 """Share of the step below which a figure of the hardware has no row of its own."""
 
+LEAST_GIB = 0.005
+"""Memory below which a category has no row of its own [GiB]."""
+
 CONTRIBUTIONS = 3
 """Contributions to the variance of the step time that are named."""
 
@@ -58,6 +61,8 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
 
     memory = _table("fullest stage", "A GiB", "B GiB", "B - A GiB")
     for category, (one, other) in found.memory.items():
+        if max(one, other) < LEAST_GIB:
+            continue
         memory.add_row(category, f"{one:,.2f}", f"{other:,.2f}", f"{round(other - one, 2) + 0.0:+,.2f}")
     fits = [
         f"{name} {'fits' if report.fits else 'does not fit: it needs ' + report.missing}."

@@ -1,4 +1,4 @@
-"""Shared by the tests of commands: a small job, and an unprivileged user, whom file modes restrict."""
+"""Shared by the tests of commands: a small job, a runner of commands, an unprivileged user (whom modes restrict)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from experiments.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,6 +21,11 @@ plan: {tp: 4, pp: 2}
 """
 
 NOBODY = 65534
+
+
+def run(*words: object) -> Result:
+    """Runs meshcast with these arguments."""
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @contextmanager

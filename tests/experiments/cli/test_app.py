@@ -12,21 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from experiments.cli import app as cli
-from tests.experiments.cli.samples import JOB, ROOT
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB, "utf-8")
-    return path
+from tests.experiments.cli.samples import ROOT, run
 
 
 def answer(*words: object) -> Any:

@@ -6,22 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from experiments.cli import app as cli
 from simulator import load_job, simulate
-from tests.experiments.cli.samples import JOB
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB, "utf-8")
-    return path
+from tests.experiments.cli.samples import JOB, run
 
 
 def test_a_job_is_compared_with_itself_changed(job: Path) -> None:

@@ -10,18 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
 from experiments.schema import KINDS, schema
 from hardware.load import read_yaml
 from simulator.job.job import Batch, JobFile, RunLength, ShortPlan
+from tests.experiments.cli.samples import run
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_the_first_job_is_answered(tmp_path: Path) -> None:

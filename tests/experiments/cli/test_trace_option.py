@@ -8,13 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from experiments.cli import app as cli
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
+from tests.experiments.cli.samples import run
 
 
 @pytest.fixture

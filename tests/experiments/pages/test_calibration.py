@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
 from experiments.pages import calibration as measured
 from hardware.errors import MeshcastError
+from tests.experiments.cli.samples import run
 from tests.experiments.pages.tables import KIND, ROWS, put
 from tests.strategies import examples
 from validation.calibration.kernels import tables as kernels
@@ -26,10 +25,6 @@ ODD += [
     "EFA " + "9" * 400 + "G per GPU",
     "Slingshot 3.2.1 Tb/s per node",
 ]
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def answer(kind: str, *files: Path) -> dict:

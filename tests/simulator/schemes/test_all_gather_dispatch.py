@@ -6,7 +6,7 @@ import pytest
 
 from simulator.ir.ops import Gemm, Memory, Op
 from tests.contract.played import play_job
-from tests.simulator.schemes.test_moe_pipelines import TOKENS, K, S, divided, job, moved
+from tests.simulator.schemes.expert_layers import TOKENS, K, S, divided, job, moved
 
 USE = "expert/all-gather-dispatch"
 

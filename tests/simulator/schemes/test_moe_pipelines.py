@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,64 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.costs.costs import Costs, Estimate
 from simulator.engine.play import ENGINES
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Exchange, Fragment, Gemm, Memory, Op
-from simulator.lowering.lower import Lowering
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Gemm, Memory
 from simulator.lowering.rewrite import working_predecessors
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
 from simulator.report.report import Report
-from simulator.schemes.expert.shared.token_dispatch import find_rounds
-from tests.contract.measure import make, sent, waits_for
-from tests.contract.of_experts import span
+from tests.contract.measure import waits_for
 from tests.contract.played import play_job
+from tests.simulator.schemes.expert_layers import TIMES, E, F, H, K, all_sent, job, layer, moved, taken
 from tests.strategies import examples
 
-H, F, E, K, S = 32, 32, 32, 2, 64
-TIMES = st.integers(1, 64).map(lambda n: n / 8)
 SHORT = st.integers(1, 64).map(lambda n: n / 256)
-
-
-def layer(use: str, p: int = 4, experts: int = E, seq: int = S, **options: Any) -> Fragment:
-    """One layer of experts on p ranks, one sequence on each."""
-    mesh = Mesh({"dp": p}, {"experts": {"edp": 1, "ep": p}}, ["dp"])
-    scheme = make(use, mesh, ("ep",), **options)
-    moe = {"experts": experts, "top_k": K, "expert_ffn": F}
-    model = scheme.adapt_model(Model(layers=1, hidden=H, heads=4, vocab=64, seq=seq, mlp_bias=False, moe=moe))
-    stage = Architecture(model, 1, seq, 64, p).stage(range(1), False, False)
-    (unit_run,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).unit_runs
-    return unit_run.fragment
-
-
-def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
-    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")]
-    ops = [op for op in ops if op.phase in phases]
-    return [op.work for op in ops if isinstance(op.work, Collective)]
-
-
-def taken(
-    fragment: Fragment, exchange: float, computing: float, phase: str = "F", sending: float = 0, starting: float = 0
-) -> float:
-    """Seconds of a round, in which all tokens take `exchange` one way, and all kernels of the experts `computing`; in
-    whatever parts, each takes `sending` and `starting` more."""
-    plain = next(one for one in find_rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
-    assert isinstance(plain.out.work, Collective)
-    whole, flops = plain.out.work.nbytes, sum(op.work.flops for op in plain.inside if op.work)
-
-    def lasts(op: Op) -> float:
-        if op.phase != phase or op.work is None:
-            return 0.0
-        if isinstance(op.work, Collective) and op.stream == "expert":
-            return sending + exchange * op.work.nbytes / whole
-        begins = starting if "expert.up" in op.name and isinstance(op.work, Gemm) else 0.0
-        return begins + (computing * op.work.flops / flops if "expert" in op.name else 0.0)
-
-    return span(fragment.forward if phase == "F" else fragment.backward, lasts)
 
 
 def chunk_round(t: float, u: float, r: int) -> float:
@@ -78,7 +32,7 @@ def chunk_round(t: float, u: float, r: int) -> float:
     return max(2 * r * t + max(0.0, u - (r - 1) * t), 2 * t + r * u)
 
 
-# ------------------------------------------------------------------------------------------------------ Tutel
+# -------------------------------------------------------------------------------------------------------------- Tutel
 
 
 @given(t=TIMES, u=TIMES, r=st.sampled_from([1, 2, 4, 8]), phase=st.sampled_from("FB"))
@@ -204,7 +158,7 @@ def test_capacity_follows_the_most_popular_expert() -> None:
     assert moved(hot)[0].nbytes / moved(even)[0].nbytes == pytest.approx(shares[0] * E / sum(shares), rel=0.05)
 
 
-# --------------------------------------------------------------------------------------------------- FasterMoE
+# ---------------------------------------------------------------------------------------------------------- FasterMoE
 
 
 def shadows(routing: Any, use: str = "expert/fastermoe", **options: Any) -> list[Collective]:
@@ -323,299 +277,9 @@ def test_a_gate_is_played_alike_by_all_engines() -> None:
     assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
 
 
-def all_sent(fragment: Fragment, mesh: Mesh) -> float:
-    return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")], mesh)
-
-
-# ------------------------------------------------------------------------------------------------------- Janus
-
-
-@examples(50)
-@given(
-    p=st.sampled_from([2, 4, 8]),
-    machine=st.sampled_from([1, 2, 4, 8]),
-    seq=st.sampled_from([8, 16, 32, 64, 128, 256, 1024]),
-)
-def test_experts_move_where_that_is_fewer_bytes_between_machines(p: int, machine: int, seq: int) -> None:
-    """Counted on both lowered forms: out and back (n-1)/n of the tokens of a machine's ranks, or, once each, the
-    experts of other machines.
-    """
-    tokens, experts, chosen = (
-        layer("expert/janus", p, seq=seq, machine=machine, when=when) for when in ("never", "always", "auto")
-    )
-    m = min(machine, p)
-    n = p // m
-    leaving = m * (n - 1) / n * sum(work.nbytes for work in moved(tokens, "F"))
-    fetched = [work for work in moved(experts, "F") if work.members is None]
-    coming = (p - 1) / p * sum(work.nbytes for work in fetched)
-    ratio = seq * K * 2 / (n * E / p * 2 * F)
-    if n > 1:
-        assert ratio == pytest.approx(leaving / coming, rel=1e-4)
-    wanted = "all_gather" if ratio > 1 else "all_to_all"
-    assert {work.operation for work in moved(chosen, "F")} == {wanted}
-
-
-def test_moving_experts_changes_neither_work_nor_weights_of_a_rank() -> None:
-    tokens, experts = (layer("expert/janus", when=when) for when in ("never", "always"))
-    for phases in ("F", "B", "W"):
-        one, other = (
-            sum(op.work.flops for op in (*f.forward, *f.backward) if op.work and op.phase in phases)
-            for f in (tokens, experts)
-        )
-        assert one == pytest.approx(other)
-    held = [[(p.name, p.size, p.partial) for p in f.params] for f in (tokens, experts)]
-    assert held[0] == held[1]
-    assert {work.operation for work in moved(experts, "W")} == {"reduce_scatter"}
-
-
-def test_experts_are_fetched_from_the_begin_of_the_layer() -> None:
-    fragment = layer("expert/janus", when="always")
-    assert [op.name for op in fragment.forward[:2]] == ["gather wexpert.up", "gather wexpert.down"]
-    begin = list(fragment.entry.values())
-    assert all(op.after == begin for op in fragment.forward[:2])
-
-
-@examples(40)
-@given(near=TIMES, far=TIMES, u=TIMES, p=st.sampled_from([4, 8]))
-def test_kernels_begin_with_the_experts_of_the_own_machine(near: float, far: float, u: float, p: int) -> None:
-    """While the others come: (near experts once they are there, then the rest) of every linear."""
-    fragment = layer("expert/janus", p, when="always", machine=2, prefetch=False)
-    names = [op.name for op in fragment.forward if op.stream.startswith("expert-fetch")]
-    assert names == [f"gather wexpert.{kind} {place}" for kind in ("up", "down") for place in ("near", "far")]
-
-    def lasts(op: Op) -> float:
-        if op.stream.startswith("expert-fetch"):
-            return near if op.stream == "expert-fetch" else far
-        return u * op.work.batch / E if isinstance(op.work, Gemm) and op.work.groups else 0.0
-
-    first, rest = u * 2 / p, u * (p - 2) / p
-    # The kernels of near experts, of both linears, come before those of the others.
-    begun = max(near + first, 2 * near) + first
-    wanted = max(max(begun, far) + rest, 2 * far) + rest
-    assert span(fragment.forward, lasts) == pytest.approx(wanted, rel=1e-9)
-    whole = layer("expert/janus", p, when="always", machine=p)
-    for one in (fragment, whole):
-        assert sum(op.work.flops for op in one.forward if op.work) == pytest.approx(
-            sum(op.work.flops for op in whole.forward if op.work)
-        )
-    assert all_sent(fragment, Mesh({"dp": p})) == pytest.approx(all_sent(whole, Mesh({"dp": p})), rel=1e-3)
-
-
-def fetching_job(layers: int, regather: bool = False, **options: Any) -> dict[str, Any]:
-    return {
-        "model": {
-            "layers": layers, "hidden": 32, "heads": 4, "vocab": 64, "seq": 64, "tied": False,
-            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32},
-        },
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"regather": regather, "cuda_graphs": True}},
-        "batch": {"global": 4},
-        "plan": {
-            "mesh": {"dp": 4},
-            "views": {"experts": {"edp": 1, "ep": 4}},
-            "schemes": [
-                {"use": "data/ddp", "over": "dp"},
-                {"use": "expert/janus", "over": "ep", "when": "always", **options},
-            ],
-        },
-    }  # fmt: skip
-
-
-@examples(15)
-@given(fetching=st.integers(0, 64), attention=st.integers(1, 16), experts=st.integers(1, 16), layers=st.integers(1, 5))
-def test_experts_are_fetched_during_the_layer_before(fetching: int, attention: int, experts: int, layers: int) -> None:
-    """The fetch of a layer begins with the layer before, once the fetch before has ended; that of the first layer with
-    the embedding, which takes no time.
-    """
-
-    def price(work: Any) -> Estimate:
-        seconds = {"all_gather": fetching / 2}.get(getattr(work, "operation", ""), 0.0)
-        if isinstance(work, Gemm) and work.groups:
-            seconds = experts / 2
-        return Estimate(attention if isinstance(work, Attention) else seconds, 0.0)
-
-    starts, begin, fetched = [], 0.0, 0.0
-    for layer in range(layers):
-        fetched = max(fetched, starts[layer - 1] if layer else 0.0) + fetching
-        starts.append(begin)
-        begin = max(begin + attention, fetched) + experts
-    for engine in ENGINES[:3]:
-        played = play_job(fetching_job(layers), price, engine=engine)
-        forward = [i for i, op in enumerate(played.flat.ops) if op.phase == "F" and op.work and op.stream == COMPUTE]
-        assert max(played.times.end[i] for i in forward) == pytest.approx(begin, rel=1e-9)
-
-
-@pytest.mark.parametrize("regather", [False, True])
-@pytest.mark.parametrize("machine", [8, 2])
-def test_fetching_ahead_moves_the_same_bytes_and_no_later(regather: bool, machine: int) -> None:
-    jobs = [fetching_job(4, regather, prefetch=ahead, machine=machine) for ahead in (True, False)]
-    early, late = map(play_job, jobs)
-    spans = [play_job(jobs[0], engine=engine).step.span for engine in ENGINES[:3]]
-    assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
-    sizes = [
-        sorted(op.work.nbytes for _, op in played.instances() if isinstance(op.work, Collective))
-        for played in (early, late)
-    ]
-    assert sizes[0] == sizes[1]
-    assert early.times.span <= late.times.span
-    assert [peak.left for peak in (*early.peaks, *late.peaks)] == [0, 0]
-    weights = 8 * (2 * 32 * 32 + 32 + 32) * 2
-    # Where gathered weights are kept for the backward pass, the last layer holds those of all layers either way.
-    assert 0 <= early.peaks[0].total - late.peaks[0].total <= weights
-    counts = [run.count for run in early.stages[0].unit_runs if run.name == "layer"]
-    assert counts == ([1, 2, 1] if regather else [3, 1])
-
-
-@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
-def test_gathers_of_tokens_are_no_fetches(use: str) -> None:
-    """Without sequence parallelism results are gathered over tensor ranks; experts that stay are as any others."""
-    jobs = [job("expert/janus", when="never"), job("expert/all-to-all")]
-    for one in jobs:
-        one["plan"]["views"] = {"experts": {"edp": 4, "ep": 4}}
-        one["plan"]["schemes"][2]["use"], one["plan"]["schemes"][3]["over"] = use, "ep"
-    found = [play_job(one) for one in jobs]
-    assert found[0].times == found[1].times
-
-
-# ------------------------------------------------------------------------------------------------------- Comet
-
-
-@given(t=TIMES, u=TIMES, tile=st.sampled_from([4, 8, 16, 32]), phase=st.sampled_from("FB"))
-def test_all_but_a_tile_is_hidden(t: float, u: float, tile: int, phase: str) -> None:
-    fragment, g = layer("expert/comet", tile=tile, panel=tile), u / 2
-    rows, panels = S * K // tile, H // tile
-    wanted = max(g + t / rows, t) + max(g + t / panels, t)
-    assert taken(fragment, t, u, phase) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_no_product_is_cut() -> None:
-    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8, panel=8, sms=0)
-    products = [[op.work for op in f.forward + f.backward if isinstance(op.work, Gemm)] for f in (plain, fused)]
-    assert products[0] == products[1]
-    assert sum(work.nbytes for work in moved(plain)) == sum(work.nbytes for work in moved(fused))
-    assert len(moved(fused)) == 2 * len(moved(plain))
-
-
-def divided(use: str, p: int = 4, ep: int = 1, **options: Any) -> Fragment:
-    """One layer of experts on p ranks, in `ep` groups whose ranks share every expert; one sequence on each rank."""
-    mesh = Mesh({"dp": p}, {"experts": {"edp": 1, "ep": ep, "etp": p // ep}}, ["dp"])
-    scheme = make(use, mesh, ("ep", "etp"), **options)
-    moe = {"experts": E, "top_k": K, "expert_ffn": F}
-    model = Model(layers=1, hidden=H, heads=4, vocab=64, seq=S, mlp_bias=False, moe=moe)
-    stage = Architecture(model, 1, S, 64, p).stage(range(1), False, False)
-    (unit_run,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).unit_runs
-    return unit_run.fragment
-
-
-TOKENS = S * H * 2
-"""Bytes of the tokens of a rank, in bf16."""
-
-
-@pytest.mark.parametrize(("p", "ep"), [(4, 1), (8, 1), (4, 2), (2, 2)])
-def test_divided_experts_gather_every_token_once(p: int, ep: int) -> None:
-    """Not its copies, which all other schemes gather, as Megatron-Core's token dispatcher does: it permutes first."""
-    fused = divided("expert/comet", p, ep, dispatch="all-gather")
-    weights = p * S * K * 4
-    for issued, names in ((fused.forward, ("all_gather", "all_gather")), (fused.backward, ("all_gather",))):
-        gathered = [op.work for op in issued if isinstance(op.work, Collective) and op.work.operation in names]
-        assert [work.nbytes for work in gathered] == [p * TOKENS, *([weights] if issued is fused.forward else [])]
-        summed = [op for op in issued if isinstance(op.work, Collective) and op.work.operation == "reduce_scatter"]
-        assert sum(op.work.nbytes for op in summed if op.name.endswith(("expert.down", "dsent"))) == p * TOKENS  # type: ignore[union-attr]
-    copies = divided("expert/all-to-all", p, 1)
-    assert [work.nbytes for work in moved(copies, "F")] == [p * K * TOKENS] * 2
-    products = [
-        [op.work for op in f.forward if isinstance(op.work, Gemm)]
-        for f in (divided("expert/all-to-all", p, ep), divided("expert/comet", p, ep, dispatch="all-gather", sms=0))
-    ]
-    assert products[0] == products[1]
-
-
-@given(c=TIMES, u=TIMES, panel=st.sampled_from([4, 8, 32]), phase=st.sampled_from("FB"))
-def test_gathers_hide_behind_the_first_product_and_sums_behind_the_last(
-    c: float, u: float, panel: int, phase: str
-) -> None:
-    """A rank starts with its own tokens: max(g, c); and sends all panels but the last: max(g, c (n - 1)/n) + c/n."""
-    fragment, n, g = divided("expert/comet", panel=panel), H // panel, u / 2
-    issued = fragment.forward if phase == "F" else fragment.backward
-    flops = sum(op.work.flops for op in issued if op.phase == phase and isinstance(op.work, Gemm) and op.work.groups)
-
-    def lasts(op: Op) -> float:
-        if op.phase != phase or op.work is None:
-            return 0.0
-        if isinstance(op.work, Collective):
-            # The router's weights take no time.
-            return 0.0 if "chosen" in op.name else c * op.work.nbytes / (4 * TOKENS)
-        return u * op.work.flops / flops if isinstance(op.work, Gemm) and op.work.groups else 0.0
-
-    wanted = max(g, c) + max(g, c * (n - 1) / n) + c / n
-    assert span(issued, lasts) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_tokens_come_in_the_way_that_sends_fewer_bytes() -> None:
-    """P Q - 1 tokens for each of a rank's, or k ((P - 1)/P + Q - 1) copies."""
-    for p, ep in ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (8, 8)):
-        mesh = Mesh({"dp": p}, {"experts": {"edp": 1, "ep": ep, "etp": p // ep}}, ["dp"])
-        ways = {}
-        for way in ("auto", "all-to-all", "all-gather"):
-            ops = [op for op in divided("expert/comet", p, ep, dispatch=way).forward if op.stream == "expert"]
-            ways[way] = sent([op for op in ops if "chosen" not in op.name], mesh)
-        assert ways["auto"] == min(ways.values()), (p, ep, ways)
-
-
-def test_gathered_tokens_are_the_same_however_uneven_the_routing() -> None:
-    even, hot = (
-        divided("expert/comet", 4, 2, dispatch="all-gather", routing=routing) for routing in ("balanced", {"zipf": 1.5})
-    )
-    assert moved(even) == moved(hot)
-    products = [op.work for op in hot.forward if isinstance(op.work, Gemm) and op.work.groups]
-    assert all(work.pace > 1 for work in products)
-    sizes = [
-        {use.key: use.nbytes for use in f.tensor_uses if use.key.startswith(("norm2@", "sent@", "d:sent@"))}
-        for f in (even, hot)
-    ]
-    assert sizes[0] == sizes[1]
-
-
-def test_multiprocessors_of_a_fused_kernel_are_shared() -> None:
-    """Copy engines bring gathered tokens; some multiprocessors of the last GEMM send results, and compute nothing."""
-    fragment = divided("expert/comet", 4, 1, sms=20)
-    products = [op.work for op in fragment.forward if isinstance(op.work, Gemm) and op.work.groups]
-    assert [work.sms for work in products] == [0, 20]
-    costs = Costs(load_cluster({"gpu": "h100-sxm", "gpus": 4}), Mesh({"dp": 4}))
-    plain, fused = replace(products[1], sms=0), products[1]
-    assert costs.estimate(fused).seconds == pytest.approx(costs.estimate(plain).seconds * 132 / 112)
-    gather = next(op.work for op in fragment.forward if op.name == "all_gather sent")
-    assert costs.use(gather).multiprocessors == 0 < costs.use(replace(gather, sms=None)).multiprocessors
-    with pytest.raises(PlanError, match="sms below 132"):
-        play_job(job("expert/comet", sms=132))
-
-
-# --------------------------------------------------------------------------------------------------- whole jobs
+# --------------------------------------------------------------------------------------------------------- whole jobs
 
 USES = ("tutel", "fastermoe", "janus", "comet")
-
-
-def job(use: str, *more: dict[str, Any], ep: bool = True, **options: Any) -> dict[str, Any]:
-    schemes = [
-        {"use": "pipeline/1f1b", "over": "pp"},
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": "tensor/megatron-sp", "over": "tp"},
-        {"use": use, "over": ["ep", "etp"], **options},
-    ]
-    return {
-        "model": {
-            "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 32, "tied": False,
-            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1},
-        },
-        "cluster": {"gpu": "h100-sxm", "gpus": 32},
-        "framework": {"name": "megatron-core"},
-        "batch": {"global": 32},
-        "plan": {
-            "mesh": {"pp": 2, "dp": 8, "tp": 2},
-            "views": {"experts": {"edp": 2, "ep": 4, "etp": 2}},
-            "schemes": [*schemes, *more],
-        },
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("use", [*USES, "deepep"])
