@@ -50,6 +50,7 @@ class Tier:
         latency: end to end [s].
         payload: share of the bandwidth that large transfers reach.
         switched: whether a GPU can use all of it for any one other GPU.
+        rate: what it reaches in this cluster against the same links elsewhere.
     """
 
     kind: str
@@ -57,15 +58,16 @@ class Tier:
     latency: float
     payload: float = 1.0
     switched: bool = True
+    rate: float = 1.0
 
 
 NONE = Tier("none", 0.0, 0.0)
 
 
-def _tier(link: Link, switched: bool = True, ports: float = 1, gpus: int = 1) -> Tier:
+def _tier(link: Link, switched: bool = True, ports: float = 1, gpus: int = 1, rate: float = 1.0) -> Tier:
     """One GPU's share of `ports` links that `gpus` GPUs have together."""
     bandwidth = float(link.bandwidth * ports / gpus)
-    return Tier(link.name, bandwidth, float(link.latency), float(link.payload), switched)
+    return Tier(link.name, bandwidth, float(link.latency), float(link.payload), switched, rate)
 
 
 class Level(Strict):
@@ -251,7 +253,7 @@ class Cluster(Strict):
     def scale_up(self) -> Tier:
         """Links between GPUs of one scale-up domain. Kind ``none``, bandwidth 0 if PCIe alone joins GPUs."""
         up = self.node.scale_up
-        return _tier(up.link, up.switched.value) if up else NONE
+        return _tier(up.link, up.switched.value, rate=up.rate.value) if up else NONE
 
     @property
     def host(self) -> Tier:

@@ -74,6 +74,7 @@ class Costs:
         kernels: dict[Work, Estimate] | None = None,
         calibration: Calibration | None = None,
         attention: str = "",
+        launch: float = 0.0,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -81,12 +82,13 @@ class Costs:
         kernels: prices of kernels on this cluster at these rates by this calibration; new ones are added.
         calibration: by default the one that ships with meshcast.
         attention: library of fused attention; empty: that of today's training programs.
+        launch: time of the host that is added to every piece of work, where the host waits for each [s].
         """
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
-        self._alone = alone
+        self._alone, self._launch = alone, launch
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         scale_up, to_host = (self.calibration.link_models(tier) for tier in (near, cluster.host))
         network = self.calibration.network_model(cluster.scale_out)
@@ -122,7 +124,10 @@ class Costs:
         prices = self._communication if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
-            known = prices[work] = self._price[type(work)](slowest_rank(work))
+            known = self._price[type(work)](slowest_rank(work))
+            if self._launch:
+                known = known._replace(seconds=known.seconds + self._launch)
+            prices[work] = known
         return known
 
     def use(self, work: Work) -> Use:
@@ -218,7 +223,7 @@ class Costs:
         cluster, speed = self.cluster, self.rates["communication"]
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         model = self.calibration.kernel_model(cluster.gpu, work.operation, work.library).model
-        nvlink, nic = min(1.0, model.nvlink_share * speed), min(1.0, model.nic_share * speed)
+        nvlink, nic = min(1.0, model.nvlink_share * speed * near.rate), min(1.0, model.nic_share * speed)
         for one in self._group_reaches(work):
             model = replace(model, nvlink_share=nvlink, nic_share=nic / fabric.all_to_all(one))
             yield dispatch.Dispatch.of(work, one), cluster.gpu, near, cluster.scale_out, model

@@ -41,7 +41,7 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Cluster], Price]) -> list[
 
 def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     framework, model = plan.job.framework, plan.job.model
-    host = 0.0 if framework.cuda_graphs else framework.launch_s
+    host = framework.hidden_launch_s
     lowering, blocks = make_lowering(plan), CompiledBlocks()
     known: dict[Hashable, float] = {}
 

@@ -59,13 +59,20 @@ class SharedWork:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
         framework = plan.job.framework
         cluster, rates, attention = cluster or plan.job.cluster, framework.effective_rates, framework.attention_library
-        same = cluster, tuple(rates.items()), attention
+        launch = framework.exposed_launch_s
+        same = cluster, tuple(rates.items()), attention, launch
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
             (same, tuple(plan.mesh.axes.items()), tuple(plan.mesh.places.items())),
             lambda: Costs(
-                cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration, attention=attention
+                cluster,
+                plan.mesh,
+                rates,
+                kernels=kernels,
+                calibration=self.calibration,
+                attention=attention,
+                launch=launch,
             ),
         )
 

@@ -71,8 +71,15 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
     """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
     framework = plan.job.framework
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
-    forward_only = plan.job.forward_only
-    return Lowering(plan.mesh, schemes, framework.regather, units, framework.fused_gradients, forward_only)
+    return Lowering(
+        plan.mesh,
+        schemes,
+        framework.regather,
+        units,
+        framework.fused_gradients,
+        plan.job.forward_only,
+        framework.gradients,
+    )
 
 
 def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
@@ -119,6 +119,9 @@ class Framework(FrameworkPart):
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
     cuda_graphs: bool
     """CUDA graphs: launching ops takes no time of the host."""
+    launch_blocking: bool = False
+    """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of launching
+    is added to every op, and nothing overlaps."""
     compile: bool = False
     """A graph compiler fuses the kernels between GEMMs: memory-bound kernels take at most `FUSED_KERNEL_TIME` times the
     calibrated time."""
@@ -129,6 +132,25 @@ class Framework(FrameworkPart):
     sigma_experts: float = Field(ge=0, le=3)
     """Standard deviation that is added for models with experts, whose small kernels and host synchronisation for token
     counts are not modelled."""
+
+    @model_validator(mode="after")
+    def _check_launch_blocking(self) -> Framework:
+        overlap = self.overlap
+        overlapped = [name for name in type(overlap).model_fields if getattr(overlap, name)]
+        if self.launch_blocking and (self.cuda_graphs or overlapped):
+            on = ["cuda_graphs"] * self.cuda_graphs + [f"overlap.{name}" for name in overlapped]
+            raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
+        return self
+
+    @property
+    def exposed_launch_s(self) -> float:
+        """Time of the host that is added to every op [s]."""
+        return self.launch_s if self.launch_blocking else 0.0
+
+    @property
+    def hidden_launch_s(self) -> float:
+        """Time of the host to launch one op while the GPU works on earlier ones [s]; none with CUDA graphs."""
+        return 0.0 if self.cuda_graphs or self.launch_blocking else self.launch_s
 
     @property
     def effective_rates(self) -> dict[str, float]:

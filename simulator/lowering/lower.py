@@ -31,6 +31,7 @@ class Lowering:
     regather: see `Scope`.
     known: units that were lowered before, for this plan or another; new ones are added.
     fused_gradients: GEMMs add weight gradients to the accumulated ones.
+    accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
     """
 
@@ -42,13 +43,16 @@ class Lowering:
         known: LoweredUnits | None = None,
         fused_gradients: bool = True,
         forward_only: bool = False,
+        accumulated: str = "",
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
+        self.accumulated = accumulated
         self.scope = Scope(mesh, schemes, regather)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
             regather,
             fused_gradients,
+            accumulated,
             forward_only,
             tuple(mesh.axes),
             tuple(mesh.views),
@@ -102,7 +106,7 @@ class Lowering:
         if isinstance(module, Update):
             return lower_update(self.scope, module)
         assert isinstance(module, Operator)
-        return lower_operator(self.scope, module, self.fused_gradients)
+        return lower_operator(self.scope, module, self.fused_gradients, self.accumulated)
 
 
 def _drop_backward(unit_run: UnitRun) -> UnitRun:

@@ -14,10 +14,13 @@ from simulator.lowering.scope import Scope, accumulation_shards
 from simulator.lowering.sharded_weights import gather_weights
 
 
-def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True) -> Fragment:
+def lower_operator(
+    scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = ""
+) -> Fragment:
     """Returns the fragment of one operator at local sizes.
 
     fused_gradients: GEMMs add weight gradients to the accumulated ones; otherwise a separate kernel does.
+    accumulated: format in which gradients are accumulated; empty: that of the weights.
     """
     divide = scope.division(operator)
     at = LocalShapes(divide, scope.mesh)
@@ -58,9 +61,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     if not fused_gradients and params and not operator.frozen:
         uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
         kept = (param for param in params if scope.mesh.size(accumulation_shards(scope.schemes, param)) == 1)
-        accumulate_separately(
-            frag, operator, at, weights, ready, sum(param.size for param in kept if param.name in uncut)
-        )
+        whole = sum(param.size for param in kept if param.name in uncut)
+        accumulate_separately(frag, operator, at, weights, ready, whole, accumulated)
     gather_weights(scope, operator, at, frag, inputs, weights)
     return frag
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hardware.errors import PlanError
+from hardware.load import load
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import CommunicationOverlap, Framework, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
+from validation.published.clusters import blocks_launches, known_cluster
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
     BENCHMARK_TUNED,
@@ -128,7 +130,7 @@ def map_run(row: PublishedRun) -> MappedJob:
     job = {
         "id": row.id,
         "model": model,
-        "cluster": _cluster(spec, assumptions),
+        "cluster": _cluster(row, assumptions),
         "batch": {"global": spec.batch.total, "micro": _micro(spec, assumptions), "sequence": spec.batch.seq},
         "precision": {
             "compute": spec.precision,
@@ -140,7 +142,7 @@ def map_run(row: PublishedRun) -> MappedJob:
         "plan": _plan(spec, _dispatcher(row, assumptions), defaults, assumptions),
     }
     # Last, because the framework's sigma includes those of all assumptions.
-    job["framework"] = _framework(spec, defaults, assumptions)
+    job["framework"] = _framework(spec, defaults, assumptions, blocks_launches(row))
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -201,8 +203,12 @@ def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, A
     return model
 
 
-def _cluster(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
-    """Maps the cluster of the run; nulls are filled in from the catalog."""
+def _cluster(row: PublishedRun, assumptions: Assumptions) -> dict[str, Any]:
+    """Maps the cluster of the run, by its node if the catalog has it; nulls are filled in from the catalog."""
+    spec, known = row.spec, known_cluster(row)
+    if known is not None and spec.gpus:
+        each = spec.gpus_per_node or int(load("nodes", known.node).gpus)
+        return {"node": known.node, "nodes": math.ceil(spec.gpus / each), "gpus": spec.gpus}
     assumptions.value_or_usual("gpus_per_node", spec.gpus_per_node, None)
     inter = spec.inter
     if spec.gpus and spec.gpus > (spec.domain or 1) and inter.kind != "none":  # otherwise there is no network traffic
@@ -248,8 +254,11 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Maps the training program to a framework profile, with the settings that the run states."""
+def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions, blocking: bool) -> dict[str, Any]:
+    """Maps the training program to a framework profile, with the settings that the run states.
+
+    blocking: the host waited for every kernel.
+    """
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
@@ -274,7 +283,9 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
         # Tensor-parallel overlap differs between programs: `overlap.tp` means PyTorch's async-TP only.
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
-    changes["overlap"] = overlap
+    changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
+    if blocking:
+        changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)
     return {"name": name, "release": spec.stack_version, "set": changes}
 

@@ -164,6 +164,17 @@ class PublishedPlan(BaseModel):
     other: str | None = None
 
 
+class PublishedHardware(BaseModel):
+    """The hardware in the words of its source.
+
+    inter: the network between nodes, and sometimes the name of the cluster.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    inter: str | None = None
+
+
 class PublishedRun(BaseModel):
     """One published run."""
 
@@ -171,6 +182,7 @@ class PublishedRun(BaseModel):
 
     id: str
     spec: Spec
+    hardware: PublishedHardware = PublishedHardware()
     plan: PublishedPlan = PublishedPlan()
     measured: PublishedFigures = PublishedFigures()
 

@@ -148,7 +148,7 @@ class Links:
     def scale_up_byte(self, share: float, links: float = 1.0) -> float:
         """Seconds of a byte over one GPU's scale-up links. share: of the nominal rate. links: share of the links."""
         rate = self.scale_up.bandwidth
-        return 1.0 / (rate * links * min(1.0, share * self.speed)) if rate else math.inf
+        return 1.0 / (rate * links * min(1.0, share * self.speed * self.scale_up.rate)) if rate else math.inf
 
     @property
     def node_gpus(self) -> int:
