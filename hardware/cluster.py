@@ -253,7 +253,7 @@ class Cluster(Strict):
     def scale_up(self) -> Tier:
         """Links between GPUs of one scale-up domain. Kind ``none``, bandwidth 0 if PCIe alone joins GPUs."""
         up = self.node.scale_up
-        return _tier(up.link, up.switched.value, rate=up.rate.value) if up else NONE
+        return _tier(up.link, up.switched.value, rate=up.rate.value if up.rate else 1.0) if up else NONE
 
     @property
     def host(self) -> Tier:

@@ -75,6 +75,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("switched", "scale_up.switched"),
             ("links between two GPUs", "scale_up.mesh"),
             ("GPUs of a domain", "scale_up.domain"),
+            ("rate of its links", "scale_up.rate"),
             ("network port", "nics.link"),
             ("ports", "nics.count"),
             ("rails", "nics.rail_optimised"),

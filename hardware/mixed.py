@@ -95,7 +95,9 @@ def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
     link = up.link
     if link.bandwidth > narrow:
         link = link.model_copy(update={"rate": assumed_value(narrow / link.links, "the narrowest links of the groups")})
-    return up.model_copy(update={"link": link, "domain": assumed_value(domain, "the smallest domain of the groups")})
+    rate = min((up.rate for up in ups if up.rate), key=lambda fact: fact.value, default=None)
+    domains = assumed_value(domain, "the smallest domain of the groups")
+    return up.model_copy(update={"link": link, "domain": domains, "rate": rate})
 
 
 def _host(nodes: list[Node], size: int) -> Host | None:

@@ -20,7 +20,6 @@ Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ..
 
 SWITCHED = Fact[bool](value=True, kind="assumed", source="not stated: a switch, as in most nodes")
 Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
-USUAL_RATE = Fact[Rate](value=1.0, kind="assumed", source="not stated: as the links of other nodes")
 NO_RAILS = Fact[bool](value=False, kind="assumed", source="not stated: no rails")
 
 
@@ -32,14 +31,14 @@ class ScaleUp(Strict):
         switched: whether every GPU can use its whole bandwidth for any one other GPU.
         mesh: without a switch, links between two GPUs: one number for all pairs, or a row of numbers for each GPU.
         domain: GPUs that they join, if not those of the node (72 in a rack of 18 nodes of 4); None: the node.
-        rate: what they reach on this node against other nodes with the same links.
+        rate: what they reach on this node against the same links elsewhere; None: as much.
     """
 
     link: Annotated[Link, by_name("links", Link)]
     switched: Fact[bool] = SWITCHED
     mesh: Fact[Mesh] | None = None
     domain: Count | None = None
-    rate: Fact[Rate] = USUAL_RATE
+    rate: Fact[Rate] | None = None
 
     @model_validator(mode="after")
     def _check_switched(self) -> ScaleUp:

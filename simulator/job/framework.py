@@ -120,7 +120,7 @@ class Framework(FrameworkPart):
     cuda_graphs: bool
     """CUDA graphs: launching ops takes no time of the host."""
     launch_blocking: bool = False
-    """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of launching
+    """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of a launch
     is added to every op, and nothing overlaps."""
     compile: bool = False
     """A graph compiler fuses the kernels between GEMMs: memory-bound kernels take at most `FUSED_KERNEL_TIME` times the

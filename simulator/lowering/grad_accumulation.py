@@ -2,8 +2,8 @@
 
 Plain autograd writes the gradient of a weight to a new tensor and adds it to the accumulated one: the memory of a
 second gradient until then, and the traffic of an addition. Sharded gradients are not added whole: they are
-reduce-scattered. Where gradients are accumulated in a wider format, the temporary is converted first, by a kernel of its
-own: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of DeepSpeed's runtime/bf16_optimizer.py
+reduce-scattered. Where gradients are accumulated in a wider format, another kernel converts the temporary first:
+`hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of DeepSpeed's runtime/bf16_optimizer.py
 (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against 6 in one 16-bit format.
 """
 

@@ -14,9 +14,7 @@ from simulator.lowering.scope import Scope, accumulation_shards
 from simulator.lowering.sharded_weights import gather_weights
 
 
-def lower_operator(
-    scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = ""
-) -> Fragment:
+def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = "") -> Fragment:
     """Returns the fragment of one operator at local sizes.
 
     fused_gradients: GEMMs add weight gradients to the accumulated ones; otherwise a separate kernel does.

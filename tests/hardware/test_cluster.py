@@ -416,3 +416,11 @@ def test_a_node_given_in_full() -> None:
     node = {"gpu": "h100-sxm", "gpus": count, "scale_up": {"link": "nvlink4"}}
     cluster = load_cluster({"node": node, "nodes": 1})
     assert isinstance(cluster, Cluster) and isinstance(cluster.node.gpus, Value) and cluster.gpus == 4
+
+
+def test_links_may_reach_less_on_one_node_than_elsewhere() -> None:
+    usual, slower = load_cluster("dgx-a100:4"), load_cluster("jean-zay-a100:4")
+    assert usual.scale_up.rate == 1 and 0 < slower.scale_up.rate < 1
+    assert slower.scale_up.bandwidth == usual.scale_up.bandwidth
+    mixed = load_cluster({"groups": [{"node": "dgx-a100", "nodes": 2}, {"node": "jean-zay-a100", "nodes": 2}]})
+    assert mixed.scale_up.rate == slower.scale_up.rate

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster, nodes, reach
+from hardware import load, load_cluster, nodes, reach
+from hardware.load import Fact
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Links
@@ -98,6 +99,19 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
     links.scale_up = replace(links.scale_up, bandwidth=links.scale_up.bandwidth * up)
     links.network = replace(links.network, bandwidth=links.network.bandwidth * out)
     assert collective.price(work, reach, links).seconds <= now
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_links_of_half_the_rate_take_twice_as_long(operation):
+    node = load("nodes", "dgx-h100")
+    half = Fact[float](value=0.5, kind="measured", source="a test")
+    slow = node.model_copy(update={"scale_up": node.scale_up.model_copy(update={"rate": half})})
+    usual = load_cluster("dgx-h100:1")
+    now, then = (
+        Costs(cluster, Mesh({"dp": 8})).estimate(Collective(operation, 4 * GIB, ("dp",))).seconds
+        for cluster in (usual, usual.model_copy(update={"node": slow, "name": "slow"}))
+    )
+    assert then == pytest.approx(2 * now, rel=0.02)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hardware import gpus, load, load_cluster
 from hardware.errors import CatalogError, PlanError
 from simulator.costs.costs import RATES, Costs, IdealCosts
+from simulator.costs.kernels.gemm import UNALIGNED_RATE
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer
 
@@ -105,13 +106,13 @@ def test_fp8_halves_a_large_product():
 @pytest.mark.parametrize(("width", "slower"), [(104, False), (112, False), (108, True), (150, True), (225, True)])
 def test_heads_of_misaligned_rows_run_on_the_cuda_cores(width, slower):
     """Attention in kernels of its own: scores, and values by them. BLOOM's tests of 78 layers of 13,824 on 384 A100s
-    take 147.4 s with heads of 108 elements and 107.1 s with heads of 144: 9 TFLOP/s of a GPU, the difference alone."""
+    take 147.4 s with heads of 108 elements and 107.1 s with heads of 144."""
     costs = COSTS["dgx-a100"]
     for work in (Gemm(2048, 2048, width, 64), Gemm(2048, width, 2048, 64)):
         rate = work.flops / costs.estimate(work).seconds
-        assert (rate < 19.5e12) == slower
+        assert (rate < UNALIGNED_RATE * 19.5e12) == slower and (not slower or rate > 8e12)
         alone = Gemm(64 * work.m, work.n, work.k)
-        assert alone.flops / costs.estimate(alone).seconds > 19.5e12, "only batched GEMMs were seen to"
+        assert alone.flops / costs.estimate(alone).seconds > UNALIGNED_RATE * 19.5e12, "only batched GEMMs were seen to"
 
 
 def test_a_format_that_the_gpu_lacks_is_refused():

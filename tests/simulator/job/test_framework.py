@@ -55,6 +55,15 @@ def test_gradients_made_aside_are_added_once_each() -> None:
     )
 
 
+def test_gradients_accumulated_in_a_wider_format_are_converted_first() -> None:
+    """18 bytes a parameter: the conversion reads 2 and writes 4, the addition reads 8 and writes 4."""
+    narrow, wide = ops(job(PLAIN)), ops(job(PLAIN, gradients="fp32"))
+    added = moved(narrow, "add w")
+    assert moved(wide, "add w") == 2 * added and moved(wide, "convert w") == added and not moved(narrow, "convert w")
+    both = [simulate(job(PLAIN, gradients=name)) for name in ("bf16", "fp32")]
+    assert both[1].step_time > both[0].step_time
+
+
 def test_gradients_made_aside_take_memory_and_time() -> None:
     temporary_gradient_work, fused = simulate(job(PLAIN)), simulate(job(PLAIN, fused_gradients=True))
     assert (

@@ -12,7 +12,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.job.framework import framework_names, load_framework
 from validation.published import mapping as module
 from validation.published.mapping import MappedJob, map_run
-from validation.published.rows import PublishedPlan, PublishedRun
+from validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
 from validation.published.stacks import SIGMA, STACKS, framework
 
 SPEC: dict[str, Any] = {
@@ -388,3 +388,25 @@ def test_missing_decisive_fields_are_refused(changes: dict[str, Any], field: str
     with pytest.raises(MeshcastError) as refused:
         map_run(row(**changes))
     assert refused.value.where == f"spec.{field}" and words in refused.value.rule
+
+
+# --------------------------------------------------------------------------------- clusters of the catalog
+
+
+def at(inter: str, **changes: Any) -> MappedJob:
+    run = row(gpu="a100-sxm-80", stack="megatron-deepspeed", **changes)
+    return map_run(run.model_copy(update={"hardware": PublishedHardware(inter=inter)}))
+
+
+def test_a_run_on_a_known_cluster_gets_the_node_of_the_catalog() -> None:
+    job = at("4x100Gb Omni-Path per node (Jean-Zay)", gpus=64).job
+    assert job["cluster"] == {"node": "jean-zay-a100", "nodes": 8, "gpus": 64}
+    assert load_job(job).cluster.scale_up.rate < 1
+    assert "node" not in at("8x200Gb HDR InfiniBand per node (Selene)").job["cluster"]
+
+
+@pytest.mark.parametrize(("gpus", "blocks"), [(64, False), (384, True)])
+def test_large_jobs_on_jean_zay_blocked_launches(gpus: int, blocks: bool) -> None:
+    job = at("Jean-Zay", gpus=gpus, mesh__dp=gpus // 8, shard_group=gpus // 8)
+    framework = load_job(job.job).framework
+    assert framework.launch_blocking == blocks
