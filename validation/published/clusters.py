@@ -24,8 +24,8 @@ class KnownCluster:
 
 
 KNOWN_CLUSTERS = (
-    # Larger jobs hung without it: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md ("dealing with
-    # JZ hanging on the large model") and tr11-176B-ml.slurm. With 160 GPUs a job "may hang", with 320 it "always hangs".
+    # Larger jobs hung without it: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md ("dealing
+    # with JZ hanging on the large model") and tr11-176B-ml.slurm. A job of 160 GPUs "may hang", one of 320 "always hangs".
     KnownCluster("jean-zay-a100", "Jean.Zay", 160),
 )
 
