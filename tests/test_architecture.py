@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("hardware", "simulator", "validation", "experiments")
+PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments")
 
 MODULE_LINES = 500
 SCHEME_LINES = 120
@@ -53,6 +53,7 @@ FLOORS = [
     "experiments.plots",
     "experiments.pages",
     "experiments.cli",
+    "meshcast",
 ]
 """Rooms from the lowest to the highest: a room imports itself and rooms below it."""
 

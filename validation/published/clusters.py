@@ -25,7 +25,7 @@ class KnownCluster:
 
 KNOWN_CLUSTERS = (
     # Larger jobs hung without it: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md ("dealing
-    # with JZ hanging on the large model") and tr11-176B-ml.slurm. A job of 160 GPUs "may hang", one of 320 "always hangs".
+    # with JZ hanging on the large model"), tr11-176B-ml.slurm. A job of 160 GPUs "may hang", one of 320 "always hangs".
     KnownCluster("jean-zay-a100", "Jean.Zay", 160),
 )
 
