@@ -61,7 +61,7 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 docs: docs-catalog docs-figures docs-readme docs-schemes ## write all that is made from the code, as below
 
 docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
-	$(BIN)/python -m experiments.pages.accuracy $(RUNS) docs/accuracy.md
+	$(BIN)/python -m experiments.docs.accuracy $(RUNS) docs/accuracy.md
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
 	$(BIN)/python -m hardware.describe docs/catalog.md
@@ -70,7 +70,7 @@ docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/repor
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
 
 docs-readme: $(BASE) ## write the page of the README's example
-	$(BIN)/python -m experiments.pages.readme
+	$(BIN)/python -m experiments.docs.readme
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md

@@ -47,11 +47,13 @@ FLOORS = [
     "validation.calibration",
     "validation.published",
     "validation.pipelines",
+    "validation.selfcheck",
     "experiments.sweeps",
     "experiments.explain",
     "experiments.schema",
     "experiments.plots",
     "experiments.pages",
+    "experiments.docs",
     "experiments.cli",
     "meshcast",
 ]

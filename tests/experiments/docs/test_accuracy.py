@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pages.accuracy import page
+from experiments.docs.accuracy import page
 from experiments.pages.published import validate_published
 from validation.published.summary import compute_figures
 

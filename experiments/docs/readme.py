@@ -1,4 +1,4 @@
-"""Writes the page of the README's example: ``python -m experiments.pages.readme`` (``make docs-readme``)."""
+"""Writes the page of the README's example: ``python -m experiments.docs.readme`` (``make docs-readme``)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Pages of docs/ and of the README that are made from forecasts (`make docs-accuracy`, `make docs-readme`)."""

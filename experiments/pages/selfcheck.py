@@ -1,0 +1,40 @@
+"""The page of ``meshcast check``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from validation.selfcheck.run import reproduce
+
+SHOWN = 5
+"""Violations of one check that are written out."""
+
+
+def checks_page(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """A row for every check, then what is wrong, with the jobs that show it."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column, justify in (("check", "left"), ("jobs", "right"), ("seconds", "right"), ("result", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        wrong = len(row["violations"])
+        result = Text(f"{wrong} violations", "bold red") if wrong else Text("holds", "green")
+        table.add_row(row["check"], str(row["jobs"] or ""), f"{row['seconds']:.1f}", result)
+    texts = [Text(line) for row in rows for line in _explain(row)]
+    return Group(table, *texts)
+
+
+def _explain(row: dict[str, Any]) -> list[str]:
+    """The first violations of a check, each with its job."""
+    lines = []
+    for one in row["violations"][:SHOWN]:
+        lines.append(f"{row['check']}: {one['what']}")
+        if one["job"] is not None:
+            lines.append(f"  job: {reproduce(one['job'])}")
+    more = len(row["violations"]) - SHOWN
+    return [*lines, f"{row['check']}: {more} more"] if more > 0 else lines

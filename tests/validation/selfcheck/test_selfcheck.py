@@ -1,0 +1,103 @@
+"""`meshcast check`: relations on drawn jobs, completeness of the data, and what a violation looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
+from tests.experiments.cli.samples import run
+from validation.selfcheck import run as module
+from validation.selfcheck.completeness import COMPLETE
+from validation.selfcheck.drawn_jobs import draw_jobs
+from validation.selfcheck.relations import RELATIONS, engines_agree, memory_grows_with_the_work, takes_its_flops
+from validation.selfcheck.run import check_job, has_violations, run_checks
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_data_is_complete(name: str) -> None:
+    assert list(COMPLETE[name]()) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_relations_hold_for_drawn_jobs(seed: int) -> None:
+    _hold(seed, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_relations_hold_for_many_drawn_jobs(seed: int) -> None:
+    _hold(seed, 100)
+
+
+def _hold(seed: int, jobs: int) -> None:
+    shared = SharedWork()
+    for described, _ in islice(draw_jobs(seed), jobs):
+        for name, what, _ in check_job(described, shared):
+            assert not what, f"{name}: {what}: {json.dumps(described)}"
+
+
+def test_drawn_jobs_are_the_same_for_a_seed_and_differ_in_what_people_choose() -> None:
+    first, again, other = ([job for job, _ in islice(draw_jobs(seed), 60)] for seed in (1, 1, 2))
+    assert first == again != other
+    assert {job["plan"].get("schedule") for job in first} > {None, "1f1b"}
+    assert {bool(job["model"].get("moe")) for job in first} == {True, False}
+    assert {job["plan"]["tp"] for job in first} >= {1, 2, 4} and len({job["cluster"] for job in first}) > 10
+
+
+def test_a_wrong_forecast_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    described, _ = next(draw_jobs(3))
+    shared = SharedWork()
+    report = simulate(described, shared_work=shared)
+    assert takes_its_flops(described, report, shared) == ""
+    wrong = _Changed(report, step_time=report.step_time * 1e-3)
+    assert "at the peak rate" in takes_its_flops(described, wrong, shared)
+    assert "engine sweep" in engines_agree(described, wrong, shared)
+    assert "twice the micro-batch" in memory_grows_with_the_work(
+        described, _Changed(report, peak_allocated=1e15), shared
+    )
+
+
+class _Changed:
+    """A report with other figures."""
+
+    def __init__(self, report: Any, **figures: Any) -> None:
+        self.__dict__.update(figures)
+        self._report = report
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._report, name)
+
+
+def test_a_crash_of_a_relation_is_a_row_with_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> str:
+        raise ZeroDivisionError("a reason")
+
+    monkeypatch.setitem(RELATIONS, "every number is finite", crash)
+    row = next(row for row in run_checks(jobs=2, seed=5) if row["check"] == "every number is finite")
+    assert len(row["violations"]) == 2 and has_violations([row])
+    assert row["violations"][0]["what"] == "ZeroDivisionError: a reason"
+    assert row["violations"][0]["job"]["plan"]
+
+
+def test_the_command_prints_a_row_for_every_check() -> None:
+    done = run("check", "--jobs", "3")
+    assert done.exit_code == 0, done.output
+    assert all(name in done.output for name in (*COMPLETE, *RELATIONS))
+    answer = json.loads(run("check", "--jobs", "2", "--json").stdout)
+    assert answer["violations"] == 0 and len(answer["checks"]) == len(COMPLETE) + len(RELATIONS)
+
+
+def test_the_command_says_what_is_wrong_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Iterator[str]:
+        yield "gpus/h100-sxm: it is not there"
+
+    monkeypatch.setitem(COMPLETE, "the catalog loads", missing)
+    monkeypatch.setattr(module, "RELATIONS", {})
+    done = run("check", "--jobs", "1")
+    assert done.exit_code == 1 and "the catalog loads: gpus/h100-sxm: it is not there" in done.output

@@ -1,0 +1,1 @@
+"""Checks of an installation against itself: relations that hold for any job, and the completeness of its data."""

@@ -1,0 +1,101 @@
+"""Completeness of the data that ships with meshcast: catalog, calibration, models, frameworks, schemes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import resources
+
+import hardware
+from hardware.errors import MeshcastError
+from hardware.load import catalog, load
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.costs import Costs
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
+from simulator.ir.registry import find_scheme, scheme_names
+from simulator.job.framework import framework_names, load_framework
+from simulator.models.load import load_model, presets
+
+
+def catalog_loads() -> Iterator[str]:
+    """Every file of the catalog is valid, and the usual node of every GPU is in it."""
+    for kind in ("gpus", "links", "nodes", "clusters"):
+        for name in catalog(kind):
+            yield from _explain(f"{kind}/{name}", partial(load, kind, name))
+    for name in hardware.gpus():
+        usual = load("gpus", name).usual_node
+        if usual and usual not in hardware.nodes():
+            yield f"gpus/{name}: its usual node {usual} is not in the catalog"
+
+
+def every_gpu_has_prices() -> Iterator[str]:
+    """Kernels, collectives and messages have positive, finite prices on every node, alone and beside another."""
+    for name in hardware.nodes():
+        node = load("nodes", name)
+        count = 2 if node.nics else 1
+        yield from _explain(f"nodes/{name}", partial(_price_all, name, count))
+
+
+def _price_all(name: str, nodes: int) -> None:
+    cluster = hardware.load_cluster(f"{name}:{nodes}")
+    costs = Costs(cluster, Mesh({"dp": cluster.gpus}), calibration=Calibration.shipped())
+    dtype = next(one for one in ("bf16", "fp16", "fp32") if one in cluster.gpu.peak)
+    works: list[Work] = [Gemm(4096, 4096, 4096, dtype=dtype), Memory("add", 1 << 24, 1 << 24)]
+    works.append(Attention(1, 2048, 2048, 16, 16, 128, 128, dtype=dtype))
+    works += [Gemm(4096, 4096, 4096, dtype=one) for one in ("fp8", "fp4") if one in cluster.gpu.peak]
+    if cluster.gpus > 1:
+        works += [Collective(one, 1 << 26, ("dp",)) for one in ("all_reduce", "all_gather", "reduce_scatter")]
+        works.append(Transfer(1 << 24, "dp", 0, cluster.gpus - 1))
+    for work in works:
+        seconds = costs.estimate(work).seconds
+        if not 0 < seconds < 3600:
+            raise ValueError(f"{work} takes {seconds!r} s")
+
+
+def models_load() -> Iterator[str]:
+    """Every preset is a valid model."""
+    for name in presets():
+        yield from _explain(f"models/{name}", partial(load_model, name))
+
+
+def frameworks_load() -> Iterator[str]:
+    """Every framework profile is valid and names its source."""
+    for name in framework_names():
+        yield from _explain(f"frameworks/{name}", partial(load_framework, name))
+        if len(load_framework(name).source) < 10:
+            yield f"frameworks/{name}: it names no source"
+
+
+def schemes_load() -> Iterator[str]:
+    """Every scheme file is found and says what it is."""
+    for use in scheme_names():
+        yield from _explain(f"schemes/{use}", partial(find_scheme, use))
+        if not (sys.modules[find_scheme(use).__module__].__doc__ or "").strip():
+            yield f"schemes/{use}: it has no description"
+
+
+def packages_are_typed() -> Iterator[str]:
+    """Every package says to type checkers that it is typed."""
+    for name in ("meshcast", "hardware", "simulator", "validation", "experiments"):
+        if not (resources.files(name) / "py.typed").is_file():
+            yield f"{name}: py.typed is missing"
+
+
+COMPLETE: dict[str, Callable[[], Iterator[str]]] = {
+    "the catalog loads": catalog_loads,
+    "every node has prices": every_gpu_has_prices,
+    "model presets load": models_load,
+    "framework profiles load": frameworks_load,
+    "schemes load": schemes_load,
+    "packages are typed": packages_are_typed,
+}
+
+
+def _explain(what: str, call: Callable[[], object]) -> Iterator[str]:
+    """Calls something that must not fail; yields what went wrong."""
+    try:
+        call()
+    except (MeshcastError, ValueError, KeyError) as error:
+        yield f"{what}: {error}"

@@ -1,0 +1,136 @@
+"""Relations that hold for every job: between engines, parts and whole, a job and the same job changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hardware.errors import MeshcastError
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
+from simulator.report.report import Report
+from validation.published.baseline import peak_format, seconds_at_peak
+
+CLOSE = 1e-9
+"""Relative difference of two figures that are equal but for rounding."""
+
+Described = dict[str, Any]
+Relation = Callable[[Described, Report, SharedWork], str]
+"""Takes a job, its forecast and shared work; returns what is wrong, or an empty string."""
+
+
+def engines_agree(described: Described, report: Report, shared: SharedWork) -> str:
+    """Matrices, sweep and SimPy give the same step and the same attribution."""
+    for engine in ("sweep", "simpy"):
+        other = simulate(described, engine, shared_work=shared)  # type: ignore[arg-type]
+        if not _close(other.step_time, report.step_time):
+            return f"engine {engine}: {other.step_time!r} s, engine matrices: {report.step_time!r} s"
+        for part, seconds in report.breakdown.parts.items():
+            if abs(other.breakdown.parts[part] - seconds) > CLOSE * report.step_time:
+                return f"engine {engine}: {part} {other.breakdown.parts[part]!r} s, engine matrices: {seconds!r} s"
+    return ""
+
+
+def parts_add_up(described: Described, report: Report, shared: SharedWork) -> str:
+    """The parts of the breakdown are the step, and none is negative."""
+    parts, overhead = report.breakdown.parts, report.job.framework.step_overhead_s
+    total = math.fsum(parts.values()) + overhead
+    if not _close(total, report.step_time):
+        return f"parts add up to {total!r} s of a step of {report.step_time!r} s"
+    worst = min(parts, key=lambda part: parts[part])
+    return f"{worst} is {parts[worst]!r} s" if parts[worst] < -CLOSE * report.step_time else ""
+
+
+def takes_its_flops(described: Described, report: Report, shared: SharedWork) -> str:
+    """No step is shorter than its FLOPs at the peak rate of all GPUs."""
+    least = seconds_at_peak(report, peak_format(report.job.framework.quantised or report.job.framework.weights))
+    if least is None or report.step_time >= least * (1 - CLOSE):
+        return ""
+    return f"{report.step_time!r} s, and {least!r} s at the peak rate"
+
+
+def tokens_are_the_batch(described: Described, report: Report, shared: SharedWork) -> str:
+    """Tokens a second and GPU, times both, are the tokens of a step."""
+    batch, answer = report.job.batch, report.to_dict()
+    tokens = answer["tokens_per_s_per_gpu"] * report.job.cluster.gpus * report.step_time
+    wanted = (batch.total or 0) * (batch.sequence or report.job.model.seq)
+    return "" if _close(tokens, wanted) else f"{tokens!r} tokens a step, the batch has {wanted}"
+
+
+def numbers_are_finite(described: Described, report: Report, shared: SharedWork) -> str:
+    """The answer holds no NaN and no infinity, and the interval holds the step."""
+    try:
+        json.dumps(report.to_dict(), allow_nan=False)
+    except ValueError as error:
+        return str(error)
+    low, high = report.interval_90
+    return "" if 0 < low <= report.step_time <= high else f"interval {low!r} to {high!r} of {report.step_time!r} s"
+
+
+def order_of_keys_is_nothing(described: Described, report: Report, shared: SharedWork) -> str:
+    """A job with its keys in another order is the same job."""
+    turned = simulate(_turn(described), shared_work=shared)
+    same = turned.step_time == report.step_time and turned.peak_device == report.peak_device
+    return "" if same else f"{turned.step_time!r} s with keys in reverse, {report.step_time!r} s as written"
+
+
+def faster_is_not_slower(described: Described, report: Report, shared: SharedWork) -> str:
+    """Slower kernels, links and hosts never make a step shorter, where the order of a pipeline is fixed."""
+    if report.play.plan.schedule.needs_durations:
+        return ""  # a schedule planned with other durations is another schedule (Graham's anomalies)
+    rates = report.job.framework.rates
+    slower: dict[str, dict[str, Any]] = {
+        "kernels at half the rate": {"rates": rates | {"kernel": 0.5 * rates.get("kernel", 1.0)}},
+        "memory-bound kernels twice as long": {"rates": rates | {"memory_bound": 2 * rates.get("memory_bound", 1.0)}},
+        "links at half the rate": {"rates": rates | {"communication": 0.5 * rates.get("communication", 1.0)}},
+        "launches twice as long": {"launch_s": 2 * report.job.framework.launch_s},
+    }
+    for what, change in slower.items():
+        other = simulate(_with_framework(described, change), shared_work=shared)
+        if other.step_time < report.step_time * (1 - CLOSE):
+            return f"{what}: {other.step_time!r} s, without: {report.step_time!r} s"
+    return ""
+
+
+def memory_grows_with_the_work(described: Described, report: Report, shared: SharedWork) -> str:
+    """Twice as many samples in a micro-batch, at as many micro-batches, never need less memory."""
+    larger = copy.deepcopy(described)
+    larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro")}
+    try:
+        other = simulate(larger, shared_work=shared)
+    except MeshcastError:
+        return ""
+    if other.peak_allocated >= report.peak_allocated * (1 - CLOSE):
+        return ""
+    return f"{other.peak_allocated!r} bytes with twice the micro-batch, {report.peak_allocated!r} as written"
+
+
+RELATIONS: dict[str, Relation] = {
+    "engines agree in time and attribution": engines_agree,
+    "parts add up to the step": parts_add_up,
+    "no step under its FLOPs at peak": takes_its_flops,
+    "tokens a second are batch over step": tokens_are_the_batch,
+    "every number is finite": numbers_are_finite,
+    "the order of keys changes nothing": order_of_keys_is_nothing,
+    "slower hardware is never faster": faster_is_not_slower,
+    "memory grows with the micro-batch": memory_grows_with_the_work,
+}
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=CLOSE)
+
+
+def _turn(value: Any) -> Any:
+    """The same value with the keys of all mappings in reverse. The order of a mesh means something."""
+    if isinstance(value, dict):
+        return {key: _turn(value[key]) for key in reversed(value)}
+    return [_turn(one) for one in value] if isinstance(value, list) else value
+
+
+def _with_framework(described: Described, change: dict[str, Any]) -> Described:
+    """The job with other fields of its framework."""
+    return {**described, "framework": {"name": described["framework"], "set": change}}
