@@ -13,7 +13,7 @@ from hardware.load import read_yaml, validate_data
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, Train
 from simulator.job.locate import locate_errors
-from simulator.job.shorthand import add_tensor_overlap, expand_plan, family_degree
+from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
 from simulator.models.model import Model
@@ -67,6 +67,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     framework = load_framework(choice.name, choice.set | formats)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
     plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
+    plan = add_early_stop(plan) if framework.recompute_early_stop else plan
     as_written = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(
         id=file.id,

@@ -24,6 +24,17 @@ def add_tensor_overlap(plan: LongPlan) -> LongPlan:
     return plan.model_copy(update={"schemes": tuple(schemes)})
 
 
+def add_early_stop(plan: LongPlan) -> LongPlan:
+    """The plan whose full recomputation stops early, where it does not say whether it does."""
+    schemes = [
+        entry.model_copy(update={"early_stop": True})
+        if entry.use == "memory/recompute-full" and "early_stop" not in (entry.model_extra or {})
+        else entry
+        for entry in plan.schemes
+    ]
+    return plan.model_copy(update={"schemes": tuple(schemes)})
+
+
 def family_degree(plan: LongPlan, family: str) -> int:
     """The product of the sizes of the axes of a family of schemes."""
     scheme_axes = (

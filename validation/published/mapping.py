@@ -142,7 +142,7 @@ def map_run(row: PublishedRun) -> MappedJob:
         "plan": _plan(spec, _dispatcher(row, assumptions), defaults, assumptions),
     }
     # Last, because the framework's sigma includes those of all assumptions.
-    job["framework"] = _framework(spec, defaults, assumptions, blocks_launches(row))
+    job["framework"] = _framework(row, defaults, assumptions)
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -254,11 +254,9 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions, blocking: bool) -> dict[str, Any]:
-    """Maps the training program to a framework profile, with the settings that the run states.
-
-    blocking: the host waited for every kernel.
-    """
+def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+    """Maps the training program to a framework profile, with the settings that the run states."""
+    spec, blocking = row.spec, blocks_launches(row)
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
@@ -284,6 +282,8 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions, blocking: 
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
+    if row.is_of_torch_1 or defaults.early_stop is not None:
+        changes["recompute_early_stop"] = bool(defaults.early_stop) and not row.is_of_torch_1
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)

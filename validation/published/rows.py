@@ -193,6 +193,12 @@ class PublishedRun(BaseModel):
         return found[1] if found else ""
 
     @property
+    def is_of_torch_1(self) -> bool:
+        """Whether LLM Foundry ran on PyTorch 1.13, the default image of its submit_benchmarks.py while mixed precision
+        PURE was the default, too (mosaicml/llm-foundry @12a63191)."""
+        return self.spec.stack == "llm-foundry" and "mixed_precision=PURE" in (self.plan.other or "")
+
+    @property
     def source(self) -> str:
         """Source of the run: its id up to the first dash."""
         return "vtrain-multi" if self.id.startswith("vtrain-multi-") else self.id.partition("-")[0]

@@ -23,6 +23,7 @@ class Stack:
     dropout: of the models that were trained with it.
     context: scheme of context parallelism; the default of Megatron-Core's ``cp_comm_type`` is p2p.
     step_overhead_s: constant part of its steps, if it differs from that of its framework profile [s].
+    early_stop: whether full recomputation stops early, if that differs from its framework profile.
     """
 
     near: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class Stack:
     dropout: float | None = None
     context: str = "sequence/megatron-cp"
     step_overhead_s: float | None = None
+    early_stop: bool | None = None
 
 
 FALLBACK = "megatron-core"
@@ -98,6 +100,7 @@ STACKS = {
         selective=("save_qkv_proj",),
         sequence_parallel=False,
         context=ALL_GATHER,
+        early_stop=True,  # XLA removes what no gradient reads
     ),
 }
 """Programs with defaults of their own; all others have those of Megatron-Core."""

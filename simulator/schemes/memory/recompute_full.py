@@ -10,6 +10,11 @@ its collectives: about a third more time. What is in `keep` is not computed agai
 - `alternate_linear`: outputs of every second matrix product, from the first one on, as torchtitan's op-level selective
   recompute counts them; it keeps results of attention, too.
 
+With `early_stop` it ends with the last tensor that the backward pass reads: the last linear layer of an MLP, a fifth
+to a third of the FLOPs of the layer's products, and the collective behind it are not computed again. Non-reentrant
+checkpoints of PyTorch do so from 2.1 on (`torch.utils.checkpoint`, `set_checkpoint_early_stop`), and XLA does;
+Megatron's own and reentrant ones, which compute the output again, do not.
+
 References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; kept results of
 attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; policies: praxis/base_layer.py
 (AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block).
@@ -39,6 +44,8 @@ class RecomputeFull(MemoryScheme):
         """Layers of each stage, from the first on, that are recomputed; null: all."""
         keep: tuple[Literal["core_attn", "qkv", "proj", "linear", "alternate_linear"], ...] = ()
         """Modules whose results are kept and not recomputed."""
+        early_stop: bool = False
+        """What only makes the output of a layer is not recomputed; by default as the framework does."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))
@@ -46,8 +53,8 @@ class RecomputeFull(MemoryScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:
             return inner(module)
-        kept = self._kept_results(module)
-        fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None)
+        kept, stop = self._kept_results(module), self.options.early_stop
+        fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None, stop)
         for operator in module.operators():
             if isinstance(operator, Linear):
                 self._narrow(fragment, operator, kept)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simulator.job.load import load_job
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
 
@@ -138,3 +139,42 @@ def test_what_is_kept_costs_its_bytes() -> None:
     }
     for word, nbytes in kept.items():
         assert layer_bytes(policy([word])) - plain == tokens * nbytes
+
+
+# ------------------------------------------------------------------------------------- early stop
+
+
+def stopping(early_stop: bool, keep: bool = False, **model: Any) -> dict[str, Any]:
+    described = job(None, keep, **model)
+    described["plan"]["schemes"][-1]["early_stop"] = early_stop
+    return described
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_only_makes_the_output_of_a_layer_is_not_computed_again(keep: bool, gated: bool) -> None:
+    """The last linear layer of the MLP, h x f of the h (4 h + 2 f) or h (4 h + 3 f) of a layer, and the collective
+    behind it."""
+    whole, early = (play_job(stopping(one, keep, gated=gated, ffn=192)) for one in (False, True))
+    last = 2 * 4 * 4 * 256 * 64 * 192  # layers, samples, tokens, h, f
+    assert whole.flops("R")["gemm"] - early.flops("R")["gemm"] == last
+    for phases in (("F",), ("B", "W")):
+        assert whole.flops(*phases) == early.flops(*phases)
+    again = [{op.name for _, op in played.instances() if op.phase == "R"} for played in (whole, early)]
+    assert {name for name in again[0] - again[1] if "down" in name} and again[1] < again[0]
+    assert early.times.span < whole.times.span and layer_bytes(early) == layer_bytes(whole)
+    assert [peak.left for peak in early.peaks] == [0]
+
+
+def test_frameworks_that_stop_early_say_so_in_the_plan() -> None:
+    described = {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100:1",
+        "plan": {"fsdp": True, "recompute": "full"},
+    }
+    plans = {name: load_job({**described, "framework": name}).plan for name in ("torchtitan", "megatron-core")}
+    entries = {name: plan.schemes[-1] for name, plan in plans.items()}
+    assert entries["torchtitan"].model_extra == {"early_stop": True}
+    assert not (entries["megatron-core"].model_extra or {}).get("early_stop")
+    changed = {"name": "torchtitan", "set": {"recompute_early_stop": False}}
+    assert not load_job({**described, "framework": changed}).plan.schemes[-1].model_extra

@@ -390,6 +390,20 @@ def test_missing_decisive_fields_are_refused(changes: dict[str, Any], field: str
     assert refused.value.where == f"spec.{field}" and words in refused.value.rule
 
 
+def test_recomputation_stops_early_in_programs_that_do_so() -> None:
+    recompute = {"kind": "full", "layers": None, "modules": None}
+
+    def stops(stack: str, other: str = "") -> bool:
+        run = row(stack=stack, recompute=recompute).model_copy(update={"plan": PublishedPlan(other=other)})
+        entries = load_job(map_run(run).job).plan.schemes
+        full = next(entry for entry in entries if entry.use == "memory/recompute-full")
+        return bool((full.model_extra or {}).get("early_stop"))
+
+    assert stops("llm-foundry", "FSDP mixed_precision=DEFAULT") and stops("torchtitan") and stops("jax")
+    assert not stops("llm-foundry", "FSDP mixed_precision=PURE")
+    assert not stops("megatron-core") and not stops("megatron-deepspeed")
+
+
 # --------------------------------------------------------------------------------- clusters of the catalog
 
 

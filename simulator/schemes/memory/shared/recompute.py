@@ -19,18 +19,21 @@ from simulator.ir.scheme import LowerModule
 from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
-def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None) -> Fragment:
+def recompute(
+    module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None, early_stop: bool = False
+) -> Fragment:
     """Lowers `module` so that its inside is freed after the forward pass and computed again when the gradient has
     arrived.
 
     Its inputs are kept, and tensors that other modules need; all else lives within one pass.
 
     kept: whether memory of a key inside is kept, too; ops that only make kept memory are not repeated.
+    early_stop: whether ops that only make outputs of the module are not repeated either.
     """
     first, again = inner(module), inner(module)
     gradient = list(again.grad_entry.values())
-    if kept is not None:
-        _skip_kept(again, kept, gradient)
+    if kept is not None or early_stop:
+        _skip_kept(again, kept or (lambda _: False), gradient, early_stop)
     for mark in again.entry.values():
         mark.after += gradient
     for op in again.forward:
@@ -57,7 +60,7 @@ def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | 
     )
 
 
-def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op]) -> None:
+def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op], early_stop: bool) -> None:
     """Removes from `again` the forward ops that make only what is `kept`, or what those read. Ops that waited for them
     wait for the `gradient`.
     """
@@ -65,8 +68,7 @@ def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[
     for tensor_use in again.tensor_uses:
         (made if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
     asked = {key for keys in read.values() for key in keys}
-    # Outputs of the module are recomputed.
-    wanted = {key for op in again.forward for key in made[op] - asked if not kept(key)}
+    wanted = {key for op in again.forward for key in made[op] - asked if not kept(key) and not early_stop}
     wanted |= {key for op in again.backward for key in read[op] if not kept(key)}
     waited: set[Op] = set()
     dead = Rewrite(again)
