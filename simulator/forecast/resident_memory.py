@@ -57,13 +57,25 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
         second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
         found["parameters"] += sum(size * compute / plan.mesh.size(axes) for axes in second)
         if not param.trained:
-            found["parameters"] += size * compute / at_rest["parameters"]
+            found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
             continue
         main = full if framework.main_weights != framework.weights and not cut else 0
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
+        if framework.stale_gradients and not framework.fused_gradients and framework.gradients != framework.weights:
+            found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found
+
+
+def dummy_gradient_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:
+    """Bytes of the tensors that stand for weight gradients which GEMMs have accumulated elsewhere: one for each shape
+    of a trained weight of a linear layer, in the compute format, for ever."""
+    framework = plan.job.framework
+    if not (framework.dummy_gradients and framework.fused_gradients):
+        return 0.0
+    shapes = {(param.name, param.matrix) for param, _ in params if param.trained and param.matrix}
+    return BYTES[framework.weights] * float(sum(elements for _, elements in shapes))
 
 
 def stashed_weight_bytes(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:

@@ -12,7 +12,12 @@ from simulator.costs.estimate import Uses
 from simulator.engine.play import Engine, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
-from simulator.forecast.resident_memory import offloaded_bytes, resident_bytes, stashed_weight_bytes
+from simulator.forecast.resident_memory import (
+    dummy_gradient_bytes,
+    offloaded_bytes,
+    resident_bytes,
+    stashed_weight_bytes,
+)
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
 from simulator.job.job import Job
@@ -88,7 +93,8 @@ def play_forecast(
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
-    if nbytes := sum(scheme.buffer_bytes(plan.job) for scheme in plan.schemes):
-        for states in resident:
+    shared = sum(scheme.buffer_bytes(plan.job) for scheme in plan.schemes)
+    for states, params in zip(resident, every_params, strict=True):
+        if nbytes := shared + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)

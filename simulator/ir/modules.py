@@ -255,6 +255,11 @@ class Operator(Module):
         """Additional work of weight gradients without fused gradient accumulation, where they are temporary tensors."""
         return []
 
+    def cast_gradient_bytes(self, at: LocalShapes) -> int:
+        """Bytes of the gradients of the outputs in the number format of the GEMMs, to which the first op of the
+        backward pass casts them; 0 if none does."""
+        return 0
+
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
         """Inputs and outputs saved for the backward pass."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from simulator.ir.layout import Tensor
 from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.operators import Activation, Cast, Linear
+from simulator.ir.operators import Activation, Cast, Linear, SavedCast
 from simulator.ir.ops import BYTES, Memory, Work
 
 EXPERTS = "experts"
@@ -20,6 +20,13 @@ EXPERTS = "experts"
 @dataclass(frozen=True, eq=False)
 class ExpertCast(Cast):
     """A cast of tokens on the ranks of their experts."""
+
+    view = EXPERTS
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertSavedCast(SavedCast):
+    """Converts activations of experts to 8 bits to save them."""
 
     view = EXPERTS
 

@@ -173,6 +173,14 @@ class Cast(Operator):
 
 
 @dataclass(frozen=True, eq=False)
+class SavedCast(Cast):
+    """Converts a tensor to 8 bits as it is, without a scale, to save it so for the backward pass."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("cast", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+
+@dataclass(frozen=True, eq=False)
 class Concat(Operator):
     """Concatenates its inputs."""
 
@@ -221,6 +229,9 @@ class Linear(Operator):
         rows, columns, inner, _ = self._sizes(at)
         casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
         return [*casts, self._product(at, rows, inner, columns, "nn")]
+
+    def cast_gradient_bytes(self, at: LocalShapes) -> int:
+        return int(at.size(*self.outs) * BYTES[QUANTISED[self.quantised].dtype]) if self.quantised else 0
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, _ = self._sizes(at)

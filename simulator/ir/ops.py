@@ -342,6 +342,7 @@ class Param:
         ranks) and sum its gradients.
     view: the view of the mesh that shards its operator.
     trained: whether it has a gradient and optimizer states.
+    matrix: local elements of one matrix, if it is that of a linear layer or those of its experts; otherwise 0.
     """
 
     name: str
@@ -354,6 +355,7 @@ class Param:
     copies: tuple[tuple[str, ...], int] | None = None
     view: str = ""
     trained: bool = True
+    matrix: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -102,6 +102,18 @@ class Framework(FrameworkPart):
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
+    stale_gradients: bool = False
+    """Gradients that are accumulated in another format stay in the compute format, too, until the next backward pass
+    begins (`clear_lp_grads` of DeepSpeed's BF16_Optimizer)."""
+    dummy_gradients: bool = False
+    """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor, one for each shape of
+    a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
+    fp8_activation_inputs: bool = False
+    """Inputs of the activation between the linear layers of MLPs and experts are saved in 8 bits for the backward pass
+    (`activation_func_fp8_input_store` of Megatron-Core; DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
+    fp8_frozen_weights: bool = False
+    """Weights that are not trained, under adapters, are kept in 8 bits alone (8-bit primary weights of Transformer
+    Engine); otherwise in the format of the weights."""
     regather: bool
     """All-gathered inputs of linear layers are saved as shards, and gathered again for the weight gradient."""
     scatter_gather_tensors_in_pipeline: bool = False

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from simulator.ir.layout import Tensor, output_layout
 from simulator.ir.modules import LocalShapes, Operator
+from simulator.ir.operators import Head, Linear
 from simulator.ir.ops import Fragment, Op, Param, TensorUse
 from simulator.lowering.grad_accumulation import accumulate_separately
 from simulator.lowering.scope import Scope, accumulation_shards
@@ -50,7 +51,9 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         tied = getattr(operator, "tied", False)
         view = operator.view if operator.view in scope.mesh.views else ""
         copies, trained = _copies(weight, at), not operator.frozen
-        params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained))
+        linear = isinstance(operator, Linear) and not isinstance(operator, Head) and len({*weight.dims} - {"e"}) == 2
+        matrix = size // weight.local_dims(rested, scope.mesh).get("e", 1) if linear else 0
+        params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained, matrix))
     # A tied output layer on the device of the embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds
     frag.params = [] if borrows else params
@@ -87,8 +90,13 @@ def _tensor_uses(
     backward = [*inputs, *weights]
     if not backward:
         return
-    for op in (backward[0], backward[-1]):
+    # Gradients that are cast first are kept in the format of the GEMMs until the weight gradient, however late it is.
+    nbytes = operator.cast_gradient_bytes(at) if inputs and weights else 0
+    for op in (backward[0], backward[0] if nbytes else backward[-1]):
         yield from (scope.tensor_use(t, at.layout(t), op, prefix="d:") for t in operator.outs)
+    if nbytes:
+        yield TensorUse(f"d:{operator.name}.cast", nbytes, backward[0], made=True)
+        yield TensorUse(f"d:{operator.name}.cast", nbytes, backward[-1])
     if inputs:
         moving = scope.inputs_with_gradient(operator)
         yield from (

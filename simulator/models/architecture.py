@@ -25,7 +25,15 @@ from simulator.ir.modules import (
     Stage,
     Unit,
 )
-from simulator.ir.moe_operators import ExpertActivation, ExpertCast, ExpertLinear, Permute, TopK, Unpermute
+from simulator.ir.moe_operators import (
+    ExpertActivation,
+    ExpertCast,
+    ExpertLinear,
+    ExpertSavedCast,
+    Permute,
+    TopK,
+    Unpermute,
+)
 from simulator.ir.operators import (
     QUANTISED,
     Activation,
@@ -40,6 +48,7 @@ from simulator.ir.operators import (
     Norm,
     Residual,
     Rope,
+    SavedCast,
 )
 from simulator.models.adapters import Adapters, mark_lowest
 from simulator.models.model import MLA, Model, MoEShape
@@ -72,6 +81,7 @@ class Architecture:
     tokens_after: tokens of the sequence after the slice.
     adapters: the adapters, if they alone are trained.
     document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
+    fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
     """
 
     model: Model
@@ -89,6 +99,7 @@ class Architecture:
     tokens_after: int = 0
     adapters: Adapters | None = None
     document: int | None = None
+    fp8_activation_inputs: bool = False
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
@@ -351,6 +362,13 @@ class Architecture:
         small = replace(x, name=f"{x.name}.{dtype}", dtype=dtype, gradient_dtype=x.dtype)
         return small, [kind(f"cast {x.name}", (x,), (small,), (), self.quantised)]
 
+    def _store(self, tensors: tuple[Tensor, ...], kind: type[Cast]) -> tuple[tuple[Tensor, ...], list[Module]]:
+        """Returns the inputs of an activation in the format in which they are saved, and what converts them."""
+        if not self.fp8_activation_inputs:
+            return tensors, []
+        small = tuple(replace(one, name=f"{one.name}.fp8", dtype="fp8", gradient_dtype=one.dtype) for one in tensors)
+        return small, [kind(f"store {one.name}", (one,), (other,)) for one, other in zip(tensors, small, strict=True)]
+
     # --------------------------------------------------------------------------------- MLP and experts
 
     def _dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
@@ -367,11 +385,13 @@ class Architecture:
         if model.mlp_bias:
             weights += [self._weight(f"b{one}", f=f) for one in names]
         act = self._act(f"{pre}act", f=f)
+        saved, stores = self._store(ups, SavedCast)
         return kind(
             name,
             (
                 *self._linear(f"{pre}up", x, ups, *weights),
-                Activation(f"{pre}act", ups, (act,), modules=("act",)),
+                *stores,
+                Activation(f"{pre}act", saved, (act,), modules=("act",)),
                 *self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
             ),
         )
@@ -424,13 +444,15 @@ class Architecture:
             weights += [self._weight(f"b{name}", e=own, f=f) for name in names]
             last += [self._weight("bexpert.down", e=own, h=self._h)]
         made = self.grad_dtype, self.quantised
+        saved, stores = self._store(ups, ExpertSavedCast)
         arrived, casts = self._cast(sent, ExpertCast)
         inner, more = self._cast(act, ExpertCast)
         return [
             Permute("permute", (x,), (sent,)),
             *casts,
             ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
-            ExpertActivation("expert.act", ups, (act,), modules=("moe_act", "act")),
+            *stores,
+            ExpertActivation("expert.act", saved, (act,), modules=("moe_act", "act")),
             *more,
             ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),

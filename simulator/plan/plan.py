@@ -147,6 +147,7 @@ class Plan:
             framework.quantised,
             adapters=job.adapters,
             document=job.batch.document,
+            fp8_activation_inputs=framework.fp8_activation_inputs,
         )
 
     @cached_property

@@ -284,6 +284,8 @@ def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> 
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
     if row.is_of_torch_1 or defaults.early_stop is not None:
         changes["recompute_early_stop"] = bool(defaults.early_stop) and not row.is_of_torch_1
+    if defaults.fp8_adapters and spec.kind == "lora" and spec.precision not in ("bf16", "fp16"):
+        changes |= {"fp8_frozen_weights": True, "fp8_activation_inputs": True}
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)

@@ -1,0 +1,103 @@
+"""Memory in the format in which it is kept: 8-bit activations and frozen weights, gradients kept twice, dummy gradients,
+gradients that wait in the format of the GEMMs. Counts by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.forecast.simulate import simulate
+from simulator.report.report import Report
+
+H, F, LAYERS, SEQ, VOCAB = 1024, 4096, 4, 512, 32000
+MODEL: dict[str, Any] = {
+    "layers": LAYERS, "hidden": H, "heads": 8, "kv_heads": 4, "ffn": F, "vocab": VOCAB, "seq": SEQ,
+    "gated": True, "norm": "rmsnorm", "positions": "rope",
+}  # fmt: skip
+
+
+def forecast(name: str = "megatron-core", plan: dict[str, Any] | None = None, **more: Any) -> Report:
+    framework = {"name": name, "set": more.pop("set", {})}
+    job = {
+        "model": more.pop("model", MODEL),
+        "cluster": {"gpu": "h100-sxm", "gpus": 8},
+        "framework": framework,
+        "batch": {"global": 16, "micro": 1},
+        "plan": plan or {"tp": 2},
+        **more,
+    }
+    return simulate(job)
+
+
+def resident(report: Report) -> dict[str, float]:
+    return dict(report.play.resting[0])
+
+
+QKV, PROJ, UP, DOWN = H * (H + 2 * H // 2), H * H, 2 * H * F, F * H
+"""Elements of the linear layers of a layer."""
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_one_dummy_gradient_for_each_shape_of_a_weight(tp: int) -> None:
+    """2 bytes an element of one layer's matrices, however many layers there are; none of embedding and output layer."""
+    on, off = (resident(forecast(plan={"tp": tp}, set={"dummy_gradients": one})) for one in (True, False))
+    assert on["buffers"] - off.get("buffers", 0.0) == 2 * (QKV + PROJ + UP + DOWN) / tp
+    apart = forecast(plan={"tp": tp}, set={"dummy_gradients": True, "fused_gradients": False})
+    assert resident(apart).get("buffers", 0.0) == off.get("buffers", 0.0)
+
+
+def test_dummy_gradients_of_experts_are_those_of_one() -> None:
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": F}
+    dense, experts = (
+        resident(forecast(model={**MODEL, **more}, plan={"tp": 1, **plan}))
+        for more, plan in (({}, {}), ({"moe": moe}, {"ep": 4}))
+    )
+    router = H * 8
+    assert experts["buffers"] - dense["buffers"] == 2 * router
+
+
+def test_adapters_have_no_dummy_gradients_of_frozen_weights() -> None:
+    report = forecast(train={"mode": "lora", "rank": 8, "targets": ["attn_qkv"]})
+    assert resident(report)["buffers"] < 0.02 * 2 * (QKV + PROJ + UP + DOWN)
+
+
+def test_gradients_stay_in_the_compute_format() -> None:
+    """BF16_Optimizer: 2 bytes a parameter beside 4, whatever data parallelism shards; none where formats are equal."""
+    wide = {"precision": {"compute": "bf16", "gradients": "fp32"}}
+    narrow = {"precision": {"compute": "fp16", "gradients": "fp16"}}
+    for precision, twice in ((wide, True), (narrow, False)):
+        on, off = (forecast("megatron-deepspeed", set={"stale_gradients": one}, **precision) for one in (True, False))
+        parameters = resident(off)["parameters"] / 2
+        assert resident(on)["gradients"] - resident(off)["gradients"] == (2 * parameters if twice else 0)
+
+
+def test_frozen_weights_in_8_bits_take_half() -> None:
+    lora = {"train": {"mode": "lora", "rank": 8, "targets": ["attn_qkv"]}}
+    half, whole = (forecast(set={"fp8_frozen_weights": one}, **lora) for one in (True, False))
+    base = LAYERS * (QKV + PROJ + UP + DOWN) / 2  # two tensor ranks
+    saved = resident(whole)["parameters"] - resident(half)["parameters"]
+    assert base < saved < 1.6 * base, "norms, embedding and output layer come on top"
+    full = (forecast(set={"fp8_frozen_weights": one}) for one in (True, False))
+    assert len({resident(one)["parameters"] for one in full}) == 1
+
+
+@pytest.mark.parametrize("recompute", [None, ["act"]])
+def test_inputs_of_activations_in_8_bits_take_half(recompute: list[str] | None) -> None:
+    """Of gate and up 2 f bytes a token and layer in place of 4 f; recomputing the activation reads what is kept."""
+    memory = [{"use": "memory/recompute-selective", "modules": recompute}] if recompute else []
+    plan = {"mesh": {"dp": 8}, "schemes": [{"use": "data/ddp", "over": "dp"}, *memory]}
+    small, large = (forecast(plan=plan, set={"fp8_activation_inputs": one}) for one in (True, False))
+    difference = large.peak_allocated - small.peak_allocated
+    assert difference == pytest.approx(LAYERS * SEQ * 2 * F, rel=0.35)
+    assert small.step_time == pytest.approx(large.step_time, rel=0.05)
+
+
+def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
+    """Zero bubble: of a linear layer with a recipe in 8 bits, W reads the gradient that B has cast."""
+    plan = {"pp": 4, "tp": 1, "schedule": "zb-h1"}
+    wide, small = (
+        forecast(plan=plan, precision=one, set={"fp8_activation_inputs": False}) for one in ("bf16", "fp8-delayed")
+    )
+    assert max(one.by["workspace"] for one in small.play.peaks) < max(one.by["workspace"] for one in wide.play.peaks)
+    assert [peak.left for peak in small.play.peaks] == [0] * 4
