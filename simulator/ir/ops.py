@@ -1,9 +1,8 @@
 """Ops of a device: work (kernels, collectives, copies), ops on streams, and the fragments that modules lower to.
 
-*Work* says what a device executes and how much of it, in local shapes and bytes. It has no duration: only
-``simulator.costs`` knows seconds. Work is immutable and hashable, so equal work is priced once. An *Op* is one piece of
-work on one in-order stream, with the ops that it waits for. A *Fragment* is the result of lowering one module: its
-forward ops, its backward ops, the memory they use and the parameters it holds.
+*Work* says what a device executes and how much of it, in local shapes and bytes; only ``simulator.costs`` knows its
+seconds. Work is immutable and hashable, so equal work is priced once. An *Op* is one piece of work on one in-order
+stream, with the ops that it waits for. A *Fragment* is what one module lowers to: ops, memory and parameters.
 """
 
 from __future__ import annotations
@@ -338,11 +337,10 @@ class Param:
     ready: the backward op after which its gradient is complete.
     used: the first forward op that reads it.
     tied: whether it is the matrix that embedding and output layer share.
-    copies: axes and number of neighbouring ranks on them that hold the same shard (fewer key and value heads than
-        ranks) and sum its gradients.
+    copies: axes and number of neighbouring ranks on them that hold the same shard and sum its gradients.
     view: the view of the mesh that shards its operator.
     trained: whether it has a gradient and optimizer states.
-    matrix: local elements of one matrix, if it is that of a linear layer or those of its experts; otherwise 0.
+    matrix: local elements of one matrix of a linear layer; 0 of other parameters.
     """
 
     name: str

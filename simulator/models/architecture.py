@@ -35,10 +35,8 @@ from simulator.ir.moe_operators import (
     Unpermute,
 )
 from simulator.ir.operators import (
-    QUANTISED,
     Activation,
     Boundary,
-    Cast,
     Concat,
     CoreAttention,
     Embedding,
@@ -48,14 +46,13 @@ from simulator.ir.operators import (
     Norm,
     Residual,
     Rope,
-    SavedCast,
 )
 from simulator.models.adapters import Adapters, mark_lowest
+from simulator.models.casts import cast_input, save_inputs
 from simulator.models.model import MLA, Model, MoEShape
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
-
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
 Kind = tuple[bool, bool]
@@ -309,7 +306,7 @@ class Architecture:
         q, v = self._act("q", a=width), self._act("v", a=value)
         k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
         rope_key = self._act("k.pe", r=Dim(mla.qk_rope))
-        x, modules = self._cast(x)
+        x, modules = cast_input(self.quantised, x)
 
         def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
             """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
@@ -352,22 +349,8 @@ class Architecture:
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
     ) -> list[Module]:
         """Makes a linear layer, after the cast of its input where the input is not cast yet."""
-        x, casts = self._cast(x)
+        x, casts = cast_input(self.quantised, x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
-
-    def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Module]]:
-        """Returns x in the number format of the GEMMs, and the cast."""
-        if not self.quantised or x.dtype == (dtype := QUANTISED[self.quantised].dtype):
-            return x, []
-        small = replace(x, name=f"{x.name}.{dtype}", dtype=dtype, gradient_dtype=x.dtype)
-        return small, [kind(f"cast {x.name}", (x,), (small,), (), self.quantised)]
-
-    def _store(self, tensors: tuple[Tensor, ...], kind: type[Cast]) -> tuple[tuple[Tensor, ...], list[Module]]:
-        """Returns the inputs of an activation in the format in which they are saved, and what converts them."""
-        if not self.fp8_activation_inputs:
-            return tensors, []
-        small = tuple(replace(one, name=f"{one.name}.fp8", dtype="fp8", gradient_dtype=one.dtype) for one in tensors)
-        return small, [kind(f"store {one.name}", (one,), (other,)) for one, other in zip(tensors, small, strict=True)]
 
     # --------------------------------------------------------------------------------- MLP and experts
 
@@ -385,7 +368,7 @@ class Architecture:
         if model.mlp_bias:
             weights += [self._weight(f"b{one}", f=f) for one in names]
         act = self._act(f"{pre}act", f=f)
-        saved, stores = self._store(ups, SavedCast)
+        saved, stores = save_inputs(self.fp8_activation_inputs, ups)
         return kind(
             name,
             (
@@ -444,9 +427,9 @@ class Architecture:
             weights += [self._weight(f"b{name}", e=own, f=f) for name in names]
             last += [self._weight("bexpert.down", e=own, h=self._h)]
         made = self.grad_dtype, self.quantised
-        saved, stores = self._store(ups, ExpertSavedCast)
-        arrived, casts = self._cast(sent, ExpertCast)
-        inner, more = self._cast(act, ExpertCast)
+        saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
+        arrived, casts = cast_input(self.quantised, sent, ExpertCast)
+        inner, more = cast_input(self.quantised, act, ExpertCast)
         return [
             Permute("permute", (x,), (sent,)),
             *casts,

@@ -1,5 +1,5 @@
-"""Memory in the format in which it is kept: 8-bit activations and frozen weights, gradients kept twice, dummy gradients,
-gradients that wait in the format of the GEMMs. Counts by hand."""
+"""Memory in the format in which it is kept, counted by hand: 8-bit activations and frozen weights, gradients that
+stay twice, dummy gradients, gradients that wait in the format of the GEMMs."""
 
 from __future__ import annotations
 
