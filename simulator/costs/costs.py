@@ -75,6 +75,7 @@ class Costs:
         calibration: Calibration | None = None,
         attention: str = "",
         launch: float = 0.0,
+        pace: float = 1.0,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -83,12 +84,13 @@ class Costs:
         calibration: by default the one that ships with meshcast.
         attention: library of fused attention; empty: that of today's training programs.
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
+        pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
         """
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
-        self._alone, self._launch = alone, launch
+        self._alone, self._launch, self._pace = alone, launch, pace
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         scale_up, to_host = (self.calibration.link_models(tier) for tier in (near, cluster.host))
         network = self.calibration.network_model(cluster.scale_out)
@@ -110,7 +112,7 @@ class Costs:
         self._price: dict[type, Callable[[Any], Estimate]] = {
             Gemm: self._gemm_price(self._kernel_price(self._sustained_rate)),
             Attention: self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"]),
-            Memory: self._kernel_price(lambda _: self.rates["memory_bound"]),
+            Memory: self._kernel_price(lambda _: self.rates["memory_bound"] * pace),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
@@ -177,7 +179,7 @@ class Costs:
     def _sustained_rate(self, work: Gemm | Attention) -> float:
         """Returns the rate of a kernel in a step against the calibrated one."""
         sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu.architecture, work.dtype)
-        return self.rates["kernel"] * sustained
+        return self.rates["kernel"] * sustained / self._pace
 
     def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:
         """Returns a function that prices kernels. rate: factor on that of one (memory-bound ones: on its traffic)."""

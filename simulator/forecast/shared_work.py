@@ -9,6 +9,7 @@ from hardware.cluster import Cluster
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.estimate import Estimate
+from simulator.costs.stragglers import slowest_pace
 from simulator.ir.ops import Work
 from simulator.lowering.lower import LoweredUnits
 from simulator.plan.plan import Plan
@@ -60,7 +61,9 @@ class SharedWork:
         framework = plan.job.framework
         cluster, rates, attention = cluster or plan.job.cluster, framework.effective_rates, framework.attention_library
         launch = framework.exposed_launch_s
-        same = cluster, tuple(rates.items()), attention, launch
+        # The noise of a job has a pace for every rank.
+        pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
+        same = cluster, tuple(rates.items()), attention, launch, pace
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
@@ -73,6 +76,7 @@ class SharedWork:
                 calibration=self.calibration,
                 attention=attention,
                 launch=launch,
+                pace=pace,
             ),
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hardware.units import GIB
+from simulator.costs.stragglers import slowest_pace
 from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
@@ -134,6 +135,11 @@ class Report(Metrics):
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
+            *(
+                [f"the slowest of {self.job.cluster.gpus:,} GPUs takes {self._slowest:.1%} longer than that of a node"]
+                if self._slowest
+                else []
+            ),
             *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
             *(text for scheme in self.play.plan.schemes for text in scheme.assumptions(self.job.model)),
@@ -143,6 +149,11 @@ class Report(Metrics):
             *(f"not checked: {use}" for use in self.host_uses if use.capacity is None),
             *self.job.cluster.filled_in,
         ]
+
+    @property
+    def _slowest(self) -> float:
+        """What the slowest GPU adds to the time of kernels, unless the job has a pace for every rank."""
+        return 0.0 if self.job.noise else slowest_pace(self.job.cluster.gpus) - 1.0
 
     @property
     def _without_barrier(self) -> str:
