@@ -3,8 +3,8 @@
     pace(N) = 1 + SPREAD (m(N) - m(REFERENCE)),   m(n) = z((n - 3/8) / (n + 1/4))
 
 with the expected maximum m of n standard normal values (Blom 1958), z the quantile of the normal distribution: 1.6 %
-for 512 GPUs, 2.2 % for 4,096. Up to `REFERENCE` GPUs there is nothing to add: rates of kernels in steps were fitted with
-the stragglers of a node or more.
+for 512 GPUs, 2.2 % for 4,096. Up to `REFERENCE` GPUs there is nothing to add: rates of kernels in steps were fitted
+with the stragglers of a node or more.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from hardware.errors import MeshcastError, shorten
 from hardware.units import GIB
@@ -19,6 +19,7 @@ from validation.published.mapping import MappedJob, map_run
 from validation.published.rows import PublishedRun, UnreadableLine
 
 Answer = dict[str, Any]
+Run = TypeVar("Run")
 
 CHUNK = 16
 """Runs per task of the process pool. Neighbours in a file are similar, so the runs of a chunk reuse lowered stages."""
@@ -29,15 +30,25 @@ def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None =
 
     workers: number of processes; None: one per core. The answers do not depend on it.
     """
+    yield from map_chunks(_answer_chunk, runs, workers)
+
+
+def map_chunks(
+    answer_chunk: Callable[[Sequence[Run]], list[Answer]], runs: Sequence[Run], workers: int | None = None
+) -> Iterator[Answer]:
+    """Answers of a function to all runs, in order, on several processes.
+
+    answer_chunk: takes the runs of a chunk, and can be pickled.
+    """
     chunks = [runs[at : at + CHUNK] for at in range(0, len(runs), CHUNK)]
     count = min(workers or os.cpu_count() or 1, len(chunks))
     if count <= 1:
-        yield from chain.from_iterable(map(_answer_chunk, chunks))
+        yield from chain.from_iterable(map(answer_chunk, chunks))
         return
     # Ctrl-C reaches the whole process group; only the parent handles it.
     pool = ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
-        yield from chain.from_iterable(pool.map(_answer_chunk, chunks))
+        yield from chain.from_iterable(pool.map(answer_chunk, chunks))
     finally:  # after an interrupt running chunks finish, queued ones are cancelled
         pool.shutdown(cancel_futures=True)
 

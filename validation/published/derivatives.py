@@ -1,0 +1,74 @@
+"""How the forecast of a published run moves with the coefficients that its programs and GPUs could have.
+
+    share(c) = d log(step) / d log(time of c)
+
+by a second forecast with another factor, so that what is hidden behind other work counts for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+from hardware.errors import MeshcastError
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
+from simulator.job.framework import load_framework
+from validation.published.answer import Answer, map_chunks
+from validation.published.baseline import peak_format
+from validation.published.mapping import map_run
+from validation.published.rows import PublishedRun
+
+FACTOR = 0.9
+"""Time of the work of one kind in the second forecast over that in the first."""
+
+RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
+"""Factors of a framework, and whether time grows (1) or falls (-1) with them."""
+
+
+def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[Answer]:
+    """Derivatives of the forecasts of all runs that have a measured step and a forecast.
+
+    Each row has the run's `source`, `stack`, `gpu`, `architecture`, `format` and `class`, `log_ratio`, the logarithm of
+    measured over forecast, and `shares` by kind of work.
+    """
+    for row in map_chunks(_derive_chunk, runs, workers):
+        if row["shares"] is not None:
+            yield row
+
+
+def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
+    shared = SharedWork()
+    return [derive(run, shared) for run in runs]
+
+
+def derive(run: PublishedRun, shared: SharedWork) -> Answer:
+    """One row; its shares are None without a forecast or a measured step."""
+    found: Answer = {"id": run.id, "source": run.source, "stack": run.spec.stack, "class": run.spec.kind}
+    found |= {"gpu": run.spec.gpu, "format": peak_format(run.spec.precision), "shares": None}
+    if run.step_time is None:
+        return found
+    try:
+        job = map_run(run).job
+        report = simulate(job, shared_work=shared)
+        step, framework = report.step_time, load_framework(job["framework"]["name"], job["framework"]["set"])
+        base = framework.effective_rates
+
+        def share(changes: dict[str, Any]) -> float:
+            changed = deepcopy(job)
+            changed["framework"]["set"] |= changes
+            return math.log(simulate(changed, shared_work=shared).step_time / step) / math.log(FACTOR)
+
+        shares = {
+            name: share({"rates": framework.rates | {name: base.get(name, 1.0) * FACTOR**sign}})
+            for name, sign in RATES.items()
+        }
+        shares["launch"] = share({"launch_s": framework.launch_s * FACTOR})
+    except MeshcastError:
+        return found
+    shares["overhead"] = framework.step_overhead_s / step
+    shares["gemm"] = shares.pop("kernel") - shares["attention"]
+    architecture = report.job.cluster.gpu.architecture
+    return found | {"shares": shares, "architecture": architecture, "log_ratio": math.log(run.step_time / step)}
