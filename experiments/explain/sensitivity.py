@@ -132,7 +132,7 @@ def _figures(job: Job, cluster: Cluster) -> Iterator[HardwareFigure]:
     if cluster.node.nics and cluster.gpus > cluster.local_gpus:
         yield from _link_figures("network", cluster.scale_out.kind, cluster.node.nics.link, _change_network)
     yield from _link_figures("host_link", cluster.host.kind, gpu.host, _change_host)
-    if job.framework.launch_s and not job.framework.cuda_graphs:
+    if job.framework.launch_s and job.framework.cuda_graphs is not True:
         yield HardwareFigure("launch", "launch time of the host", job.framework.launch_s, "s", _change_launch)
 
 

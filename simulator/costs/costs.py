@@ -25,7 +25,14 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
-from simulator.costs.kernels.libraries import Relative, attention_library, training_library
+from simulator.costs.kernels.grouped import price_group_by_group
+from simulator.costs.kernels.libraries import (
+    Relative,
+    attention_format,
+    attention_library,
+    launches_each_group,
+    training_library,
+)
 from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
@@ -36,12 +43,13 @@ from simulator.ir.ops import (
     Gemm,
     Host,
     HostCopy,
+    HostLaunch,
     HostUpdate,
     Memory,
     Transfer,
     Work,
-    slowest_rank,
 )
+from simulator.ir.routing import slowest_rank
 
 __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
@@ -75,6 +83,7 @@ class Costs:
         calibration: Calibration | None = None,
         attention: str = "",
         launch: float = 0.0,
+        hidden_launch: float = 0.0,
         pace: float = 1.0,
     ) -> None:
         """Makes the prices on `cluster`.
@@ -84,10 +93,12 @@ class Costs:
         calibration: by default the one that ships with meshcast.
         attention: library of fused attention; empty: that of today's training programs.
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
+        hidden_launch: time of the host to launch one op of the framework while the GPU works [s].
         pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
         """
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
+        self._attention_format = attention_format(attention)
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
         self._alone, self._launch, self._pace = alone, launch, pace
@@ -111,13 +122,16 @@ class Costs:
         self._offsets: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
             Gemm: self._gemm_price(self._kernel_price(self._sustained_rate)),
-            Attention: self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"]),
+            Attention: self._attention_price(
+                self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"])
+            ),
             Memory: self._kernel_price(lambda _: self.rates["memory_bound"] * pace),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
             HostCopy: lambda work: host.copy(work, self._host),
             HostUpdate: lambda work: host.update(work, self._host),
+            HostLaunch: lambda work: Estimate(work.number * hidden_launch, 0.0),
         }
 
     def estimate(self, work: Work) -> Estimate:
@@ -196,12 +210,18 @@ class Costs:
 
         return price
 
+    def _attention_price(self, price: Callable[[Any], Estimate]) -> Callable[[Attention], Estimate]:
+        """Returns a function that prices attention in the number format of its library."""
+        dtype = self._attention_format
+        return (lambda work: price(replace(work, dtype=dtype))) if dtype else price
+
     def _gemm_price(self, price: Callable[[Any], Estimate]) -> Callable[[Gemm], Estimate]:
         """Returns a function that prices GEMMs, some of whose multiprocessors may communicate."""
-        number = self.cluster.gpu.multiprocessors
+        number, architecture = self.cluster.gpu.multiprocessors, self.cluster.gpu.architecture
 
         def price_rest(work: Gemm) -> Estimate:
-            whole = price(work)
+            apart = work.groups and launches_each_group(work.dtype, architecture)
+            whole = price_group_by_group(work, price) if apart else price(work)
             return whole._replace(seconds=whole.seconds * number / (number - work.sms)) if work.sms else whole
 
         return price_rest

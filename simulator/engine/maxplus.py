@@ -262,8 +262,8 @@ class Coordinates:
         for i, op in enumerate(block.ops):
             stream, row = self.at[op.stream], begin[i]
             np.maximum(row, now[stream], out=row)
-            if self.host is not None and op.work is not None:
-                now[self.host] += self.launch
+            if self.host is not None and op.issued:
+                now[self.host] += self.launch * op.issued
                 np.maximum(row, now[self.host], out=row)
             for j in block.after[i]:
                 np.maximum(row, seen[j], out=row)

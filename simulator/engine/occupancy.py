@@ -87,8 +87,8 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
                 if isinstance(item, PricedSideOps):
                     found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
-    levels = [axis for axis in EXPOSED if axis in present]
-    if not levels or EXPOSED.index(levels[0]) > EXPOSED.index("dp"):
+    levels = [axis for axis in (*EXPOSED, HOST) if axis in present]
+    if not {"tp", "cp", "ep"} & {*levels}:
         # The intervals of side ops (dp and later axes) do not include those of earlier axes.
         levels = [COMPUTE, *levels]
     for task, actions in groups.values():
@@ -236,7 +236,7 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
     assert isinstance(part, PricedBlock)
     end = begin + part.lasting
     rows: list[int] = []
-    for axis in (COMPUTE, *EXPOSED):
+    for axis in (COMPUTE, *EXPOSED, HOST):
         rows = rows + part.block.by_axis.get(axis, [])
         if axis in levels and rows:
             joined = _merge_intervals(begin[:, rows].T, end[:, rows].T)
@@ -255,13 +255,13 @@ def _host_waits(
     """Yields for each op that begins at its launch the interval from when it could have begun without the host."""
     part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
     assert isinstance(part, PricedBlock) and coordinates.host is not None
-    block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
+    block, launched = part.block, np.cumsum([op.issued for op in part.block.ops])
     issued = states[:, coordinates.host, None] + coordinates.launch * launched
     late = np.abs(begin - issued) <= INSTANT
     some = np.asarray(late.any(axis=0)).tolist()
     before: dict[str, int] = {}
     for i, op in enumerate(block.ops):
-        if some[i] and op.work is not None:
+        if some[i] and op.issued:
             copies = np.flatnonzero(late[:, i])
             waits = [end[copies, j] for j in block.after[i]]
             place = before.get(op.stream)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from simulator.engine.task_time import pass_durations
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
+from simulator.forecast.stages import host_waits, lower_stages
 from simulator.plan.plan import Plan
 from simulator.program.block import Price, Prices
 from simulator.program.build import build
@@ -57,5 +57,5 @@ def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
 
 
 def host_launch_seconds(plan: Plan) -> float:
-    """Time of the host to launch one op [s]; none with CUDA graphs, or where it is added to every op."""
-    return plan.job.framework.hidden_launch_s
+    """Time of the host to launch one op [s]; none with CUDA graphs, or where it is added to every op, or is an op."""
+    return 0.0 if host_waits(plan) else plan.job.framework.hidden_launch_s

@@ -60,10 +60,10 @@ class SharedWork:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
         framework = plan.job.framework
         cluster, rates, attention = cluster or plan.job.cluster, framework.effective_rates, framework.attention_library
-        launch = framework.exposed_launch_s
+        launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        same = cluster, tuple(rates.items()), attention, launch, pace
+        same = cluster, tuple(rates.items()), attention, launch, hidden, pace
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
@@ -76,6 +76,7 @@ class SharedWork:
                 calibration=self.calibration,
                 attention=attention,
                 launch=launch,
+                hidden_launch=hidden,
                 pace=pace,
             ),
         )

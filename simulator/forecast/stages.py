@@ -11,6 +11,7 @@ from simulator.lowering.lower import LoweredUnits, Lowering
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.program.program import EveryStageOps, one_of
 
 
@@ -79,7 +80,18 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
         framework.fused_gradients,
         plan.job.forward_only,
         framework.gradients,
+        framework.cuda_graphs == "outside-experts",
+        host_waits(plan),
     )
+
+
+def host_waits(plan: Plan) -> bool:
+    """Whether the host waits for routers: it launches the kernels of experts, whose tokens none are dropped."""
+    moe, framework = plan.job.model.moe, plan.job.framework
+    if moe is None or not framework.hidden_launch_s:
+        return False
+    capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
+    return (capacities or [moe.capacity])[0] is None
 
 
 def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:

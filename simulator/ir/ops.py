@@ -41,7 +41,7 @@ class Gemm:
     what: kind of module, for reports.
     groups: of a grouped GEMM the experts by their tokens, (number of experts, tokens of each), without experts that
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
-    pace: work of the slowest rank over the mean, see `slowest_rank`.
+    pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     sms: multiprocessors of the kernel that communicate, in a kernel fused with communication.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     """
@@ -84,7 +84,7 @@ class Attention:
     share: share of the q x kv pairs that is computed (1/2 for causal self-attention).
     backward: whether this is the kernel of the backward pass.
     dtype: number format.
-    pace: work of the slowest rank over the mean, see `slowest_rank`.
+    pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     """
 
     batch: float
@@ -119,7 +119,7 @@ class Memory:
         add, concat, cast, router, permute, grad-norm, adam, zero-grad.
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
-    pace: work of the slowest rank over the mean, see `slowest_rank`.
+    pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     """
 
     what: str
@@ -147,7 +147,7 @@ class Collective:
     axes: the axes of the group.
     members: positions in the group of the ranks that take part; None: all.
     by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
-    pace: bytes of the slowest rank over the mean, see `slowest_rank`.
+    pace: bytes of the slowest rank over the mean, see `routing.slowest_rank`.
     sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
     """
 
@@ -186,7 +186,7 @@ class Exchange:
     dtype: number format of the tokens, which travel with their scales.
     most: largest number of nodes that the experts of a token lie on (node-limited routing).
     sms, library: multiprocessors that copy, and the library of the kernels, as calibrations name it.
-    pace: tokens of the slowest rank over the mean, see `slowest_rank`.
+    pace: tokens of the slowest rank over the mean, see `routing.slowest_rank`.
     """
 
     operation: str
@@ -246,30 +246,18 @@ class HostUpdate:
         return self.read + self.write
 
 
+@dataclass(frozen=True, slots=True)
+class HostLaunch:
+    """Launches by the host, of `number` ops of the framework."""
+
+    number: float
+
+    flops = 0.0
+
+
 Communication = Collective | Exchange | Transfer
 Host = HostCopy | HostUpdate
-Work = Gemm | Attention | Memory | Communication | Host
-
-
-def slowest_rank(work: Any) -> Any:
-    """The work of the slowest rank, for which the others wait.
-
-    One device stands for all ranks that run the same ops. Where their amounts of work differ, `work` states the mean
-    over ranks, and `pace` the work of the most loaded rank over that mean. `Gemm.groups` are those of that rank.
-    """
-    pace = getattr(work, "pace", 1.0)
-    if pace == 1.0:
-        return work
-    if isinstance(work, Gemm):
-        m, k = (work.m, pace * work.k) if work.layout == "nt" else (pace * work.m, work.k)
-        return replace(work, m=m, k=k, pace=1.0)
-    if isinstance(work, Attention):
-        return replace(work, share=pace * work.share, pace=1.0)
-    if isinstance(work, Memory):
-        return replace(work, read=round(pace * work.read), write=round(pace * work.write), pace=1.0)
-    if isinstance(work, Exchange):
-        return replace(work, tokens=round(pace * work.tokens), pace=1.0)
-    return replace(work, nbytes=round(pace * work.nbytes), pace=1.0)
+Work = Gemm | Attention | Memory | Communication | Host | HostLaunch
 
 
 # ----------------------------------------------------------------------------------------------- ops
@@ -290,6 +278,7 @@ class Op:
     when: micro-batches in which it runs (every, first, last), or ``period``: an update that runs in one step of each
         period (see `Scheme.period`).
     tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
+    launches: time of the host to launch its kernels, over that of one op of the framework.
     """
 
     name: str
@@ -299,6 +288,12 @@ class Op:
     phase: str = "F"
     when: str = "every"
     tag: str = ""
+    launches: float = 1.0
+
+    @property
+    def issued(self) -> float:
+        """Its `launches`; a mark has none."""
+        return self.launches if self.work is not None else 0.0
 
     def __repr__(self) -> str:
         return f"<{self.phase} {self.name} on {self.stream}>"

@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import PlainValidator, WithJsonSchema
 
 from hardware.errors import PlanError, nearest
+from simulator.ir.ops import Attention, Exchange, Gemm, Memory
 
 MOST_UNEVEN = 10.0
 """Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
@@ -278,3 +279,24 @@ def _row(path: Path, number: int, row: Any, length: int) -> tuple[float, ...]:
     if not all(0 <= one < math.inf for one in found) or not sum(found):
         raise PlanError(where, "counts are not negative, and at least one is positive", REMEDY)
     return found
+
+
+def slowest_rank(work: Any) -> Any:
+    """The work of the slowest rank, for which the others wait.
+
+    One device stands for all ranks that run the same ops. Where their amounts of work differ, `work` states the mean
+    over ranks, and `pace` the work of the most loaded rank over that mean. `Gemm.groups` are those of that rank.
+    """
+    pace = getattr(work, "pace", 1.0)
+    if pace == 1.0:
+        return work
+    if isinstance(work, Gemm):
+        m, k = (work.m, pace * work.k) if work.layout == "nt" else (pace * work.m, work.k)
+        return replace(work, m=m, k=k, pace=1.0)
+    if isinstance(work, Attention):
+        return replace(work, share=pace * work.share, pace=1.0)
+    if isinstance(work, Memory):
+        return replace(work, read=round(pace * work.read), write=round(pace * work.write), pace=1.0)
+    if isinstance(work, Exchange):
+        return replace(work, tokens=round(pace * work.tokens), pace=1.0)
+    return replace(work, nbytes=round(pace * work.nbytes), pace=1.0)

@@ -132,8 +132,10 @@ class Framework(FrameworkPart):
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
-    cuda_graphs: bool
-    """CUDA graphs: launching ops takes no time of the host."""
+    cuda_graphs: bool | Literal["outside-experts"]
+    """CUDA graphs: launching ops takes no time of the host. ``outside-experts``: only those of experts, whose numbers of
+    tokens differ from step to step, are launched by the host (graphs of Transformer Engine with the scope ``attn
+    moe_router moe_preprocess``); true: the whole step is one graph."""
     launch_blocking: bool = False
     """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of a launch
     is added to every op, and nothing overlaps."""
@@ -153,7 +155,7 @@ class Framework(FrameworkPart):
         overlap = self.overlap
         overlapped = [name for name in type(overlap).model_fields if getattr(overlap, name)]
         if self.launch_blocking and (self.cuda_graphs or overlapped):
-            on = ["cuda_graphs"] * self.cuda_graphs + [f"overlap.{name}" for name in overlapped]
+            on = ["cuda_graphs"] * bool(self.cuda_graphs) + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
         return self
 
@@ -165,7 +167,7 @@ class Framework(FrameworkPart):
     @property
     def hidden_launch_s(self) -> float:
         """Time of the host to launch one op while the GPU works on earlier ones [s]; none with CUDA graphs."""
-        return 0.0 if self.cuda_graphs or self.launch_blocking else self.launch_s
+        return 0.0 if self.cuda_graphs is True or self.launch_blocking else self.launch_s
 
     @property
     def effective_rates(self) -> dict[str, float]:

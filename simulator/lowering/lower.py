@@ -16,6 +16,7 @@ from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit,
 from simulator.ir.operators import Embedding
 from simulator.ir.ops import Fragment, StageOps, UnitRun
 from simulator.ir.scheme import LowerModule, Scheme
+from simulator.lowering.host_launches import launch_on_host
 from simulator.lowering.operator import lower_operator
 from simulator.lowering.resharding import Resharding
 from simulator.lowering.scope import Scope
@@ -33,6 +34,8 @@ class Lowering:
     fused_gradients: GEMMs add weight gradients to the accumulated ones.
     accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
+    captured: CUDA graphs launch all ops but those of experts.
+    host_waits: the host waits for routers, so its launches are ops.
     """
 
     def __init__(
@@ -44,16 +47,19 @@ class Lowering:
         fused_gradients: bool = True,
         forward_only: bool = False,
         accumulated: str = "",
+        captured: bool = False,
+        host_waits: bool = False,
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
-        self.accumulated = accumulated
-        self.scope = Scope(mesh, schemes, regather)
+        self.accumulated, self.host_waits = accumulated, host_waits
+        self.scope = Scope(mesh, schemes, regather, captured)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
             regather,
             fused_gradients,
             accumulated,
             forward_only,
+            captured,
             tuple(mesh.axes),
             tuple(mesh.views),
             tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),
@@ -67,7 +73,10 @@ class Lowering:
             for unit in stage.units
             for operator in unit.operators()
         )
-        return self._lower_stage(stage, 0)
+        stage_ops = self._lower_stage(stage, 0)
+        if self.host_waits:
+            stage_ops.unit_runs[:] = [self._launched(unit_run) for unit_run in stage_ops.unit_runs]
+        return stage_ops
 
     def lower(self, module: Module) -> Fragment:
         """Lowers `module` through all schemes."""
@@ -88,6 +97,11 @@ class Lowering:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
+
+    def _launched(self, unit_run: UnitRun) -> UnitRun:
+        key = "launched", unit_run.fragment
+        made = self.shared_run(key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment)))
+        return replace(unit_run, fragment=made.fragment)
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
         keys, nbytes = self.scope.enter(unit)

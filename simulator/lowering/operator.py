@@ -27,14 +27,16 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in operator.outs}
     start, grads = list(frag.entry.values()), list(frag.grad_entry.values())
 
-    frag.forward = scope.serial_ops(operator.name, operator.forward(at), start, "F")
+    frag.forward = scope.serial_ops(operator.name, operator.forward(at), start, "F", operator.view)
     end = frag.forward[-1] if frag.forward else Op(operator.name, after=start)
     frag.exit = {t.name: end for t in operator.outs}
 
     moving = scope.inputs_with_gradient(operator)
-    inputs = scope.serial_ops(f"d{operator.name}", operator.backward_inputs(at) if moving else [], grads, "B")
+    inputs = scope.serial_ops(
+        f"d{operator.name}", operator.backward_inputs(at) if moving else [], grads, "B", operator.view
+    )
     weights = scope.serial_ops(
-        f"w{operator.name}", [] if operator.frozen else operator.backward_weights(at), grads, "W"
+        f"w{operator.name}", [] if operator.frozen else operator.backward_weights(at), grads, "W", operator.view
     )
     frag.backward = [*inputs, *weights]
     given = inputs[-1] if inputs else Op(f"d{operator.name}", after=grads, phase="B")

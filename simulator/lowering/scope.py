@@ -12,12 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import LOWEST, Operator, Unit, walk
+from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Boundary, Cast, Residual, Sum
-from simulator.ir.ops import COMPUTE, Collective, Op, Param, TensorUse, Work
+from simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
 from simulator.ir.scheme import Rule, Scheme
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
+
+EXPERT_LAUNCHES = 0.5
+"""Time of the host to launch the kernels of one expert in a grouped GEMM, over that of one op of the framework."""
 
 
 class Scope:
@@ -26,10 +30,11 @@ class Scope:
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
     incoming_gradient: the memory key of the gradient that enters the unit.
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
+    captured: CUDA graphs launch all ops but those of experts.
     """
 
-    def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False) -> None:
-        self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
+    def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False, captured: bool = False) -> None:
+        self.mesh, self.schemes, self.regather, self.captured = mesh, tuple(schemes), regather, captured
         self.incoming_gradient = ""
         self.embeds = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
@@ -105,12 +110,16 @@ class Scope:
     # ------------------------------------------------------------------------------------------------- ops
 
     def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
-        """Makes an op on the stream of its work. view: mesh view of a collective, which determines its stream."""
+        """Makes an op on the stream of its work. view: mesh view of its operator, which determines the stream of a
+        collective, and whether a CUDA graph of all but the experts launches it.
+        """
         stream = COMPUTE
         if isinstance(work, Collective):
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
-        return Op(name, stream, work, list(after), phase)
+        each = work.batch if isinstance(work, Gemm) and work.groups else 0
+        launches = 0.0 if self.captured and view != EXPERTS else 1.0 + EXPERT_LAUNCHES * each
+        return Op(name, stream, work, list(after), phase, launches=launches)
 
     def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Makes the ops of one operator, each waiting for the one before, since they may be on different streams."""

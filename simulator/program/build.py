@@ -396,9 +396,11 @@ def _ready(task: Task, host: float) -> np.ndarray:
         for copy in range(part.count):
             seen = list[float]()
             for i, op in enumerate(block.ops):
-                issued += host if op.work is not None else 0.0
+                issued += host * op.issued
                 waits = (seen[j] for j in block.after[i])
-                begin = max(free[op.stream], issued if host else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0)
+                begin = max(
+                    free[op.stream], issued if op.issued else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0
+                )
                 free[op.stream] = begin + part.seconds[i]
                 seen.append(free[op.stream] + part.latency[i])
             for at, places in enumerate(marks, task.copy_of(number, copy)):

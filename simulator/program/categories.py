@@ -8,12 +8,15 @@ from simulator.ir.scheme import SHORT
 EXPOSED = ("tp", "cp", "ep", "dp", "pp", "copy")
 """Communication by axis. Where two run at once without computation beside them, the time counts for the first."""
 
+HOST = "host"
+"""Waiting for the host to issue an op."""
+
 COMPUTING = ("gemm", "attention", "memory_bound", "optimizer")
 
 
 def axis_of(op: Op) -> str:
-    """The axis that an op's stream serves, or `COMPUTE`."""
-    return op.stream if op.stream == COMPUTE else SHORT[op.stream.partition("-")[0]]
+    """The axis that an op's stream serves, or `COMPUTE`, or `HOST`."""
+    return op.stream if op.stream in (COMPUTE, HOST) else SHORT[op.stream.partition("-")[0]]
 
 
 def kind_of(op: Op) -> str:
@@ -27,7 +30,4 @@ def kind_of(op: Op) -> str:
     return "attention" if isinstance(op.work, Attention) else "memory_bound"
 
 
-KINDS = (*COMPUTING, *EXPOSED)
-
-HOST = "host"
-"""Waiting for the host to issue an op."""
+KINDS = (*COMPUTING, *EXPOSED, HOST)

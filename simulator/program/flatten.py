@@ -74,7 +74,10 @@ class FlatTask:
 
 
 def flatten_task(task: Task, host: float) -> FlatTask:
-    """Flattens all copies of all parts of a task, and its side ops, which hooks launch without time of the host."""
+    """Flattens all copies of all parts of a task, and its side ops, which hooks launch without time of the host.
+
+    host: time of the host to launch one op [s].
+    """
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
     outside: list[list[int]] = [[] for _ in range(task.ports)]
     held: dict[int, list[int]] = defaultdict(list)
@@ -105,7 +108,7 @@ def flatten_task(task: Task, host: float) -> FlatTask:
                         after += result[at]
                         if through[at]:
                             outside[at].append(len(ops))
-                ops.append((op, part.seconds[i], part.latency[i], host if op.work is not None else 0.0, after))
+                ops.append((op, part.seconds[i], part.latency[i], host * op.issued, after))
             for at, port in enumerate(block.ports):
                 result[at] = (*(result[at] if port.through else ()), *(start + j for j in port.exit))
                 through[at] &= port.through

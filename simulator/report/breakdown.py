@@ -52,7 +52,7 @@ def breakdown(
     """
     parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)
     seconds, _, lasting, _ = (program.sums if sums is None else sums)[device].T.tolist()
-    parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys(EXPOSED, 0.0)
+    parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys((*EXPOSED, HOST), 0.0)
     left = step - sum(parts.values())
     covered = list(occupied.get(COMPUTE, ()))
     for axis in (*EXPOSED, HOST):

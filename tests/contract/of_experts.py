@@ -13,7 +13,8 @@ from hardware.topology import reach
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun, slowest_rank
+from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun
+from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture

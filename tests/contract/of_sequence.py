@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Op, UnitRun, slowest_rank
+from simulator.ir.ops import Attention, Op, UnitRun
+from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.ir.settings import SequenceSetting
 from simulator.lowering.lower import Lowering

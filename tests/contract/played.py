@@ -21,7 +21,8 @@ from simulator.forecast.stages import device_params
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Linear
-from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work, slowest_rank
+from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work
+from simulator.ir.routing import slowest_rank
 from simulator.job.load import load_job
 from simulator.models.flops import forward_matmul_flops
 from simulator.plan.plan import Plan

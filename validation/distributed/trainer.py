@@ -40,7 +40,7 @@ def check(plan: Plan) -> None:
 
 def check_graphs(plan: Plan, device: str) -> None:
     """Raises PlanError for a plan whose step cannot be captured."""
-    if not plan.job.framework.cuda_graphs:
+    if plan.job.framework.cuda_graphs is not True:
         return
     where, remedy = "framework.set.cuda_graphs", "Set it to false"
     if device != "cuda":

@@ -75,7 +75,7 @@ def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     # memory for a moment: what is reserved from here on is what the steps need.
     device.release_cache()
     numbers = count(1)
-    run_step = CapturedStep(trainer) if plan.job.framework.cuda_graphs else trainer.step
+    run_step = CapturedStep(trainer) if plan.job.framework.cuda_graphs is True else trainer.step
     with device.monitor() as add_states:
         for _ in device.warm_up(task["warmup"], lambda go_on: decision_of_rank_zero(go_on, device)):
             yield {"warmup": _time_step(trainer, run_step, next(numbers))}

@@ -8,7 +8,6 @@ that the simulator does not support are refused by the simulator.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from typing import Any, TypeVar
 from hardware.errors import PlanError
 from hardware.load import load
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.framework import CommunicationOverlap, Framework, load_framework
+from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
+from validation.published.recipes import Recipe, fill_stages, recipe_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
     BENCHMARK_TUNED,
@@ -49,10 +49,6 @@ DISPATCHERS: dict[str, dict[str, Any]] = {
 """Expert schemes by the backend of Megatron-Core's flex token dispatcher, with its defaults: tokens in bf16, experts on
 any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
 """
-
-HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = (25, 11), 8
-"""Release since which all recipes of Megatron-Bridge with experts name HybridEP for larger scale-up domains than this
-(GB200 and GB300; NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0, scripts/performance/configs and perf_recipes)."""
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
 """Memory limits in the names of zb-1p and zb-2p: activations of one or two rounds of micro-batches."""
@@ -121,6 +117,9 @@ def map_run(row: PublishedRun) -> MappedJob:
     refuse_undescribed(spec)
     refuse_unknown(spec)
     defaults, assumptions = stack(spec.stack), Assumptions(spec.model.moe is not None)
+    recipe = recipe_of(row, defaults)
+    if recipe.dispatcher != row.token_dispatcher:
+        assumptions.add("token dispatcher")
     if spec.kind == "sft-packed":  # forecast as one long causal sequence
         assumptions.add("class")
     if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
@@ -139,10 +138,10 @@ def map_run(row: PublishedRun) -> MappedJob:
         },
         "optimizer": "adam",
         "train": _train(spec, assumptions),
-        "plan": _plan(spec, _dispatcher(row, assumptions), defaults, assumptions),
+        "plan": _plan(spec, recipe, defaults, assumptions),
     }
     # Last, because the framework's sigma includes those of all assumptions.
-    job["framework"] = _framework(row, defaults, assumptions)
+    job["framework"] = _framework(row, recipe, defaults, assumptions)
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -254,7 +253,7 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the training program to a framework profile, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
     name = framework(spec.stack)
@@ -265,12 +264,11 @@ def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> 
         assumptions.add("stack", known)
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
-    for field in ("compile", "cuda_graphs"):
-        value = assumptions.value_or_usual(field, getattr(spec, field), False)
-        if field in Framework.model_fields:
-            changes[field] = value
-        elif value:
-            assumptions.add(field)
+    changes["compile"] = assumptions.value_or_usual("compile", spec.compile, False)
+    assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
+    changes["cuda_graphs"] = recipe.graphs
+    if recipe.fp8_attention:
+        changes["attention_library"] = "cudnn-fp8"
     if defaults.step_overhead_s is not None:
         changes["step_overhead_s"] = defaults.step_overhead_s
     overlap = {}
@@ -292,14 +290,14 @@ def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> 
     return {"name": name, "release": spec.stack_version, "set": changes}
 
 
-def _plan(spec: Spec, dispatcher: str, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Makes the plan of the run: mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     schemes: list[dict[str, Any]] = []
     if pp > 1:
-        schemes.append(_pipeline(spec, assumptions))
-    elif spec.model.moe and spec.overlap.ep:
+        schemes.append(_pipeline(spec, recipe, assumptions))
+    elif recipe.overlaps:
         schemes.append({"use": "pipeline/1f1b", "over": "pp", "overlap_passes": True})
     sharding = (
         assumptions.value_or_usual("sharding", spec.sharding, defaults.sharding)
@@ -327,30 +325,14 @@ def _plan(spec: Spec, dispatcher: str, defaults: Stack, assumptions: Assumptions
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})
     plan: dict[str, Any] = {"mesh": mesh, "schemes": schemes}
     if spec.model.moe:
-        plan["views"] = {"experts": _experts(spec, dispatcher, schemes)}
+        plan["views"] = {"experts": _experts(spec, recipe.dispatcher, schemes)}
     schemes += _memory(spec, defaults, assumptions)
     if spec.pipeline_split == "ends-as-layers":
         plan["partition"] = "ends-as-layers"
     elif spec.pipeline_split == "uneven":
         assumptions.add("pipeline_split")
-        plan["partition"] = _uneven_layers(spec, schemes[0]["chunks"] * pp)
+        plan["partition"] = fill_stages(spec.model.layers or 0, schemes[0]["chunks"] * pp)
     return plan
-
-
-def _uneven_layers(spec: Spec, stages: int) -> list[int]:
-    """Divides the layers over stages as evenly as possible.
-
-    The embedding, the loss and each multi-token-prediction layer (in the last stage) count as one layer.
-    """
-    layers, further = spec.model.layers or 0, spec.model.mtp or 0
-    each, more = divmod(layers + 2 + further, stages)
-    found = [each + (stage < more) for stage in range(stages)]
-    found[0] -= 1
-    found[-1] -= 1 + further
-    if found[-1] < 0:  # embedding and loss fill more than a stage
-        found[1:3] = [found[1] + found[-1], *found[2:3]]
-        found[-1] = 0
-    return found
 
 
 def _options(use: str) -> Container[str]:
@@ -375,7 +357,7 @@ def _only_chunk_count(use: str) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
+def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the pipeline schedule of the run, with its chunks."""
     chunks = spec.mesh.vpp
     use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
@@ -394,24 +376,11 @@ def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
         assumptions.add("mesh.vpp")
     schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
     entry = {"use": f"pipeline/{SCHEDULES.get(schedule, schedule)}", "over": "pp", "chunks": chunks}
-    if spec.model.moe and spec.overlap.ep and "overlap_passes" in _options(str(entry["use"])):
+    if recipe.overlaps and "overlap_passes" in _options(str(entry["use"])):
         entry["overlap_passes"] = True
     if schedule in ROUNDS_IN_FLIGHT:
         entry["memory_limit"] = ROUNDS_IN_FLIGHT[schedule] * spec.width("pp")
     return entry
-
-
-def _dispatcher(row: PublishedRun, assumptions: Assumptions) -> str:
-    """Returns the backend of the token dispatcher: if the run names none, the usual one of its recipes."""
-    spec = row.spec
-    if row.token_dispatcher or not spec.model.moe or spec.width("ep") == 1:
-        return row.token_dispatcher
-    release = re.search(r"(\d\d)\.(\d\d)", spec.stack_version or "")
-    recent = release is not None and (int(release[1]), int(release[2])) >= HYBRID_EP_SINCE
-    if spec.stack == "megatron-bridge" and recent and (spec.domain or 1) > HYBRID_EP_DOMAIN:
-        assumptions.add("token dispatcher")
-        return "hybridep"
-    return ""
 
 
 def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict[str, int]:

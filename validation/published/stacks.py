@@ -24,6 +24,7 @@ class Stack:
     context: scheme of context parallelism; the default of Megatron-Core's ``cp_comm_type`` is p2p.
     step_overhead_s: constant part of its steps, if it differs from that of its framework profile [s].
     early_stop: whether full recomputation stops early, if that differs from its framework profile.
+    cuda_graphs: whether its steps are CUDA graphs.
     fp8_adapters: whether runs in 8 bits with adapters keep frozen weights and inputs of activations in 8 bits.
     """
 
@@ -38,6 +39,7 @@ class Stack:
     context: str = "sequence/megatron-cp"
     step_overhead_s: float | None = None
     early_stop: bool | None = None
+    cuda_graphs: bool = False
     fp8_adapters: bool = False
 
 
@@ -67,7 +69,7 @@ STACKS = {
     "megatron-core": Stack(),
     # Whole steps are CUDA graphs, and nothing is logged: least mean error on 141 runs with equal weight of their GPUs.
     # Its Llama 2 70B LoRA sets FP8_ACTIVATION and takes 8-bit primary weights: 16-bit weights alone fill a GPU.
-    "mlperf-nemo": Stack(step_overhead_s=0.016, fp8_adapters=True),
+    "mlperf-nemo": Stack(step_overhead_s=0.016, cuda_graphs=True, fp8_adapters=True),
     # Its arguments of 2021 and 2022: dropout 0.1, optimizer state not sharded, gradients reduced after the last pass.
     "megatron-lm-2021": Stack(
         sharding="none", recompute="full", attention="unfused", sequence_parallel=False, overlap=False, dropout=0.1

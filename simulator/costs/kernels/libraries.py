@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+from simulator.ir.ops import BYTES
+
 TRAINING_LIBRARIES = {
     ("attention", "volta"): "flash-2",
     ("attention", "ampere"): "flash-2",
@@ -30,8 +32,9 @@ with one scale a token. Seven public times on H100, in which CUTLASS runs alone 
 -17 to +31 % of its forecasts, as wide as its own rows do. Against one scale a tensor, 130 equal shapes take 1.21 times
 as long on H100 (median; p10 0.97, p90 1.97), 1.15 on H200 and 1.16 on B200."""
 
-AttentionLibrary = Literal["flash-1", "flash-2", "flash-3", "triton", "cudnn"]
-"""Libraries of fused attention: FlashAttention 1 to 3, FlashAttention in Triton as of 2022 and 2023, cuDNN."""
+AttentionLibrary = Literal["flash-1", "flash-2", "flash-3", "triton", "cudnn", "cudnn-fp8"]
+"""Libraries of fused attention: FlashAttention 1 to 3, FlashAttention in Triton as of 2022 and 2023, cuDNN in 16 bits,
+and in 8 (`fp8_dot_product_attention` of Transformer Engine)."""
 
 
 class Relative(NamedTuple):
@@ -57,6 +60,8 @@ RELATIVE_LIBRARIES = {
     # Triton, forward and backward, head widths 64 and 128, 512 to 16k positions (arXiv 2307.08691, section 4.1).
     "flash-1": _relative("flash-2", 1.7, 3.0),
     "triton": _relative("flash-2", 1.3, 2.5),
+    # Measured in the forward pass of inference.
+    "cudnn-fp8": Relative("tensorrt-llm-fp8", 1.0, 0.15),
 }
 """Libraries of attention without measurements of their own."""
 
@@ -73,6 +78,20 @@ def training_library(section: str, architecture: str, scaling: str) -> str:
     if scaling == "row" and section == "gemm-fp8":
         return ROWWISE_LIBRARIES.get(architecture, "")
     return TRAINING_LIBRARIES.get((section, architecture), "")
+
+
+def launches_each_group(dtype: str, architecture: str) -> bool:
+    """Whether training programs run grouped GEMMs as one dense GEMM for each group.
+
+    Transformer Engine does, by cuBLASLt (`multi_tensor_gemm`); kernels of other programs in 8 bits (DeepGEMM) take as
+    long. In 16 bits on Hopper and before, grouped kernels of CUTLASS are measured.
+    """
+    return architecture == "blackwell" or (BYTES[dtype] < 2 and architecture in ROWWISE_LIBRARIES)
+
+
+def attention_format(name: str) -> str:
+    """The number format in which a library computes attention; empty: that of its operands."""
+    return "fp8" if name.endswith("-fp8") else ""
 
 
 def attention_library(name: str, architecture: str) -> Relative:

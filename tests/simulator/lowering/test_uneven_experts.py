@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, slowest_rank
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
+from simulator.ir.routing import slowest_rank
 from simulator.ir.routing import Routing, read_counts, read_routing
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertLayer, sent_per_layer

@@ -18,7 +18,8 @@ from simulator import simulate
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Exchange, Op, slowest_rank
+from simulator.ir.ops import Collective, Exchange, Op
+from simulator.ir.routing import slowest_rank
 from simulator.lowering.rewrite import split_work
 from simulator.schemes.expert.hybrid_ep import exchange_buffer_bytes
 from tests.contract.of_experts import ExpertLayer

@@ -2,7 +2,7 @@
 
 Operators, layouts and their collectives assume even routing. `ExpertScheme.lower` adds what uneven routing changes:
 work states its mean over ranks, which adds up to the total, and takes the `pace` and the groups of the most loaded rank
-(see `simulator.ir.ops.slowest_rank`). The one device that stands for all ranks holds the tokens of the most loaded
+(see `simulator.ir.routing.slowest_rank`). The one device that stands for all ranks holds the tokens of the most loaded
 rank, since its memory must suffice.
 """
 

@@ -1,0 +1,77 @@
+"""What the performance recipes of NVIDIA's Megatron-Bridge set for models with experts and its tables do not print.
+
+Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
+`perf_recipes`; containers are named by year and month: 25.11 holds v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from validation.published.rows import PublishedRun, Spec
+from validation.published.stacks import Stack
+
+HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = (25, 11), 8
+"""Release since which all recipes with experts name HybridEP for larger scale-up domains than this."""
+
+STEP_GRAPHS_SINCE = (26, 6)
+"""Release since which recipes in MXFP8 with dispatches that overlap capture the whole step in one graph
+(``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others, and those before, capture all but the experts
+(``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a recipe.
+
+    dispatcher: backend of the flex token dispatcher; empty: all-to-all.
+    overlaps: whether dispatches of one micro-batch overlap with another.
+    graphs: `Framework.cuda_graphs`.
+    fp8_attention: attention is in 8 bits.
+    """
+
+    dispatcher: str
+    overlaps: bool
+    graphs: bool | str
+    fp8_attention: bool
+
+
+def read_release(spec: Spec) -> tuple[int, int] | None:
+    """Year and month of the container that a run names."""
+    found = re.search(r"(\d\d)\.(\d\d)", spec.stack_version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
+    """The recipe of a run; other programs than Megatron-Bridge have the defaults of their stack."""
+    spec = row.spec
+    if not spec.model.moe or spec.width("ep") == 1 or spec.stack != "megatron-bridge":
+        overlaps = bool(spec.model.moe and spec.overlap.ep)
+        graphs = defaults.cuda_graphs if spec.cuda_graphs is None else spec.cuda_graphs
+        return Recipe(row.token_dispatcher, overlaps, graphs, False)
+    release = read_release(spec)
+    since = release or (0, 0)
+    dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
+    whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
+    whole &= spec.overlap.ep is not False
+    crosses = spec.width("ep") * spec.width("tp") > (spec.domain or spec.gpus_per_node or 1)
+    overlaps = whole or (crosses and (spec.mesh.vpp or 1) > 1)
+    kept = spec.model.mla is not None and spec.gpu == "gb200"  # of DeepSeek-V3
+    return Recipe(
+        row.token_dispatcher or dispatcher,
+        overlaps if spec.overlap.ep is None else spec.overlap.ep,
+        True if whole else "outside-experts" if spec.cuda_graphs else False,
+        whole and not kept,
+    )
+
+
+def fill_stages(layers: int, stages: int) -> list[int]:
+    """Layers of pipeline stages that are filled one after another: the last ones have what is left.
+
+    That is the layout of DeepSeek-V3 and Kimi-K2, whose last stage has further layers and the loss.
+    """
+    each, found = -(-layers // stages), list[int]()
+    for _ in range(stages):
+        found.append(min(each, layers - sum(found)))
+    return found
