@@ -11,8 +11,8 @@ from simulator.lowering.lower import LoweredUnits, Lowering
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.program.program import EveryStageOps, one_of
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:

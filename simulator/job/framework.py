@@ -133,9 +133,9 @@ class Framework(FrameworkPart):
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
     cuda_graphs: bool | Literal["outside-experts"]
-    """CUDA graphs: launching ops takes no time of the host. ``outside-experts``: only those of experts, whose numbers of
-    tokens differ from step to step, are launched by the host (graphs of Transformer Engine with the scope ``attn
-    moe_router moe_preprocess``); true: the whole step is one graph."""
+    """CUDA graphs: launching ops takes no time of the host. true: the whole step is one graph; ``outside-experts``: the
+    host launches the ops of experts, whose numbers of tokens differ from step to step (graphs of Transformer Engine
+    with the scope ``attn moe_router moe_preprocess``)."""
     launch_blocking: bool = False
     """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of a launch
     is added to every op, and nothing overlaps."""

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
-from simulator.ir.routing import slowest_rank
-from simulator.ir.routing import Routing, read_counts, read_routing
+from simulator.ir.routing import Routing, read_counts, read_routing, slowest_rank
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertLayer, sent_per_layer
 from tests.contract.played import Played, play_job

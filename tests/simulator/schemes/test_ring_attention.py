@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulator.costs.costs import IdealCosts
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun
-from simulator.ir.routing import slowest_rank
 from simulator.ir.registry import find_scheme
+from simulator.ir.routing import slowest_rank
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
