@@ -21,7 +21,6 @@ from hardware.errors import MeshcastError
 from hardware.inline import Network
 from hardware.units import GIB, GIGA
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.registry import scheme_names
 from simulator.job.framework import Framework, framework_names
 from simulator.job.job import Job, Precision, ShortPlan
 from simulator.job.load import load_job, set_field
@@ -36,6 +35,10 @@ FACTORS = (0.5, 2.0)
 
 BY_PRECISION = frozenset({"weights", "quantised", "gradients", "main_weights", "moments"})
 """Fields of a framework that a job states under `precision`."""
+
+SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v")
+"""Pipeline schedules that a job may mean which names none: those of PyTorch (torch/distributed/pipelining/schedules.py)
+but the interleaved one, to which `plan.chunks` leads."""
 
 UNUSUAL: dict[str, tuple[str | bool, ...]] = {
     "framework.name": ("reference",),
@@ -184,10 +187,14 @@ def _plan_fields(job: Job) -> Iterator[AssumedField]:
     for name, field in ShortPlan.model_fields.items():
         if name not in plan and not (name == "fsdp" and "zero" in plan):
             yield _written_field(job, f"plan.{name}", field.default, admitted_values(field.annotation))
-    if "schedule" not in plan and plan.get("pp", 1) > 1:
-        known = [entry.use for entry in job.plan.schemes if entry.use.startswith("pipeline/")]
-        names = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
-        yield _written_field(job, "plan.schedule", known[0].removeprefix("pipeline/"), names)
+    if plan.get("pp", 1) == 1:
+        return
+    pipeline = next(entry for entry in job.plan.schemes if entry.use.startswith("pipeline/"))
+    if "schedule" not in plan:
+        yield _written_field(job, "plan.schedule", pipeline.use.removeprefix("pipeline/"), SCHEDULES)
+    if "chunks" not in plan:
+        chunks = (pipeline.model_extra or {})["chunks"]
+        yield _written_field(job, "plan.chunks", chunks, _scale_count(chunks))
 
 
 def _scheme_options(report: Report) -> Iterator[AssumedField]:
@@ -196,6 +203,8 @@ def _scheme_options(report: Report) -> Iterator[AssumedField]:
     for place, (entry, scheme) in enumerate(zip(plan.schemes, report.play.plan.schemes, strict=True)):
         for name, field in scheme.Options.model_fields.items():
             if name in (entry.model_extra or {}):
+                continue
+            if name == "overlap_passes" and not report.job.model.moe:  # it hides the dispatch of tokens to experts
                 continue
 
             def change(value: Value, place: int = place, name: str = name) -> Job:

@@ -12,6 +12,7 @@ from hardware.link import Link
 from hardware.node import Host
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.host import DISKS, MEMORY
+from simulator.ir.operators import QUANTISED
 from simulator.job.job import Job
 
 NEVER_IN_TRAINING = frozenset({"fp64", "int8"})
@@ -59,10 +60,12 @@ def hardware_figures(job: Job, offloads: bool = False) -> list[HardwareFigure]:
 def _gpu_figures(job: Job) -> Iterator[HardwareFigure]:
     """Peak rates by number format, what of them lasts, memory, cache and clock of the GPU."""
     gpu = job.cluster.gpu
-    for dtype, peak in gpu.peak.items():
-        if dtype not in NEVER_IN_TRAINING:
-            yield HardwareFigure(f"peak_{dtype}", f"peak rate in {dtype}", peak, "FLOP/s", _change_peak(dtype))
-    sustained = Calibration.shipped().sustained_rate(gpu.architecture, job.framework.quantised or "bf16")
+    for number, peak in gpu.peak.items():
+        if number not in NEVER_IN_TRAINING:
+            yield HardwareFigure(f"peak_{number}", f"peak rate in {number}", peak, "FLOP/s", _change_peak(number))
+    recipe = job.framework.quantised
+    dtype = QUANTISED[recipe].dtype if recipe else "bf16"
+    sustained = Calibration.shipped().sustained_rate(gpu.architecture, dtype)
     yield HardwareFigure("sustained_rate", "sustained share of the peak rates", sustained, "", _change_sustained_rate)
     yield HardwareFigure(
         "memory_bandwidth", "memory bandwidth", gpu.memory_bandwidth, "B/s", _change_gpu("memory_bandwidth")
