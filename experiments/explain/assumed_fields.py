@@ -117,7 +117,10 @@ class AssumedFieldEffect:
 
 
 def forecast_alternatives(field: AssumedField, report: Report, shared_work: SharedWork) -> AssumedFieldEffect:
-    """Forecasts a job with every other value of a field that the rest of the job admits. report: with the assumed one."""
+    """Forecasts a job with every other value of a field that the rest of the job admits.
+
+    report: with the assumed value.
+    """
     from simulator import simulate
 
     found = []
@@ -166,7 +169,7 @@ def _framework_fields(job: Job) -> Iterator[AssumedField]:
         others = admitted_values(annotation)
         if path in SCALED:
             others = tuple(value * factor for factor in FACTORS if value)
-        if path not in BY_PRECISION and not _states(given.get("set", {}), path):
+        if path not in BY_PRECISION and _look_up(given.get("set", {}), path) is None:
             yield _written_field(job, f"framework.set.{path}", value, others)
 
 
@@ -174,7 +177,9 @@ def _precision_fields(job: Job) -> Iterator[AssumedField]:
     """The number formats that the job leaves to the framework."""
     for name, field in Precision.model_fields.items():
         if job.as_written["precision"].get(name) is None:
-            yield _written_field(job, f"precision.{name}", getattr(job.precision, name), admitted_values(field.annotation))
+            yield _written_field(
+                job, f"precision.{name}", getattr(job.precision, name), admitted_values(field.annotation)
+            )
 
 
 def _plan_fields(job: Job) -> Iterator[AssumedField]:
@@ -251,7 +256,9 @@ def _written_field(job: Job, name: str, value: Value | None, others: Iterable[Va
         set_field(data, name, other, name)
         return load_job(data, base=job.folder)
 
-    return AssumedField(name, value, _without(value, (one for one in others if one not in UNUSUAL.get(name, ()))), change)
+    return AssumedField(
+        name, value, _without(value, (one for one in others if one not in UNUSUAL.get(name, ()))), change
+    )
 
 
 def _without(value: Value | None, values: Iterable[Value]) -> tuple[Value, ...]:
@@ -275,12 +282,9 @@ def _leaves(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]
 
 def _look_up(data: Mapping[str, Any], path: str) -> Any:
     """The value at a path of nested mappings; None if there is none."""
+    value: Any = data
     for key in path.split("."):
-        if not isinstance(data, Mapping):
+        if not isinstance(value, Mapping):
             return None
-        data = data.get(key)
-    return data
-
-
-def _states(data: Mapping[str, Any], path: str) -> bool:
-    return _look_up(data, path) is not None
+        value = value.get(key)
+    return value

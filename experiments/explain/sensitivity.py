@@ -102,14 +102,17 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
     report = simulate(job, shared_work=shared)
     found = []
     for figure in watch(hardware_figures(job, bool(report.host_uses))):
-        times = {
-            by: simulate(figure.change(job, 1 + by), shared_work=shared).step_time for by in (STEP, RANGE, -RANGE)
-        }
+        times = {by: simulate(figure.change(job, 1 + by), shared_work=shared).step_time for by in (STEP, RANGE, -RANGE)}
         saved = (report.step_time - times[STEP]) / (100 * STEP)
         found.append(Sensitivity(figure, saved, times[RANGE], times[-RANGE]))
     assumed = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
     return Sensitivities(
         report,
         tuple(sorted(found, key=lambda one: -one.swing_s)),
-        tuple(sorted((one for one in assumed if one.alternatives), key=lambda one: (-one.step_effect_s, -one.memory_effect_gib))),
+        tuple(
+            sorted(
+                (one for one in assumed if one.alternatives),
+                key=lambda one: (-one.step_effect_s, -one.memory_effect_gib),
+            )
+        ),
     )

@@ -212,7 +212,7 @@ class Job(JobPart):
     noise: Noise | None = None
     published: Published | None = None
     as_written: dict[str, Any]
-    """The job as plain data as the user wrote it, without what meshcast filled in; framework and precision as mappings."""
+    """The job as the user wrote it, without what meshcast filled in; framework and precision are mappings."""
     folder: Path = Path(".")
     """Folder of the relative paths in it."""
     origin: tuple[str, str] = ("", "")
