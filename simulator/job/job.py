@@ -218,6 +218,11 @@ class Job(JobPart):
     origin: tuple[str, str] = ("", "")
     """Path and text of the job file, from which errors get their line."""
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both jobs mean the same, in whatever form they were written."""
+        fields = type(self).model_fields.keys() - {"as_written", "folder"}
+        return isinstance(other, Job) and all(getattr(self, name) == getattr(other, name) for name in fields)
+
     @property
     def adapters(self) -> Adapters | None:
         """The adapters, if they alone are trained."""
