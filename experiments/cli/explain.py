@@ -1,4 +1,4 @@
-"""``meshcast compare`` and ``meshcast why``: two jobs part by part, and what each figure of the hardware is worth."""
+"""``meshcast compare`` and ``meshcast why``: two jobs part by part, and what hardware and assumptions are worth."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def why(
         str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png or .svg file.")
     ] = None,
 ) -> None:
-    """Explain a forecast: what limits it, and how much shorter the step is for each figure of better hardware."""
+    """Explain a forecast: its critical path, what better hardware is worth, and what each assumed field is worth."""
     with answering(as_json):
         files = plot_files(plot, ("tornado",)) if plot is not None else {}
         from rich.console import Console
@@ -75,8 +75,8 @@ def why(
         wanted, console = load_job(job, change or ()), Console(stderr=True)
         found = explain(
             wanted,
-            lambda figures: track(
-                list(figures), "forecasting", console=console, transient=True, disable=not console.is_terminal
+            lambda steps: track(
+                list(steps), "forecasting", console=console, transient=True, disable=not console.is_terminal
             ),
         )
         for place in files.values():

@@ -1,1 +1,1 @@
-"""Why a forecast is as it is: two jobs part by part, and what each figure of the hardware is worth."""
+"""Why a forecast is as it is: two jobs part by part, and what figures of the hardware and assumed fields are worth."""

@@ -10,8 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
 from experiments.explain.comparison import HEADLINES, ForecastComparison
-from experiments.explain.sensitivity import RANGE, HardwareFigure, Sensitivities
+from experiments.explain.hardware_figures import HardwareFigure
+from experiments.explain.sensitivity import RANGE, Sensitivities
 from simulator.report.figures import FIGURES, parts_of_step
 from simulator.report.words import format_number, format_seconds
 
@@ -20,6 +22,9 @@ LEAST = 1e-4
 
 LEAST_GIB = 0.005
 """Memory below which a category has no row of its own [GiB]."""
+
+LEAST_FIELD, LEAST_FIELD_GIB = 1e-3, 0.5
+"""Share of the step and memory [GiB] below both of which an assumed field has no row of its own."""
 
 CONTRIBUTIONS = 3
 """Contributions to the variance of the step time that are named."""
@@ -74,7 +79,29 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
 
 
 def sensitivity_page(found: Sensitivities) -> RenderableType:
-    """The sentence about the limit, and a row for every figure of the hardware that matters."""
+    """The limit, the critical path by kind, every figure of the hardware and every assumed field that matters."""
+    report = found.report
+    head = f"{report.job.model.name} on {report.job.cluster.name}: a step takes {format_seconds(report.step_time)}"
+    blocks: list[RenderableType] = [Text(head, "bold"), Text(report.limits)]
+    blocks += [Text(), _path_table(found), Text(), *_hardware_blocks(found), Text(), *_assumed_blocks(found)]
+    blocks += [Text(), Text(_interval_sentence(found))]
+    blocks += [Text(f"assumed: {sentence}", "dim") for sentence in report.assumed]
+    return Group(*blocks)
+
+
+def _path_table(found: Sensitivities) -> Table:
+    """The parts of the step on the critical path, the longest first."""
+    report = found.report
+    table = _table("critical path", "time", "% of the step")
+    times = {figure.label: figure.compute(report) or 0.0 for figure in parts_of_step().values()}
+    for label, seconds in sorted(times.items(), key=lambda item: -item[1]):
+        if seconds >= LEAST * report.step_time:
+            table.add_row(label, format_seconds(seconds), f"{seconds / report.step_time:.1%}"[:-1])
+    return table
+
+
+def _hardware_blocks(found: Sensitivities) -> list[RenderableType]:
+    """A row for every figure of the hardware that changes the step, and the names of the others."""
     step = found.report.step_time
     table = _table("hardware", "now", "1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse", "swing %")
     rest = []
@@ -90,13 +117,44 @@ def sensitivity_page(found: Sensitivities) -> RenderableType:
             format_seconds(one.worse_s),
             f"{one.swing_s / step:.1%}"[:-1],
         )
-    head = f"{found.report.job.model.name} on {found.report.job.cluster.name}: a step takes {format_seconds(step)}"
-    blocks: list[RenderableType] = [Text(head, "bold"), Text(found.report.limits), Text(), table]
-    if rest:
-        blocks.append(Text(f"Without effect: {', '.join(rest)}.", "dim"))
-    blocks += [Text(), Text(_interval_sentence(found))]
-    blocks += [Text(f"assumed: {sentence}", "dim") for sentence in found.report.to_dict()["assumed"]]
-    return Group(*blocks)
+    return [table, *_without_effect(rest)]
+
+
+def _assumed_blocks(found: Sensitivities) -> list[RenderableType]:
+    """The extremes of every assumed field that matters, and the names of the other fields."""
+    if not found.assumed:
+        return []
+    table = _table("not stated", "assumed", "if it is", "step %", "memory GiB")
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    rest = []
+    for one in found.assumed:
+        shown = _extremes(one)
+        if not shown:
+            rest.append(one.field.name)
+        for row, other in enumerate(shown):
+            memory = f"{round(other.peak_device_gib - one.peak_device_gib, 1) + 0.0:+,.1f}"
+            table.add_row(
+                one.field.name if not row else "",
+                _value(one.field.value) if not row else "",
+                _value(other.value),
+                f"{round(100 * (other.step_time_s / one.step_time_s - 1), 1) + 0.0:+.1f}",
+                memory if other.fits or not found.report.fits else "does not fit",
+            )
+    return [table, *_without_effect(rest)]
+
+
+def _extremes(found: AssumedFieldEffect) -> list[Alternative]:
+    """The alternatives of the shortest and the longest step if they change it, else that with the most other memory."""
+    least = LEAST_FIELD * found.step_time_s
+    ends = dict.fromkeys((found.alternatives[0], found.alternatives[-1]))
+    shown = [one for one in ends if abs(one.step_time_s - found.step_time_s) >= least]
+    if shown or found.memory_effect_gib < LEAST_FIELD_GIB:
+        return shown
+    return [max(found.alternatives, key=lambda one: abs(one.peak_device_gib - found.peak_device_gib))]
+
+
+def _without_effect(names: list[str]) -> list[RenderableType]:
+    return [Text(f"Without effect, or nearly so: {', '.join(names)}.", "dim")] if names else []
 
 
 def _interval_sentence(found: Sensitivities) -> str:
@@ -116,6 +174,8 @@ def format_value(figure: HardwareFigure) -> str:
     """The value of a figure of the hardware with its unit."""
     if figure.unit == "s":
         return format_seconds(figure.value)
+    if not figure.unit:
+        return format_number(figure.value)
     scale, prefix = next(((scale, prefix) for scale, prefix in PREFIXES if figure.value >= scale), (1.0, ""))
     return f"{format_number(figure.value / scale)} {prefix}{figure.unit}"
 
@@ -130,7 +190,9 @@ def _percent(one: float, other: float) -> str:
 
 
 def _value(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
 
 
 def _table(*heads: str, footer: bool = False) -> Table:

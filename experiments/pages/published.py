@@ -17,6 +17,9 @@ from validation.measurements.jsonl import read_lines
 FEW = 40
 """Maximum number of runs that all get a row of the page."""
 
+TIME_ALONE = ("compile", "cuda_graphs", "inter.", "overlap.", "scale_up_domain", "stack_version")
+"""Beginnings of the fields of a run that change its time and not its memory, or hardly."""
+
 PLOTS = ("step-time", "memory")
 """Names of the plots of ``validate published``; a file gets the first, a folder all."""
 
@@ -106,7 +109,7 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
 
 
 def published_page(answer: dict[str, Any]) -> RenderableType:
-    """Errors of all runs and of every group, with those of naive forecasts, then the refused runs by reason."""
+    """Errors of all runs and of every group, with those of naive forecasts; runs that do not fit; refused runs."""
     summary = answer["summary"]
     runs = "run" if summary["rows"] == 1 else "runs"
     head = f"{summary['rows']:,} published {runs}: {summary['predicted']:,} forecast, {summary['refused']:,} refused"
@@ -121,6 +124,8 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     parts.append(Text("blind: the same, fitted on the runs of all other sources", "dim"))
     if summary["memory"]["compared"]:
         parts += [Text(), memory_table(summary)]
+    if summary["does_not_fit"]:
+        parts += [Text(), *_misfit_blocks(answer["rows"])]
     if summary["refusals"]:
         parts += [Text(), refusals_table(summary["refusals"])]
     if (choice := summary["choice"])["groups"]:
@@ -230,6 +235,24 @@ def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
         table.add_row(Text(f"by {group}", style="dim"))
         for name, of in summary[f"by_{group}"].items():
             add(f"  {name}", of)
+
+
+def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and what they leave open."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("does not fit", style="bold", overflow="fold")
+    for head in ("GiB", "of", "time\nerror %"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("assumed", overflow="fold")
+    found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
+    for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
+        given = row["predicted"]
+        assumed = [field for field in row["assumed"] if not field.startswith(TIME_ALONE)]
+        sizes = f"{given['peak_device_gib']:,.1f}", f"{given['capacity_gib']:,.1f}"
+        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), ", ".join(assumed))
+    runs = "1 run does" if len(found) == 1 else f"{len(found)} runs do"
+    remark = "They ran: an assumed field, a stated one or the forecast of memory is wrong."
+    return [table, Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
 
 
 def refusals_table(refusals: dict[str, int]) -> Table:

@@ -7,6 +7,7 @@ into a mesh and schemes. The long form, with every default filled, is the ``job`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
@@ -211,9 +212,16 @@ class Job(JobPart):
     noise: Noise | None = None
     published: Published | None = None
     as_written: dict[str, Any]
-    """The values of model, cluster and framework.set as the user wrote them."""
+    """The job as the user wrote it, without what meshcast filled in; framework and precision are mappings."""
+    folder: Path = Path(".")
+    """Folder of the relative paths in it."""
     origin: tuple[str, str] = ("", "")
     """Path and text of the job file, from which errors get their line."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both jobs mean the same, in whatever form they were written."""
+        fields = type(self).model_fields.keys() - {"as_written", "folder"}
+        return isinstance(other, Job) and all(getattr(self, name) == getattr(other, name) for name in fields)
 
     @property
     def adapters(self) -> Adapters | None:
@@ -242,7 +250,11 @@ class Job(JobPart):
         return {
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
-            "framework": {"name": self.framework.name, "release": self.release, "set": self.as_written["set"]},
+            "framework": {
+                "name": self.framework.name,
+                "release": self.release,
+                "set": self.as_written["framework"].get("set", {}),
+            },
             "batch": {
                 key: value
                 for key, value in self.batch.model_dump(by_alias=True, mode="json").items()

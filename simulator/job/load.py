@@ -46,11 +46,11 @@ def load_job(
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(where, text):
-        return _job(file, folder if base is None else Path(base), (where, text))
+        return _job(file, data, folder if base is None else Path(base), (where, text))
 
 
-def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
-    """The job of a checked file: loads model, cluster and framework, and expands the plan."""
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:
+    """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set)
     cluster = load_cluster(file.cluster, "cluster", base)
@@ -68,7 +68,8 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
     plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
     plan = add_early_stop(plan) if framework.recompute_early_stop else plan
-    as_written = {"model": file.model, "cluster": file.cluster, "set": choice.set}
+    parts = {"framework": choice, "precision": file.precision}
+    as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
         id=file.id,
         model=model,
@@ -83,6 +84,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         noise=file.noise,
         published=file.published,
         as_written=as_written,
+        folder=base,
         origin=origin,
     )
 

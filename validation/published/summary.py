@@ -12,7 +12,8 @@ GROUPS = ("source", "gpu", "class", "stack")
 
 
 def summarize_answers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Statistics of all answers and of each group; reasons of refusals; forecasts faster than their FLOPs at peak."""
+    """Statistics of all answers and of each group, reasons of refusals, and the runs whose forecast cannot be right:
+    those that do not fit in memory though they ran, and those faster than their FLOPs at peak."""
     names = {group: sorted({str(row[group]) for row in rows if row[group] is not None}) for group in GROUPS}
     return {
         **compute_figures(rows),
@@ -21,6 +22,7 @@ def summarize_answers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for group in GROUPS
         },
         "refusals": dict(Counter(_reason(row) for row in rows if row["status"] == "refused").most_common()),
+        "does_not_fit": [row["id"] for row in rows if row["predicted"] and not row["predicted"]["fits"]],
         "faster_than_peak": [row["id"] for row in rows if beats_its_flops(row)],
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hardware.units import GIB
 from simulator import load_job, simulate
 from tests.experiments.cli.samples import JOB, run
 
@@ -32,12 +33,25 @@ def test_two_files_are_compared(job: Path) -> None:
 def test_why_names_the_hardware_that_matters(job: Path) -> None:
     result = run("why", job, "--plot", job.parent / "why.svg")
     assert result.exit_code == 0, result.output
-    assert "peak rates of the GPU" in result.stdout and "Without effect:" in result.stdout
+    assert "peak rate in bf16" in result.stdout and "Without effect" in result.stdout
+    assert "critical path" in result.stdout and "framework.set.attention" in result.stdout
     assert (job.parent / "why.svg").exists()
     answer = json.loads(run("why", job, "--json").stdout)
-    assert answer["hardware"][0]["figure"] == "peak" and answer["step_time_s"] == simulate(load_job(job)).step_time
+    report = simulate(load_job(job))
+    assert answer["hardware"][0]["figure"] == "sustained_rate" and answer["step_time_s"] == report.step_time
     first = answer["hardware"][0]["step_time_s"]
     assert first["better"] < answer["step_time_s"] < first["worse"]
+    fields = {one["field"]: one for one in answer["assumed_fields"]}
+    (unfused,) = fields["framework.set.attention"]["alternatives"]
+    changed = simulate(load_job(job, ["framework.set.attention=unfused"]))
+    assert unfused == {
+        "value": "unfused",
+        "step_time_s": changed.step_time,
+        "peak_device_gib": changed.peak_device / GIB,
+        "fits": changed.fits,
+    }
+    effects = [one["step_effect_s"] for one in answer["assumed_fields"]]
+    assert effects == sorted(effects, reverse=True)
 
 
 @pytest.mark.parametrize(

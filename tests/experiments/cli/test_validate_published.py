@@ -70,6 +70,15 @@ def test_groups_without_a_run_are_left_out(tmp_path: Path) -> None:
     )
 
 
+def test_the_page_names_runs_that_do_not_fit(tmp_path: Path) -> None:
+    shipped = next(one for one in read_shipped() if one.id == "korthikanti-530b-selective")
+    line = shipped.model_dump(mode="json", by_alias=True)
+    line["spec"] |= {"recompute": {"kind": "none"}, "grad_dtype": None}
+    (tmp_path / "one.jsonl").write_text(json.dumps(line), "utf-8")
+    result = run("--data", tmp_path / "one.jsonl")
+    assert result.exit_code == 0 and "1 run does not fit" in result.stdout and "grad_dtype" in result.stdout
+
+
 def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     one.write_text('{"id": "x-1", "spec": {"class": "dense", "stack": "nemo"}}\nnot json\n', "utf-8")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from experiments.explain.sensitivity import RANGE, explain, hardware_figures
+from experiments.explain.hardware_figures import hardware_figures
+from experiments.explain.sensitivity import RANGE, explain
 from experiments.pages.explain import sensitivity_page
 from experiments.plots import tornado
 from hardware.errors import PlanError
@@ -35,7 +36,9 @@ def test_better_hardware_never_makes_a_step_longer_and_saves_no_more_than_the_st
         assert one.better_s <= step * (1 + 1e-9) <= one.worse_s * (1 + 2e-9)
         assert one.saved_s >= -1e-9 * step
     # A step in which all times shrink by one percent is one percent shorter; some of it depends on no hardware.
-    assert 0.5 < sum(one.saved_s for one in answers.found) / (0.01 * step) <= 1.01
+    # The sustained rate scales the same kernels as the peaks.
+    saved = sum(one.saved_s for one in answers.found if one.figure.name != "sustained_rate")
+    assert 0.5 < saved / (0.01 * step) <= 1.01
     swings = [one.swing_s for one in answers.found]
     assert swings == sorted(swings, reverse=True)
 
@@ -47,9 +50,9 @@ def test_the_derivative_is_that_of_the_time_which_a_figure_determines() -> None:
     assert {"scale_up_bandwidth", "network_bandwidth"}.isdisjoint(found)
     parts = simulate(load_job(job)).breakdown.parts
     by_peaks, by_memory = parts["gemm"] + parts["attention"], parts["memory_bound"] + parts["optimizer"]
-    assert found["peak"].saved_s == pytest.approx(0.01 * by_peaks, rel=0.25)
+    assert found["peak_bf16"].saved_s == pytest.approx(0.01 * by_peaks, rel=0.25)
     assert found["memory_bandwidth"].saved_s == pytest.approx(0.01 * by_memory, rel=0.6)
-    both = found["peak"].saved_s + found["memory_bandwidth"].saved_s
+    both = found["peak_bf16"].saved_s + found["memory_bandwidth"].saved_s
     assert both == pytest.approx(0.01 * (by_peaks + by_memory), rel=0.05)
 
 
@@ -57,8 +60,8 @@ def test_a_changed_figure_changes_that_figure_alone() -> None:
     job = load_job(JOB)
     for figure in hardware_figures(job):
         changed = figure.change(job, 1 + RANGE)
-        if figure.name == "launch":
-            assert changed.framework.launch_s == pytest.approx(figure.value / (1 + RANGE))
+        if figure.name == "sustained_rate":  # measured for the architecture; the change is a factor on it
+            assert changed.framework.rates["kernel"] == pytest.approx(1 + RANGE)
             continue
         (again,) = (one for one in hardware_figures(changed) if one.name == figure.name)
         better = figure.value / (1 + RANGE) if figure.unit == "s" else figure.value * (1 + RANGE)
@@ -67,6 +70,29 @@ def test_a_changed_figure_changes_that_figure_alone() -> None:
             {one.name: one.value for one in hardware_figures(of) if one.name != figure.name} for of in (job, changed)
         ]
         assert others[0] == others[1]
+
+
+def test_a_step_in_8_bits_depends_on_two_peaks() -> None:
+    job = {**JOB, "precision": "fp8-delayed"}
+    found = found_by_name(job)
+    assert found["peak_fp8"].saved_s > found["peak_bf16"].saved_s > 0 == found["peak_fp32"].saved_s
+    both = found["peak_fp8"].saved_s + found["peak_bf16"].saved_s
+    assert found["sustained_rate"].saved_s == pytest.approx(both, rel=0.05)
+
+
+def test_the_time_of_the_host_saves_its_share() -> None:
+    one = found_by_name(JOB)["step_overhead"]
+    assert one.saved_s == pytest.approx(one.figure.value * (1 - 1 / 1.01), rel=1e-6)
+
+
+def test_host_memory_matters_to_what_is_offloaded() -> None:
+    plan = {
+        "mesh": {"dp": 8},
+        "schemes": [{"use": "data/zero-offload", "over": "dp"}],
+    }
+    found = found_by_name({**JOB, "model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan})
+    assert found["host_memory"].saved_s > 0 and found["host_link_bandwidth"].saved_s > 0
+    assert "host_memory" not in found_by_name(JOB)
 
 
 def test_contributions_add_up_to_the_variance_behind_the_interval() -> None:

@@ -79,6 +79,17 @@ def test_memory_is_forecast_in_the_words_of_the_run(runs: list[PublishedRun]) ->
     assert "memory_kind" in found["unknown"]["assumed"] and "memory_kind" not in found["nvidia-smi"]["assumed"]
 
 
+def test_a_run_fits_where_its_forecast_is_within_the_memory_of_the_gpu(runs: list[PublishedRun]) -> None:
+    """The 530 B model of Korthikanti et al. has selective recomputation; without any it would not fit in 80 GB."""
+    run = next(run for run in runs if run.id == "korthikanti-530b-selective")
+    none = run.spec.recompute.model_copy(update={"kind": "none"})
+    without = run.model_copy(update={"spec": run.spec.model_copy(update={"recompute": none})})
+    stated, changed = (answer(one)["predicted"] for one in (run, without))
+    assert stated["capacity_gib"] == changed["capacity_gib"] == 80
+    assert stated["peak_device_gib"] <= 80 and stated["fits"]
+    assert changed["peak_device_gib"] > 80 and not changed["fits"]
+
+
 def test_the_reason_of_a_refusal_is_that_of_the_simulator(runs: list[PublishedRun]) -> None:
     spec = runs[0].spec.model_copy(update={"gpu": "abacus"})
     row = answer(runs[0].model_copy(update={"spec": spec}))

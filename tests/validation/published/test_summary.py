@@ -30,6 +30,9 @@ def row(
             "step_time_s": predicted,
             "interval_90_s": [predicted * low, predicted * high],
             "peak_memory_gib": 1.0,
+            "peak_device_gib": 1.0,
+            "capacity_gib": 80.0,
+            "fits": True,
         },
         "error": predicted / measured - 1 if measured else None,
         "memory_error": memory,
@@ -46,6 +49,12 @@ def row(
 def refused(reason: str, source: str | None = "a") -> dict[str, Any]:
     answer = row(None, 1.0) | {"status": "refused", "reason": reason, "predicted": None, "source": source}
     return answer | {"gpu": None, "class": None, "stack": None} if source is None else answer
+
+
+def test_runs_that_do_not_fit_are_named() -> None:
+    misfit = row(10, 11, "b")
+    misfit["predicted"] |= {"peak_device_gib": 81.0, "fits": False}
+    assert summarize_answers([row(10, 11), misfit, refused("no")])["does_not_fit"] == ["b-1"]
 
 
 def test_figures_of_hand_made_rows() -> None:
