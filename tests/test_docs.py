@@ -26,7 +26,8 @@ from simulator.job.framework import (
 )
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
-from simulator.models.model import MLA, Model, MoEShape
+from simulator.models.model import Model
+from simulator.models.parts import MLA, MoEShape
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
 from validation.published import rows

@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,11 @@ STREAM = {"l2_hits": 0.0, "reduction_rate": VECTOR, "elementwise_rate": VECTOR}
 
 FULL_GRID = 3.0 * 65536 * 256 * 8
 """Bytes of a cast from 16 to 8 bits whose grid is full: blocks x threads x elements of a vector, three bytes each."""
+
+SCAN_RATE = 4.0
+"""Rate of the scan of a Mamba-2 block [bytes per clock and multiprocessor]."""
+
+SCAN_SIGMA = 0.3
 
 CLOCK = 1.9e9
 """Clock of a GPU whose catalog file has none [Hz]."""
@@ -101,6 +107,8 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     elif what == "cast":
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
+    elif what == "scan":
+        issued = nbytes / (SCAN_RATE * clocks)
     elif what in VECTORISED:
         issued = 0.0
     else:
@@ -122,4 +130,7 @@ def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 
     if not work.bytes:
         return NOTHING
     taken, launch = seconds(work, gpu, model, 1.0 / traffic)
-    return Estimate(max(taken, lower_bound(work, gpu)), estimate_sigma(model, taken, launch))
+    sigma = estimate_sigma(model, taken, launch)
+    if work.what == "scan":
+        sigma = math.hypot(sigma, SCAN_SIGMA)
+    return Estimate(max(taken, lower_bound(work, gpu)), sigma)

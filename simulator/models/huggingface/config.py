@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from hardware.errors import ModelError
-from simulator.models.model import Depth, Flag, Probability, Size
+from simulator.models.parts import Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
 """GELU, exact or in one of its approximations: one kernel each."""
