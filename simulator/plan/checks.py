@@ -242,9 +242,8 @@ def _refuse_divided_scan(plan: Plan, axes: Sequence[str]) -> None:
     """Raises PlanError where ranks hold parts of the sequences that a Mamba-2 block scans."""
     found = [scheme.use for scheme in plan.schemes if {*scheme.axes} & {*axes}]
     rule = f"{found[0]} shards the sequences that the state-space layers of {plan.job.model.name} scan"
-    raise PlanError(
-        "plan.schemes", rule, "Use sequence/megatron-cp or sequence/ulysses, which shard heads there", found
-    )
+    remedy = "Use sequence/megatron-cp or sequence/ulysses, which shard the heads of the scan"
+    raise PlanError("plan.schemes", rule, remedy, found)
 
 
 def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ what the memory could do: loads are waited for, while few blocks share a multipr
 tokens."""
 
 SCAN_SIGMA = 0.3
-"""Standard deviation of the logarithm of that rate: its spread over these GPUs, with the unknown rest of their steps."""
+"""Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
 
 CLOCK = 1.9e9
 """Clock of a GPU whose catalog file has none [Hz]."""

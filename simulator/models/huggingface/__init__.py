@@ -1,8 +1,8 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each supported ``model_type`` has a class (in `gpt`, `hybrid`, `llama`, `moe`) that states the keys it reads, their defaults
-(those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths and
-counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
+Each supported ``model_type`` has a class (in `gpt`, `hybrid`, `llama`, `moe`) that states the keys it reads, their
+defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths
+and counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
 initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its value is not
 supported.
 """
