@@ -79,7 +79,7 @@ def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
         assert [row["id"] for row in rows] == ["x-1", None, "y-1"]
         assert "one.jsonl:2" in rows[1]["reason"] and "attention" in rows[2]["reason"]
     page = run("--data", one, two)
-    assert page.exit_code == 0 and "3 refused" in page.stdout and "state-space" in page.stdout
+    assert page.exit_code == 0 and "3 refused" in page.stdout and "kind of attention" in page.stdout
 
 
 def test_mistakes_end_in_one_message(tmp_path: Path) -> None:

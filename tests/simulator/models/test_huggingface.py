@@ -154,7 +154,13 @@ NEMOTRON = facts(
         "n_groups": 8,
         "chunk_size": 128,
     },
-    **{"conv_kernel": 4, "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856},
+    **{
+        "conv_kernel": 4,
+        "chunk_size": 128,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+    },
     **{"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712, "mlp_hidden_act": "relu2"},
 )
 

@@ -96,12 +96,12 @@ ROUNDED = {
     "kimi-k2": (1026, 32.9, 0.5),  # Kimi K2 (arXiv 2507.20534): 1.04 T and 32.6
     "grok-1": (314, None, 2),  # xai-org/grok-1, README.md
     "nemotron4-15b": (15.6, None, 0.05),  # Parmar et al. 2024, table 1: 3.1 of embeddings and 12.5 others
-    "nemotron-h-8b": (8.1, None, 0.05),  # its name; the checkpoint has 8.1
-    "nemotron3-nano-30b": (
-        31.6,
-        3.6,
-        0.05,
-    ),  # Nemotron 3 Nano, section 2: 3.6 active with embeddings (arXiv 2512.20848)
+    "nemotron-h-8b": (8, None, 0.5),  # Nemotron-H, abstract (arXiv 2504.03624)
+    "nemotron-h-47b": (47, None, 0.5),  # the same
+    "nemotron-h-56b": (56, None, 0.5),  # the same
+    "nemotron-nano-9b-v2": (9, None, 0.5),  # its name
+    "nemotron-nano-12b-v2": (12, None, 0.5),  # its name
+    "nemotron3-nano-30b": (31.6, 3.6, 0.05),  # Nemotron 3 Nano (arXiv 2512.20848): 3.6 active with embeddings
     "nemotron4-340b": (341, None, 0.1),  # Nemotron-4 340B, table 1: 9.4 of embeddings and 331.6 others
 }
 
