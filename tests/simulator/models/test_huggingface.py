@@ -149,19 +149,10 @@ GEMMA = facts("gemma", 28, 3072, 16, 24576, 256000, 8192, num_key_value_heads=16
 NEMOTRON = facts(
     *("nemotron_h", 52, 2688, 32, 1856, 131072, 262144),
     **{"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128},
-    **{
-        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-        "n_groups": 8,
-        "chunk_size": 128,
-    },
-    **{
-        "conv_kernel": 4,
-        "chunk_size": 128,
-        "n_routed_experts": 128,
-        "num_experts_per_tok": 6,
-        "moe_intermediate_size": 1856,
-    },
-    **{"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712, "mlp_hidden_act": "relu2"},
+    **{"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_groups": 8},
+    **{"conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 128, "num_experts_per_tok": 6},
+    **{"moe_intermediate_size": 1856, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712},
+    **{"mlp_hidden_act": "relu2"},
 )
 
 ROUND_TRIP = {
