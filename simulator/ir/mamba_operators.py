@@ -48,8 +48,8 @@ class SSDScan(Operator):
     The scan is computed chunk by chunk, by five kernels: cumulative decays, states of the chunks, states passed from
     chunk to chunk, C B^T, and the output. The backward pass computes all but the output again. States and C B^T are in
     fp32, and states are rounded to the format of x before they are multiplied. The kernels are priced by their bytes,
-    at the rate of `simulator.costs.kernels.memory.SCAN_RATE`: their matrix products (`product_flops`) are too few to
-    bound them. Inputs and the output before the gate are saved for the backward pass.
+    at the rate of `simulator.costs.kernels.memory.SCAN_RATE`: with some 6 x values x state FLOPs forward, their matrix
+    products are too few to bound them. Inputs and the output before the gate are saved for the backward pass.
 
     Sources: Dao and Gu 2024, arXiv 2405.21060, section 6; state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py.
 
@@ -70,13 +70,6 @@ class SSDScan(Operator):
         chunks = math.ceil(tokens / self.chunk)
         states = values // tokens * chunks * self.state
         return ScanSizes(values, shared, steps, states, shared // self.state * min(self.chunk, tokens))
-
-    def product_flops(self, at: LocalShapes) -> float:
-        """FLOPs of the matrix products of the forward pass: C B^T, its product with x (the causal half), the states of
-        the chunks, and the output that follows from them."""
-        sizes = self.sizes(at)
-        within = 2.0 * sizes.scores * self.state + 1.0 * sizes.values * min(self.chunk, at.dims(self.ins[0])["s"])
-        return within + 4.0 * sizes.values * self.state
 
     def forward(self, at: LocalShapes) -> list[Work]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]

@@ -385,7 +385,7 @@ class Model(ShapePart):
         """
         if block == "E":
             return self.norm_parameters + self.moe_parameters(experts)
-        inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.ffn)}
+        inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block]
 
     @property
