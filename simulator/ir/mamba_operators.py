@@ -54,12 +54,10 @@ class SSDScan(Operator):
     Sources: Dao and Gu 2024, arXiv 2405.21060, section 6; state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py.
 
     chunk: tokens of a chunk.
-    head_dim: width of a head of x.
     state: width of the state of each element of a head.
     """
 
     chunk: int = 128
-    head_dim: int = 64
     state: int = 128
 
     def sizes(self, at: LocalShapes) -> ScanSizes:

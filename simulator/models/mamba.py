@@ -36,7 +36,7 @@ def mamba_block(shapes: Shapes, ssm: StateSpace, x: Tensor, y: Tensor) -> Mamba:
         "mamba",
         (
             *shapes.linear("in_proj", x, projected, *weights),
-            SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.head_dim, ssm.state),
+            SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.state),
             Norm("gated_norm", (scanned,), (normed,), scales, modules=("norm",)),
             *shapes.linear("out_proj", normed, (y,), shapes.weight("wssm.out", a=inner, h=shapes.hidden_dim)),
         ),
