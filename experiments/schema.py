@@ -26,7 +26,8 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
 from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
 from simulator.models.load import ALIASES, presets
-from simulator.models.model import MLA, UNDESCRIBED, Model, MoEShape
+from simulator.models.model import UNDESCRIBED, Model
+from simulator.models.parts import MLA, MoEShape, StateSpace
 from validation.measurements.measurement import Measurement
 from validation.published.rows import PublishedRun
 
@@ -36,7 +37,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 KINDS = ("job", "sweep", "cluster", "model", "framework", "published", "measurement")
 
 FRAMEWORK_PARTS = (Framework, CommunicationOverlap, Bucket, LossKernels, ProcessMemory)
-SHAPES = (Model, MLA, MoEShape)
+SHAPES = (Model, MLA, MoEShape, StateSpace)
 JOB = (
     SweepFile,
     JobFile,
@@ -128,10 +129,11 @@ def _model(defs: Schema) -> Schema:
                 entry["properties"][key] = {"anyOf": [field, {"type": "null"}]}
     fields = {**defs["Model"]["properties"], **words}
     defs["Model"]["properties"] = fields
-    changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoEShape")}
+    changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoEShape", "StateSpace")}
     name = _word("a preset, or the path of a config.json, its folder, or a YAML file", [*presets(), *ALIASES])
     on_top = _free(defs["Model"]) | {"description": "A preset or file with changed fields.", "required": ["preset"]}
     on_top["properties"] = {"preset": name, **fields, "mla": changes["MLA"], "moe": changes["MoEShape"]}
+    on_top["properties"]["ssm"] = changes["StateSpace"]
     return {"anyOf": [name, on_top, _ref("Model")]}
 
 

@@ -26,7 +26,8 @@ from simulator.job.framework import (
 )
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
-from simulator.models.model import MLA, Model, MoEShape
+from simulator.models.model import Model
+from simulator.models.parts import MLA, MoEShape, StateSpace
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
 from validation.published import rows
@@ -62,7 +63,7 @@ SPEC = [
         ("job", JOB, set()),
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
         ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", "assumed"}),
-        ("model", [Model, MoEShape, MLA], set()),
+        ("model", [Model, MoEShape, MLA, StateSpace], set()),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
     ],

@@ -25,6 +25,7 @@ MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
 LOOKS: dict[str, style.RGB] = {
     "gemm": style.rgb(MATRIX),
     "attention": style.lighten(MATRIX, 0.35),
+    "scan": style.lighten(MATRIX, 0.6),
     "experts": style.lighten(BOUND, 0.1),
     "norm": style.rgb(BOUND),
     "activation": style.lighten(BOUND, 0.2),

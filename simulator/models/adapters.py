@@ -50,6 +50,9 @@ class Adapters:
         if model.mla and "attn_qkv" in self.targets:
             rule = f"{model.name} has latent attention, which has no linear layer for queries, keys and values"
             raise PlanError("train.targets", rule, "Leave out attn_qkv", list(self.targets))
+        if model.ssm:
+            rule = f"{model.name} has state-space layers, and adapters of these are not supported"
+            raise PlanError("train.mode", rule, "Use full", "lora")
         if model.moe and {"mlp_up", "mlp_down"} & {*self.targets}:
             rule = f"{model.name} has experts, and adapters of routed experts are not supported"
             raise PlanError("train.targets", rule, "Keep attn_qkv and attn_proj", list(self.targets))

@@ -47,56 +47,21 @@ from simulator.ir.operators import (
     Residual,
     Rope,
 )
-from simulator.models.adapters import Adapters, mark_lowest
+from simulator.models.adapters import mark_lowest
 from simulator.models.casts import cast_input, save_inputs
-from simulator.models.model import MLA, Model, MoEShape
+from simulator.models.mamba import mamba_block
+from simulator.models.model import LayerKind
+from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.shapes import Shapes
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
-Kind = tuple[bool, bool]
-"""Kind of a layer: whether it has experts, whether its attention is local (a sliding window, or chunks)."""
-
 
 @dataclass(frozen=True)
-class Architecture:
-    """Builds the modules of the stages of a model for one micro-batch.
-
-    model: the shape of the model.
-    samples: sequences of a micro-batch of one replica.
-    seq: tokens of a sequence, or of the slice of sequences that this is.
-    vocab: rows of the embedding, padding included.
-    replicas: data-parallel ranks.
-    dtype: number format of activations and weights.
-    grad_dtype: number format of the gradient buffer.
-    attention: attention kernel, ``flash`` or ``unfused``.
-    loss_traffic: bytes moved per logit by the loss, forward and backward.
-    loss_kept: bytes saved per logit by the loss.
-    quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
-    tokens_before: tokens of the sequence before the slice.
-    tokens_after: tokens of the sequence after the slice.
-    adapters: the adapters, if they alone are trained.
-    document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
-    fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
-    """
-
-    model: Model
-    samples: int
-    seq: int
-    vocab: int
-    replicas: int = 1
-    dtype: str = "bf16"
-    grad_dtype: str = "fp32"
-    attention: str = "flash"
-    loss_traffic: tuple[int, int] = (14, 6)
-    loss_kept: int = 4
-    quantised: str = ""
-    tokens_before: int = 0
-    tokens_after: int = 0
-    adapters: Adapters | None = None
-    document: int | None = None
-    fp8_activation_inputs: bool = False
+class Architecture(Shapes):
+    """Builds the modules of the stages of a model for one micro-batch."""
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
@@ -125,11 +90,12 @@ class Architecture:
             return self
         return replace(self, seq=end - begin, tokens_before=begin, tokens_after=self.seq - end)
 
-    def runs_of_kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
+    def runs_of_kinds(self, layers: range) -> tuple[tuple[LayerKind, int], ...]:
         """Groups consecutive layers of one kind; returns each kind with its number of layers."""
-        if self.model.moe is None and self.model.window is None and self.model.attention_chunk is None:
-            return (((False, False), len(layers)),) if layers else ()
-        return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
+        model = self.model
+        if model.moe is None and model.window is None and model.attention_chunk is None and model.ssm is None:
+            return ((LayerKind(False, False), len(layers)),) if layers else ()
+        return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
 
     @cached_property
     def tower(self) -> Architecture:
@@ -144,37 +110,7 @@ class Architecture:
     @property
     def residual(self) -> Tensor:
         """The residual stream [b, s, h] between units."""
-        return self._act("x")
-
-    # ----------------------------------------------------------------------------------------- tensors
-
-    @property
-    def _tokens(self) -> dict[str, Dim]:
-        return {"b": Dim(self.samples * self.replicas), "s": Dim(self.seq)}
-
-    def _act(self, name: str, **dims: Dim) -> Tensor:
-        """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
-        return Tensor(name, {**self._tokens, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
-
-    def _weight(self, name: str, **dims: Dim) -> Tensor:
-        return Tensor(name, dims, self.dtype)
-
-    @property
-    def _h(self) -> Dim:
-        return Dim(self.model.hidden)
-
-    @property
-    def _table(self) -> Tensor:
-        return self._weight("embedding", v=Dim(self.vocab), h=self._h)
-
-    def _norm(self, name: str) -> tuple[Tensor, ...]:
-        """Makes the weights of a norm over h."""
-        bias = (self._weight(f"{name}.bias", h=self._h),) if self.model.norm != "rmsnorm" else ()
-        return (self._weight(f"{name}.weight", h=self._h), *bias)
-
-    def _layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
-        """Makes one of the two norms of a layer."""
-        return Norm(name, (x,), (y,), self._norm(name), modules=("layernorm", "norm"))
+        return self.act("x")
 
     # ------------------------------------------------------------------------------------------- units
 
@@ -196,7 +132,7 @@ class Architecture:
         output: the tensor that leaves it; None: none.
         variant: key that differs between units of one name.
         """
-        y = self._act("y")
+        y = self.act("y")
         if output is not None:
             children = [*children, Boundary("leaving", (output,), (y,))]
         if self.adapters:
@@ -206,22 +142,26 @@ class Architecture:
         residual_in, residual_out = self.residual if has_input else None, y if output else None
         return kind(name, tuple(children), residual_in, residual_out, lowering_key=key)
 
+    @property
+    def _table(self) -> Tensor:
+        return self.weight("embedding", v=Dim(self.vocab), h=self.hidden_dim)
+
     @cached_property
     def embedding(self) -> Unit:
         """The unit from token ids to the residual stream."""
         model = self.model
-        ids = Tensor("ids", self._tokens, "int64")
-        x = self._act("embedded")
+        ids = Tensor("ids", self.token_dims, "int64")
+        x = self.act("embedded")
         modules: list[Module] = [Embedding("embedding", (ids,), (x,), (self._table,))]
         if model.embedding_norm:
             modules.append(
-                Norm("embedding_norm", (x,), (normed := self._act("embedded.norm"),), self._norm("embedding"))
+                Norm("embedding_norm", (x,), (normed := self.act("embedded.norm"),), self.norm_weights("embedding"))
             )
             x = normed
         if model.positions == "learned" or model.dropout > 0:
             rows = Dim(model.position_rows)
-            learned = (self._weight("positions", p=rows, h=self._h),) if model.positions == "learned" else ()
-            end = self._act("placed")
+            learned = (self.weight("positions", p=rows, h=self.hidden_dim),) if model.positions == "learned" else ()
+            end = self.act("placed")
             modules.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
             x = end
         return self._unit(Unit, "embedding", modules, False, x)
@@ -229,72 +169,96 @@ class Architecture:
     @cached_property
     def tower_join(self) -> Unit:
         """The unit that concatenates the outputs of all towers, parts of a sequence, to one residual stream."""
-        joined = self._act("joined")
+        joined = self.act("joined")
         return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
-    def layer(self, kind: Kind) -> Layer:
+    def layer(self, kind: LayerKind) -> Layer:
         """Returns a transformer layer of this kind."""
         if kind not in self._layers:
-            end = self._act("end")
+            end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
             assert isinstance(unit, Layer)
             self._layers[kind] = unit
         return self._layers[kind]
 
     @cached_property
-    def _layers(self) -> dict[Kind, Layer]:
+    def _layers(self) -> dict[LayerKind, Layer]:
         return {}
 
-    def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Module]:
+    def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer from its input `x` to its output `end`."""
-        model, (experts, local) = self.model, kind
+        if self.model.ssm:
+            return self._hybrid_layer(self.model.ssm, kind, x, end)
+        model, experts = self.model, kind.experts
         drop = model.dropout > 0
-        normed, again = self._act("norm1"), self._act("norm2")
-        projected, middle = self._act("proj"), self._act("middle")
-        proj_bias = (self._weight("proj.bias", h=self._h),) if model.proj_bias else ()
-        # Routed experts have biases of their own; this is the bias of the MLP or the shared experts.
-        has_bias = not experts or (model.moe and model.moe.shared_ffn)
-        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and has_bias else ()
+        normed, again = self.act("norm1"), self.act("norm2")
+        projected, middle = self.act("proj"), self.act("middle")
         block, results = self._moe(again) if experts else self._dense(again)
+        proj_bias, down_bias = self._proj_bias(), self._down_bias(experts)
         inner: list[Module]
         if model.parallel_residual:
             joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            inner = [self._layernorm("norm2", x, again), block, joined]
+            inner = [self.layernorm("norm2", x, again), block, joined]
         else:
             inner = [
                 Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-                self._layernorm("norm2", middle, again),
+                self.layernorm("norm2", middle, again),
                 block,
                 Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
             ]
-        return [
-            self._layernorm("norm1", x, normed),
-            self._latent(model.mla, normed, projected, local)
-            if model.mla
-            else self._attention(normed, projected, local),
-            *inner,
-        ]
+        return [self.layernorm("norm1", x, normed), self._self_attention(normed, projected, kind.local), *inner]
+
+    def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""
+        normed, projected = self.act("norm1"), self.act("proj")
+        norm = self.layernorm("norm1", x, normed)
+        block: Module
+        results: tuple[Tensor, ...] = (projected,)
+        bias: tuple[Tensor, ...] = ()
+        if kind.has_mamba:
+            # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
+            norm, block = replace(norm, modules=("norm",)), mamba_block(self, ssm, normed, projected)
+        elif kind.has_attention:
+            block, bias = self._self_attention(normed, projected, kind.local), self._proj_bias()
+        else:
+            block, results = self._moe(normed) if kind.experts else self._dense(normed)
+            bias = self._down_bias(kind.experts)
+        return [norm, block, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
+
+    def _proj_bias(self) -> tuple[Tensor, ...]:
+        """Makes the bias of the output layer of attention, if there is one."""
+        return (self.weight("proj.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+
+    def _down_bias(self, experts: bool) -> tuple[Tensor, ...]:
+        """Makes the bias of the MLP or the shared experts, if there is one; routed experts have biases of their own."""
+        model = self.model
+        has_bias = not experts or (model.moe and model.moe.shared_ffn)
+        return (self.weight("down.bias", h=self.hidden_dim),) if model.mlp_bias and has_bias else ()
 
     # --------------------------------------------------------------------------------------- attention
+
+    def _self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        """Builds attention of the model's type."""
+        return self._latent(self.model.mla, x, y, local) if self.model.mla else self._attention(x, y, local)
 
     def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         model, d = self.model, self.model.head_dim
         width = Dim(model.heads * d, unit=d)
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
-        q, k, v = (self._act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
-        weights = [self._weight(n, h=self._h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
+        weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
         if model.qkv_bias:
-            weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        modules = self._linear("qkv", x, (q, k, v), *weights)
+            weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
+        modules = self.linear("qkv", x, (q, k, v), *weights)
         has_rope = model.positions == "rope" and (local or model.full_rope)
         if model.qk_layernorm is True or (model.qk_layernorm and has_rope):
-            normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
+            normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
             weighted = "qk" if model.qk_layernorm is True else ""
-            scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
+            scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
             modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if has_rope:
-            rotated = self._act("q.rope", a=width), self._act("k.rope", a=kv)
+            rotated = self.act("q.rope", a=width), self.act("k.rope", a=kv)
             modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
             q, k = rotated
         return self._core(modules, q, k, v, y, local, d, d)
@@ -303,31 +267,31 @@ class Architecture:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
         heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
         width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
-        q, v = self._act("q", a=width), self._act("v", a=value)
-        k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
-        rope_key = self._act("k.pe", r=Dim(mla.qk_rope))
+        q, v = self.act("q", a=width), self.act("v", a=value)
+        k_up = self.act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
+        rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
         x, modules = cast_input(self.quantised, x)
 
         def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
             """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
-            latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
-            weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
-            modules.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
+            latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
+            weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
+            modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights))
             if not self.model.qk_layernorm:
                 return latent
-            scale = (self._weight(f"{name}.scale", r=Dim(rank)),)
+            scale = (self.weight(f"{name}.scale", r=Dim(rank)),)
             modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
             return normed
 
         if mla.q_lora_rank:
             source = project_down("q.latent", mla.q_lora_rank)
-            modules += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width), modules=UP)
+            modules += self.linear("q.up", source, (q,), self.weight("wq", r=source.dims["r"], a=width), modules=UP)
         else:
-            modules += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width), modules=UP)
+            modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
         source = project_down("kv.latent", mla.kv_lora_rank, rope_key)
-        ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
-        modules += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
-        rotated = self._act("q.rope", a=width), self._act("k.rope", a=width)
+        ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
+        modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP)
+        rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
         modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
 
@@ -337,45 +301,38 @@ class Architecture:
         """Adds the attention core and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
-        o = self._act("o", a=width)
+        o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
         ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
         place = window, self.tokens_before, self.tokens_after, self.document, chunk
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
-        modules += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
+        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
-
-    def _linear(
-        self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
-    ) -> list[Module]:
-        """Makes a linear layer, after the cast of its input where the input is not cast yet."""
-        x, casts = cast_input(self.quantised, x)
-        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
 
     # --------------------------------------------------------------------------------- MLP and experts
 
     def _dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
         """Builds the MLP of a layer without experts; returns also its output."""
-        moe, y = self.model.moe, self._act("down")
+        moe, y = self.model.moe, self.act("down")
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
         return self._mlp("mlp", x, y, Dim(ffn)), (y,)
 
     def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim, kind: type[MLP] = MLP) -> MLP:
-        model, h, pre = self.model, self._h, "" if name == "mlp" else f"{name}."
+        model, h, pre = self.model, self.hidden_dim, "" if name == "mlp" else f"{name}."
         names = [f"{pre}{one}" for one in (("gate", "up") if model.gated else ("up",))]
-        ups = tuple(self._act(one, f=f) for one in names)
-        weights = [self._weight(f"w{one}", h=h, f=f) for one in names]
+        ups = tuple(self.act(one, f=f) for one in names)
+        weights = [self.weight(f"w{one}", h=h, f=f) for one in names]
         if model.mlp_bias:
-            weights += [self._weight(f"b{one}", f=f) for one in names]
-        act = self._act(f"{pre}act", f=f)
+            weights += [self.weight(f"b{one}", f=f) for one in names]
+        act = self.act(f"{pre}act", f=f)
         saved, stores = save_inputs(self.fp8_activation_inputs, ups)
         return kind(
             name,
             (
-                *self._linear(f"{pre}up", x, ups, *weights),
+                *self.linear(f"{pre}up", x, ups, *weights),
                 *stores,
                 Activation(f"{pre}act", saved, (act,), modules=("act",)),
-                *self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
+                *self.linear(f"{pre}down", act, (y,), self.weight(f"w{pre}down", f=f, h=h)),
             ),
         )
 
@@ -383,11 +340,11 @@ class Architecture:
         """Builds router, routed and shared experts; returns also their outputs."""
         moe = self.model.moe
         assert moe is not None
-        r, y = Dim(moe.experts), self._act("down")
-        logits = self._act("router.logits", r=r)
-        chosen = Tensor("chosen", {**self._tokens, "k": Dim(moe.top_k)}, "fp32")
-        router = [self._weight("wrouter", h=self._h, r=r)]
-        router += [self._weight("brouter", r=r)] if moe.router_bias else []
+        r, y = Dim(moe.experts), self.act("down")
+        logits = self.act("router.logits", r=r)
+        chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
+        router = [self.weight("wrouter", h=self.hidden_dim, r=r)]
+        router += [self.weight("brouter", r=r)] if moe.router_bias else []
         # Routers are not quantised.
         modules: list[Module] = [
             Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
@@ -396,7 +353,7 @@ class Architecture:
         ]
         if not moe.shared_ffn:
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
-        shared = self._act("shared.down")
+        shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
 
@@ -409,23 +366,23 @@ class Architecture:
         model, f = self.model, Dim(moe.expert_ffn)
         places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
-        places_of = {"b": self._tokens["b"], "s": Dim(self.seq * places, unit=places), "e": e}
+        places_of = {"b": self.token_dims["b"], "s": Dim(self.seq * places, unit=places), "e": e}
 
         def routed_tensor(name: str, **dims: Dim) -> Tensor:
             return Tensor(name, {**places_of, **dims}, self.dtype)
 
         names = ("expert.gate", "expert.up") if model.gated else ("expert.up",)
         sent, ups, act, back = (
-            routed_tensor("sent", h=self._h),
+            routed_tensor("sent", h=self.hidden_dim),
             tuple(routed_tensor(name, f=f) for name in names),
             routed_tensor("expert.act", f=f),
-            routed_tensor("expert.down", h=self._h),
+            routed_tensor("expert.down", h=self.hidden_dim),
         )
-        weights = [self._weight(f"w{name}", e=own, h=self._h, f=f) for name in names]
-        last = [self._weight("wexpert.down", e=own, f=f, h=self._h)]
+        weights = [self.weight(f"w{name}", e=own, h=self.hidden_dim, f=f) for name in names]
+        last = [self.weight("wexpert.down", e=own, f=f, h=self.hidden_dim)]
         if model.mlp_bias:
-            weights += [self._weight(f"b{name}", e=own, f=f) for name in names]
-            last += [self._weight("bexpert.down", e=own, h=self._h)]
+            weights += [self.weight(f"b{name}", e=own, f=f) for name in names]
+            last += [self.weight("bexpert.down", e=own, h=self.hidden_dim)]
         made = self.grad_dtype, self.quantised
         saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
         arrived, casts = cast_input(self.quantised, sent, ExpertCast)
@@ -450,15 +407,15 @@ class Architecture:
         for i in range(self.model.mtp):
             further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._predict_further(x, owns=i == 0)]
             modules += further
-            x = replace(self._act("end"), name=f"mtp{i}.end")
+            x = replace(self.act("end"), name=f"mtp{i}.end")
         return self._unit(Unit, "ending", modules, True, None)
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
-        normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
-        loss = Tensor("loss", self._tokens, "fp32")
-        scales = self._norm("final_norm") if owns else ()
-        head = (self._weight("head", h=self._h, v=Dim(self.vocab)),)
+        normed, logits = self.act("norm.out"), self.act("logits", v=Dim(self.vocab))
+        loss = Tensor("loss", self.token_dims, "fp32")
+        scales = self.norm_weights("final_norm") if owns else ()
+        head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         held, read = (head, ()) if owns else ((), head)
         return [
             Norm("final_norm", (x,), (normed,), scales),
@@ -471,17 +428,17 @@ class Architecture:
 
         owns: whether it has a copy of the embedding table, which its stage otherwise lacks.
         """
-        ids, embedded = Tensor("ids", self._tokens, "int64"), self._act("embedded")
-        both, joined, end = self._act("both", c=Dim(2 * self.model.hidden)), self._act("joined"), self._act("end")
-        normed = self._act("norm.x"), self._act("norm.embedded")
+        ids, embedded = Tensor("ids", self.token_dims, "int64"), self.act("embedded")
+        both, joined, end = self.act("both", c=Dim(2 * self.model.hidden)), self.act("joined"), self.act("end")
+        normed = self.act("norm.x"), self.act("norm.embedded")
         held, read = ((self._table,), ()) if owns and not self.model.tied else ((), (self._table,))
-        project = self._weight("wjoin", c=both.dims["c"], h=self._h)
+        project = self.weight("wjoin", c=both.dims["c"], h=self.hidden_dim)
         return [
             Embedding("embedding", (ids,), (embedded,), held, tied=True, shared_weights=read),
-            Norm("norm.x", (x,), normed[:1], self._norm("norm.x")),
-            Norm("norm.embedded", (embedded,), normed[1:], self._norm("norm.embedded")),
+            Norm("norm.x", (x,), normed[:1], self.norm_weights("norm.x")),
+            Norm("norm.embedded", (embedded,), normed[1:], self.norm_weights("norm.embedded")),
             Concat("both", normed, (both,)),
-            *self._linear("join", both, (joined,), project),
+            *self.linear("join", both, (joined,), project),
             *self._layer(self.model.kind(self.model.layers - 1), joined, end),
             *self._predict(end, owns=False),
         ]

@@ -18,7 +18,9 @@ Features that the papers of these formulas did not have are counted the same in 
 - towers: N counts one tower, because a token passes only its own, and attention in a tower is among its T / towers
   tokens;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
-  `megatron_2021`) include the further passes through the output layer.
+  `megatron_2021`) include the further passes through the output layer;
+- state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
+  state and token, is counted by the formulas that count GEMMs (``num_floating_point_operations`` of Megatron-LM).
 
 MFU = tokens/s of all GPUs x FLOPs per token / peak FLOP/s of all GPUs.
 """
@@ -29,12 +31,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from simulator.models.model import Model
+from simulator.models.model import LayerKind, Model
 
 if TYPE_CHECKING:
     from simulator.models.adapters import Adapters
 
-PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mtp", "head")
+PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "mtp", "head")
 """The parts of `forward_matmul_flops`."""
 
 
@@ -51,6 +53,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
       capacity factor where there is one;
+    - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
+      decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs.
 
@@ -69,24 +73,28 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     """
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
-    for (moe, local), among, layers in _kinds(model, seq):
-        seen = 2 * among if not causal else _half(among, model) if local else among
-        parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
-        parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
-        parts["proj"] += layers * 2 * tokens * model.output_width * h
-        if moe and model.moe:
+    for kind, among, layers in _kinds(model, seq):
+        if kind.has_attention:
+            seen = 2 * among if not causal else _half(among, model) if kind.local else among
+            parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
+            parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
+            parts["proj"] += layers * 2 * tokens * model.output_width * h
+        if kind.has_mamba and (ssm := model.ssm):
+            parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
+            parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
+        if kind.has_mlp:
+            parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
+        if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
             parts["router"] += layers * 2 * tokens * h * model.moe.experts
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
-        else:
-            parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * h * h
     parts["head"] = (1 + model.mtp) * 2 * tokens * h * model.vocab
     return parts
 
 
-def _kinds(model: Model, seq: int) -> Iterator[tuple[tuple[bool, bool], float, int]]:
+def _kinds(model: Model, seq: int) -> Iterator[tuple[LayerKind, float, int]]:
     """For each kind of layer (`Model.kind`) that a token passes: the kind, the tokens of a sequence there, and the
     number of such layers, including those of multi-token prediction."""
     trunk = Counter(model.kind(model.trunk + layer) for layer in range(model.layers))
@@ -139,8 +147,9 @@ def palm(model: Model, seq: int) -> float:
     N, torchtitan an untied input embedding.
     """
     seen = sum(
-        layers * (min(_chunk(among, model), model.window or among) if local else among)
-        for (_, local), among, layers in _kinds(model, seq)
+        layers * (min(_chunk(among, model), model.window or among) if kind.local else among)
+        for kind, among, layers in _kinds(model, seq)
+        if kind.has_attention
     )
     return six_n(model, seq) + 6.0 * seen * (model.query_width + model.output_width)
 
@@ -203,8 +212,9 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 
 
 def _layers(model: Model) -> float:
-    """L, where a layer of a tower counts for its share of a sequence."""
-    return model.layers + model.tower_layers / model.towers
+    """L, where a layer of a tower counts for its share of a sequence, and layers without attention do not count."""
+    trunk = model.ssm.pattern.count("*") if model.ssm else model.layers
+    return trunk + model.tower_layers / model.towers
 
 
 CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
@@ -238,7 +248,7 @@ def needed_flops(
     frozen = {
         "palm": lambda: 2.0 * model.active_parameters,
         "causal": lambda: sum(
-            n for part, n in _without_padding(model, seq, causal=True).items() if part != "attention"
+            n for part, n in _without_padding(model, seq, causal=True).items() if part not in ("attention", "scan")
         ),
     }
     return whole - frozen[convention]() + 6.0 * adapters.parameters(model)

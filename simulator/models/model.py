@@ -11,99 +11,50 @@ runs over the whole sequence. Layers are numbered tower by tower, and then throu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hardware.errors import ModelError
 from hardware.load import explain, line_of
+from simulator.models.parts import MLA, Count, Depth, Flag, MoEShape, Probability, ShapePart, Share, Size, StateSpace
 
-Size = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
-"""A width, a number of heads or tokens. The ceiling is far above any model and catches typing errors."""
-
-Depth = Annotated[int, Field(strict=True, ge=1, le=10_000)]
-"""A number of layers; the ceiling is lower because every layer costs simulation time."""
-
-Flag = Annotated[bool, Field(strict=True)]
-
-Probability = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
-
-Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-
-Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
-"""A number of layers or experts, possibly zero."""
-
-UNDESCRIBED = {
-    "attention": "Choose the attention kernel in framework.set.attention",
-    "ssm": "Leave the key out; state-space layers are not supported yet",
-}
+UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
 """Keys of ``spec.model`` in published runs that are no field, with the remedy. Null, false and none are accepted."""
 
 
-class ShapePart(BaseModel):
-    """Base class of the parts of a model: null means the default, and unknown keys are refused."""
+class LayerKind(NamedTuple):
+    """The kind of a layer; layers of one kind have the same modules.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
-
-
-class MLA(ShapePart):
-    """Multi-head latent attention: keys and values, and usually queries, are projected from narrow latents.
-
-    Every head has its own queries, keys and values, projected from the latents; the RoPE part of a key is projected
-    from the input of the layer and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
+    Attributes:
+        experts: whether it has experts.
+        local: whether its attention is local: a sliding window, or chunks.
+        block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
+            attention and then an MLP or experts.
     """
 
-    q_lora_rank: Size | None = None
-    """Width of the latent of queries; None: queries have no latent (DeepSeek-V2-Lite)."""
-    kv_lora_rank: Size
-    """Width of the latent of keys and values."""
-    qk_nope: Size
-    """Width of the part of a head of queries and keys without RoPE."""
-    qk_rope: Size
-    """Width of the part with RoPE."""
-    v: Size
-    """Width of a head of values."""
+    experts: bool
+    local: bool
+    block: str = ""
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether it has attention."""
+        return self.block in ("", "*")
 
-class MoEShape(ShapePart):
-    """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
+    @property
+    def has_mlp(self) -> bool:
+        """Whether it has an MLP, in place of experts."""
+        return self.block == "-" or (not self.block and not self.experts)
 
-    experts: Size
-    """Routed experts per layer, E."""
-    top_k: Size
-    """Routed experts per token."""
-    expert_ffn: Size
-    """Inner width of one routed expert."""
-    shared_experts: Count = 0
-    """Shared experts, which every token passes."""
-    shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
-        default_factory=lambda given: given.get("shared_experts", 0) * given.get("expert_ffn", 0)
-    )
-    """Inner width of all shared experts together. Default: shared_experts * expert_ffn."""
-    first_dense: Count = 0
-    """Number of first layers with an MLP in place of experts."""
-    dense_ffn: Size | None = None
-    """Inner width of the MLP of layers without experts; None: the model's `ffn`."""
-    every: Size = 1
-    """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
-    ``decoder_sparse_step`` of Qwen in ``transformers``; with ``--moe-layer-freq`` of Megatron it is the first."""
-    capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
-    """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
-    dropless."""
-    routing: Literal["balanced", "forced-balanced", "natural"] | None = None
-    """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
-    router_bias: Flag = False
-    """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
+    @property
+    def has_mamba(self) -> bool:
+        """Whether it has a Mamba-2 block."""
+        return self.block == "M"
 
 
 class Model(ShapePart):
@@ -114,7 +65,7 @@ class Model(ShapePart):
     """
 
     layers: Depth
-    """Transformer layers, L; with towers the layers of the trunk."""
+    """Transformer layers, L; with towers the layers of the trunk, with `ssm` the blocks of the pattern."""
     hidden: Size
     """Width of the residual stream, h (elements)."""
     heads: Size
@@ -134,6 +85,8 @@ class Model(ShapePart):
     """Multi-head latent attention, in place of multi-head or grouped-query attention."""
     moe: MoEShape | None = None
     """Experts, in place of the MLP of some layers."""
+    ssm: StateSpace | None = None
+    """Mamba-2 blocks: each layer is one block, as its pattern says."""
     kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
     head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
@@ -226,6 +179,8 @@ class Model(ShapePart):
             self._latent_relations(self.mla)
         if self.moe:
             self._expert_relations(self.moe)
+        if self.ssm:
+            self._hybrid_relations(self.ssm)
         return self
 
     def _mask_relations(self) -> None:
@@ -284,6 +239,24 @@ class Model(ShapePart):
             rule = f"it is the inner width of the shared experts together, and there are {moe.shared_experts}"
             raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
+    def _hybrid_relations(self, ssm: StateSpace) -> None:
+        if len(ssm.pattern) != self.layers:
+            rule = f"it has a letter for each of the {self.layers} layers, and {len(ssm.pattern)} letters are given"
+            raise ModelError("ssm.pattern", rule, f"Correct it, or give `layers: {len(ssm.pattern)}`", ssm.pattern)
+        if ssm.heads % ssm.groups:
+            rule = f"each group has equally many of the {ssm.heads} heads"
+            raise ModelError("ssm.groups", rule, f"{math.gcd(ssm.heads, ssm.groups)} would work", ssm.groups)
+        if ("E" in ssm.pattern) != (self.moe is not None):
+            rule = "a model with experts has layers E in its pattern, and one without has none"
+            raise ModelError("ssm.pattern", rule, "Give both moe and layers E, or neither", ssm.pattern)
+        if self.moe and (self.moe.first_dense or self.moe.every > 1):
+            rule = "the pattern of ssm says which layers have experts"
+            raise ModelError("moe.first_dense or moe.every", rule, "Leave them out")
+        others = ("towers", self.towers > 1), ("parallel_residual", self.parallel_residual), ("mtp", self.mtp)
+        for word, value in (*others, ("window", self.window), ("attention_chunk", self.attention_chunk)):
+            if value:
+                raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
+
     # -------------------------------------------------------------------------------- layers and widths
 
     @property
@@ -299,6 +272,8 @@ class Model(ShapePart):
     def is_moe(self, layer: int) -> bool:
         """Whether `layer` (from 0) has experts."""
         moe = self.moe
+        if self.ssm:
+            return self.ssm.pattern[layer] == "E"
         return moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
 
     def is_local(self, layer: int) -> bool:
@@ -307,12 +282,12 @@ class Model(ShapePart):
         limited = self.window is not None or self.attention_chunk is not None
         return limited and not (self.full_every and (turn + 1) % self.full_every == 0)
 
-    def kind(self, layer: int) -> tuple[bool, bool]:
-        """(`is_moe`, `is_local`): layers of one kind have the same modules."""
-        return self.is_moe(layer), self.is_local(layer)
+    def kind(self, layer: int) -> LayerKind:
+        """The kind of `layer` (from 0)."""
+        return LayerKind(self.is_moe(layer), self.is_local(layer), self.ssm.pattern[layer] if self.ssm else "")
 
     @property
-    def kinds(self) -> Counter[tuple[bool, bool]]:
+    def kinds(self) -> Counter[LayerKind]:
         """Number of layers of each kind, without those of multi-token prediction."""
         return Counter(map(self.kind, self.every_layer))
 
@@ -371,20 +346,47 @@ class Model(ShapePart):
         ups = 2 if self.gated else 1
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
 
+    def moe_parameters(self, experts: int | None = None) -> int:
+        """Parameters of the router, routed and shared experts of one layer; 0 without experts.
+
+        experts: number of routed experts to count; default: all.
+        """
+        if self.moe is None:
+            return 0
+        its = self.moe
+        routed = (its.experts if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
+        shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
+        return its.experts * (self.hidden + its.router_bias) + routed + shared
+
+    @property
+    def mamba_parameters(self) -> int:
+        """Parameters of one Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
+        every head, the gated norm; 0 without such blocks."""
+        ssm = self.ssm
+        if ssm is None:
+            return 0
+        projections = self.hidden * (ssm.projected + ssm.inner)
+        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner
+
     def layer_parameters(self, moe: bool = False, experts: int | None = None) -> int:
-        """Parameters of a layer: both norms, attention, MLP or router and experts, biases.
+        """Parameters of a layer of attention and then an MLP, or router and experts: both norms, weights, biases.
 
         moe: whether the layer has experts.
         experts: number of routed experts to count; default: all.
         """
-        if moe and self.moe:
-            its = self.moe
-            routed = (its.experts if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
-            shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
-            inner = its.experts * (self.hidden + its.router_bias) + routed + shared
-        else:
-            inner = self.mlp_parameters(self.dense_ffn)
+        inner = self.moe_parameters(experts) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         return 2 * self.norm_parameters + self.attention_parameters + inner
+
+    def block_parameters(self, block: str, experts: int | None = None) -> int:
+        """Parameters of a layer of a hybrid model, which is a norm and one block.
+
+        block: a letter of `StateSpace.pattern`.
+        experts: number of routed experts to count; default: all.
+        """
+        if block == "E":
+            return self.norm_parameters + self.moe_parameters(experts)
+        inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
+        return self.norm_parameters + inner[block]
 
     @property
     def parameter_parts(self) -> dict[str, int]:
@@ -408,13 +410,17 @@ class Model(ShapePart):
 
     def _parts(self, experts: int | None, towers: int) -> dict[str, int]:
         table, h, last = self.vocab * self.hidden, self.hidden, self.is_moe(self.layers - 1)
-        with_experts = sum(map(self.is_moe, range(self.layers)))
-        plain = towers * self.tower_layers + self.layers - with_experts
+        if self.ssm:
+            layers = sum(self.block_parameters(block, experts) for block in self.ssm.pattern)
+        else:
+            with_experts = sum(map(self.is_moe, range(self.layers)))
+            plain = towers * self.tower_layers + self.layers - with_experts
+            layers = plain * self.layer_parameters() + with_experts * self.layer_parameters(True, experts)
         return {
             "embedding": towers * table,
             "embedding_norm": towers * self.norm_parameters if self.embedding_norm else 0,
             "positions": towers * self.position_rows * h if self.positions == "learned" else 0,
-            "layers": plain * self.layer_parameters() + with_experts * self.layer_parameters(True, experts),
+            "layers": layers,
             "final_norm": self.norm_parameters,
             "head": 0 if self.tied else table,
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts)),

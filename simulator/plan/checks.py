@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 from hardware.errors import PlanError
+from simulator.ir.mamba_operators import Mamba, SSDScan
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.registry import find_scheme, scheme_names
@@ -27,6 +29,9 @@ DIM_NAMES = {
 
 EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
 """Names of dims for operators of experts."""
+
+MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
+"""Names of dims for operators of Mamba-2 blocks."""
 
 
 MAX_PASSES = 2_000_000
@@ -196,16 +201,19 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
     # In a tower its part of a sequence is sharded.
     called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
 
-    def visit(operator: Operator) -> None:
+    def visit(operator: Operator, called: Mapping[str, str]) -> None:
         for tensor, dim, sharding in scope.sharded_dims(operator):
             size, count = tensor.dims[dim], plan.mesh.size(sharding)
+            axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
+            if isinstance(operator, SSDScan) and dim == "s":
+                _refuse_divided_scan(plan, axes)
             if not size.is_divisible_by(count):
                 names = EXPERT_NAMES if operator.view else called
-                axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
                 _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
     for unit in plan.backward_architecture.units:
-        walk(unit, visit)
+        names = MAMBA_NAMES if any(isinstance(module, Mamba) for module in unit.children) else called
+        walk(unit, partial(visit, called=names))
     known.add(key)
 
 
@@ -214,6 +222,9 @@ def check_slices(plan: Plan) -> None:
     model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
+    if model.ssm:
+        rule = f"the scan of the state-space layers of {model.name} is forecast over whole sequences"
+        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
     if model.trunk:
         rule = f"the trunk of {model.name} joins whole sequences of all towers"
         raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
@@ -227,6 +238,14 @@ def check_slices(plan: Plan) -> None:
             raise PlanError(where, rule, f"{number} would work", f"{tokens:g} tokens")
 
 
+def _refuse_divided_scan(plan: Plan, axes: Sequence[str]) -> None:
+    """Raises PlanError where ranks hold parts of the sequences that a Mamba-2 block scans."""
+    found = [scheme.use for scheme in plan.schemes if {*scheme.axes} & {*axes}]
+    rule = f"{found[0]} shards the sequences that the state-space layers of {plan.job.model.name} scan"
+    remedy = "Use sequence/megatron-cp or sequence/ulysses, which shard the heads of the scan"
+    raise PlanError("plan.schemes", rule, remedy, found)
+
+
 def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
     """Raises PlanError for a dim of `units` units that `axes`, of `parts` ranks, cannot shard evenly."""
     fits = [n for n in range(1, parts + 1) if units % n == 0]
@@ -234,7 +253,7 @@ def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, 
     axis = " x ".join(axes)
     rule = f"{called.get(dim, dim)} = {units} must divide by {axis}"
     choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
-    pads = ", or plan.pad_heads: true" if dim == "a" else ""
+    pads = ", or plan.pad_heads: true" if dim == "a" and called is not MAMBA_NAMES else ""
     raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work{pads}", parts)
 
 

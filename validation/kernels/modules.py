@@ -60,7 +60,7 @@ class Modules:
         sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)
         self.tensor = TensorGroup(size, 0, None, sequence)
         shape = plan.job.model
-        kinds = {shape.kind(i)[0]: i for i in range(shape.layers)}
+        kinds = {shape.kind(i).experts: i for i in range(shape.layers)}
         self.layers = {experts: self._stage(range(i, i + 1)) for experts, i in kinds.items()}
         self.first, self.last = self._stage(range(0), first=True), self._stage(range(0), last=True)
 

@@ -152,12 +152,8 @@ def map_run(row: PublishedRun) -> MappedJob:
 
 def refuse_undescribed(spec: Spec) -> None:
     """Raises PlanError for kinds of runs that no job can describe."""
-    lacking = {
-        "hybrid-ssm": "state-space layers are not supported yet",
-        "other": "its kind of attention is not supported",
-    }
-    if spec.kind in lacking or spec.model.ssm:
-        raise _refusal("class", lacking.get(spec.kind, lacking["hybrid-ssm"]), spec.kind)
+    if spec.kind == "other":
+        raise _refusal("class", "its kind of attention is not supported", spec.kind)
 
 
 def refuse_unknown(spec: Spec) -> None:
@@ -187,7 +183,7 @@ def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
 def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the model of the run."""
     shape = spec.model
-    model = shape.model_dump(exclude={"attention", "ssm", "seq"}, exclude_none=True)
+    model = shape.model_dump(exclude={"attention", "seq"}, exclude_none=True)
     model["seq"] = spec.batch.seq
     model["positions"] = assumptions.value_or_usual(
         "model.positions", shape.positions, "rope" if shape.norm == "rmsnorm" else "learned"

@@ -56,6 +56,7 @@ def check_model(plan: Plan) -> None:
     model = plan.job.model
     lacks = {
         "mla": (model.mla is not None, None),
+        "ssm": (model.ssm is not None, None),
         "window": (model.window is not None, None),
         "attention_chunk": (model.attention_chunk is not None, None),
         "dropout": (model.dropout > 0, 0),

@@ -13,11 +13,12 @@ from functools import lru_cache
 
 from simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory, Op, Transfer
 
-COMPUTE = ("gemm", "attention", "norm", "activation", "rope", "addition", "embedding", "loss", "experts", "optimizer",
-           "copy", "other")  # fmt: skip
+COMPUTE = ("gemm", "attention", "scan", "norm", "activation", "rope", "addition", "embedding", "loss", "experts",
+           "optimizer", "copy", "other")  # fmt: skip
 """Classes of computation.
 
 addition: residual additions, gradient accumulation, dropout.
+scan: causal convolution and scan of Mamba-2 blocks.
 experts: router, permute and unpermute of tokens.
 copy: copies, casts and memsets outside the optimizer.
 other: kernels that match no pattern.
@@ -46,6 +47,7 @@ STRONG = (
         "attention",
         r"flash|fmha|sdpa|scaled_dot_product|attention|masked_softmax|attn",
     ),
+    ("scan", r"causal_?conv1d|chunk_(scan|state|cumsum)|state_passing|bmm_chunk|mamba.*scan"),
     ("loss", r"cross_?entropy|nll_?loss|log_?softmax"),
     ("norm", r"layer_?norm|rms_?norm|GammaBeta|RowwiseMoments|\bln_(fwd|bwd)"),
     ("rope", r"rope|rotary|(^|\W)_?Heads(Backward)?$"),
@@ -138,6 +140,8 @@ MEMORY = {
     "softmax": "attention",
     "router": "experts",
     "permute": "experts",
+    "conv": "scan",
+    "scan": "scan",
     "cast": "copy",
     "concat": "copy",
     "grad-norm": "optimizer",

@@ -19,12 +19,14 @@
   it is still there (`residual_hits`). In a training step nothing is assumed to be found.
 - A reduction reads a whole row before it writes it: its first pass waits for memory, its second one runs from the L2,
   and neither hides the other.
+- The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
 - A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
   more loads in flight: bound by memory (MAX_GRID_DIM in TensorRT-LLM, cpp/tensorrt_llm/common/cudaFp8Utils.cu).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +43,15 @@ STREAM = {"l2_hits": 0.0, "reduction_rate": VECTOR, "elementwise_rate": VECTOR}
 
 FULL_GRID = 3.0 * 65536 * 256 * 8
 """Bytes of a cast from 16 to 8 bits whose grid is full: blocks x threads x elements of a vector, three bytes each."""
+
+SCAN_RATE = 4.4
+"""Rate of the Triton kernels of the scan of a Mamba-2 block [bytes per clock and multiprocessor], about a quarter of
+what the memory could do: loads are waited for, while few blocks share a multiprocessor. From training Mamba-2 models of
+1.3 B parameters on A100, H200 and GB200 (state-spaces/mamba, issue 904), which say 3.4, 4.6 and 5.4 with chunks of 256
+tokens."""
+
+SCAN_SIGMA = 0.3
+"""Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
 
 CLOCK = 1.9e9
 """Clock of a GPU whose catalog file has none [Hz]."""
@@ -101,6 +112,8 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     elif what == "cast":
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
+    elif what == "scan":
+        issued = nbytes / (SCAN_RATE * clocks)
     elif what in VECTORISED:
         issued = 0.0
     else:
@@ -122,4 +135,7 @@ def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 
     if not work.bytes:
         return NOTHING
     taken, launch = seconds(work, gpu, model, 1.0 / traffic)
-    return Estimate(max(taken, lower_bound(work, gpu)), estimate_sigma(model, taken, launch))
+    sigma = estimate_sigma(model, taken, launch)
+    if work.what == "scan":
+        sigma = math.hypot(sigma, SCAN_SIGMA)
+    return Estimate(max(taken, lower_bound(work, gpu)), sigma)

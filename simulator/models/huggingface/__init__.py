@@ -1,8 +1,8 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each supported ``model_type`` has a class (in `gpt`, `llama`, `moe`) that states the keys it reads, their defaults
-(those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths and
-counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
+Each supported ``model_type`` has a class (in `gpt`, `hybrid`, `llama`, `moe`) that states the keys it reads, their
+defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths
+and counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
 initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its value is not
 supported.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from hardware.errors import ModelError, nearest
 from simulator.models.huggingface.config import Config
 from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
+from simulator.models.huggingface.hybrid import NemotronH
 from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
 from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Llama4, Mixtral, Qwen3MoE
 from simulator.models.model import Model, error_place, explain_errors
@@ -37,6 +38,7 @@ SUPPORTED: dict[str, type[Config]] = {
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
     "gemma": Gemma,
+    "nemotron_h": NemotronH,
 }
 """Readers of configs by their ``model_type``."""
 

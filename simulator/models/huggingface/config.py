@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from hardware.errors import ModelError
-from simulator.models.model import Depth, Flag, Probability, Size
+from simulator.models.parts import Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
 """GELU, exact or in one of its approximations: one kernel each."""
@@ -62,9 +62,9 @@ class Config(Keys, ABC):
 
     @classmethod
     def config_keys(cls) -> dict[str, str]:
-        """The key of a config for each field of `Model`, `MLA` and `MoEShape`."""
+        """The key of a config for each field of `Model` and its parts."""
         keys = {name: str(field.validation_alias.choices[0]) for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
-        return {part + name: word for part in ("mla.", "moe.", "") for name, word in keys.items()}
+        return {part + name: word for part in ("mla.", "moe.", "ssm.", "") for name, word in keys.items()}
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hardware.errors import ModelError
 from simulator.models.huggingface.config import Config, Gelu, Keys, key, refuse
-from simulator.models.model import Depth, Flag, Probability, Share, Size
+from simulator.models.parts import Depth, Flag, Probability, Share, Size
 
 
 class GPT2(Config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields
-from simulator.models.model import Flag, Size
+from simulator.models.parts import Flag, Size
 
 LayerTypes = list[Literal["full_attention", "sliding_attention"]]
 

@@ -15,7 +15,7 @@ from simulator.models.huggingface.config import (
     local_fields,
     refuse,
 )
-from simulator.models.model import Count, Flag, Size
+from simulator.models.parts import Count, Flag, Size
 
 Index = Annotated[int, Field(strict=True, ge=0)]
 

@@ -82,13 +82,13 @@ def test_the_page_names_runs_that_do_not_fit(tmp_path: Path) -> None:
 def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     one.write_text('{"id": "x-1", "spec": {"class": "dense", "stack": "nemo"}}\nnot json\n', "utf-8")
-    two.write_text('{"id": "y-1", "spec": {"class": "hybrid-ssm", "stack": "nemo"}}\n', "utf-8")
+    two.write_text('{"id": "y-1", "spec": {"class": "other", "stack": "nemo"}}\n', "utf-8")
     for words in (("--data", one, "--data", two), ("--data", one, two)):
         rows = json.loads(run(*words, "--json").stdout)["rows"]
         assert [row["id"] for row in rows] == ["x-1", None, "y-1"]
-        assert "one.jsonl:2" in rows[1]["reason"] and "state-space" in rows[2]["reason"]
+        assert "one.jsonl:2" in rows[1]["reason"] and "attention" in rows[2]["reason"]
     page = run("--data", one, two)
-    assert page.exit_code == 0 and "3 refused" in page.stdout and "state-space" in page.stdout
+    assert page.exit_code == 0 and "3 refused" in page.stdout and "kind of attention" in page.stdout
 
 
 def test_mistakes_end_in_one_message(tmp_path: Path) -> None:

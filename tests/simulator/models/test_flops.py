@@ -22,7 +22,7 @@ LENGTHS = [1, 1024, 8192, 131072]
 
 
 MODELS = {name: load_model(name) for name in presets()}
-PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.window or m.mtp or m.trunk)]
+PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.ssm or m.window or m.mtp or m.trunk)]
 GPT = [
     name
     for name in PLAIN
@@ -81,7 +81,7 @@ def test_linear_layers_do_two_flops_for_each_active_weight(model: Model) -> None
     here.
     """
     parts = forward_matmul_flops(model, 1, 1, causal=True)
-    products = (sum(parts.values()) - parts["attention"]) / 2 - model.mtp * model.vocab * model.hidden
+    products = (sum(parts.values()) - parts["attention"] - parts["scan"]) / 2 - model.mtp * model.vocab * model.hidden
     tables = model.parameter_parts["positions"] + (0 if model.tied else model.vocab * model.hidden)
     assert products == pytest.approx(model.active_parameters - tables, rel=0.01)
 
@@ -127,7 +127,7 @@ def test_forward_by_part() -> None:
         "attention": 3 * 4 * 7 * 5 * 24,
         "proj": 3 * 2 * 7 * 24 * 8,
         "mlp": 3 * 2 * (2 * 7 * 8 * 10),
-        **dict.fromkeys(("router", "experts", "shared", "mtp"), 0),
+        **dict.fromkeys(("router", "experts", "shared", "mamba", "scan", "mtp"), 0),
         "head": 2 * 7 * 8 * 11,
     }
     halved = forward_matmul_flops(m, 7, 5, causal=True)

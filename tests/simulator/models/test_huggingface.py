@@ -146,12 +146,20 @@ V3 = facts(
     **LATENTS,
 )
 GEMMA = facts("gemma", 28, 3072, 16, 24576, 256000, 8192, num_key_value_heads=16, head_dim=256, hidden_act="gelu")
+NEMOTRON = facts(
+    *("nemotron_h", 52, 2688, 32, 1856, 131072, 262144),
+    **{"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128},
+    **{"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_groups": 8},
+    **{"conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 128, "num_experts_per_tok": 6},
+    **{"moe_intermediate_size": 1856, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712},
+    **{"mlp_hidden_act": "relu2"},
+)
 
 ROUND_TRIP = {
     **{"gpt2-124m": GPT2, "llama2-7b": LLAMA, "gpt-neox-20b": NEOX, "opt-1.3b": OPT, "bloom-176b": BLOOM},
     **{"mpt-7b": FOUNDRY, "mistral-7b": MISTRAL, "mixtral-8x7b": MIXTRAL, "qwen2-7b": QWEN2, "qwen3-8b": QWEN3},
     **{"qwen3-30b-a3b": QWEN3_MOE, "deepseek-v2": V2, "deepseek-v2-lite": V2_LITE, "deepseek-v3": V3},
-    **{"gemma-7b": GEMMA, "llama4-scout": LLAMA4},
+    **{"gemma-7b": GEMMA, "llama4-scout": LLAMA4, "nemotron3-nano-30b": NEMOTRON},
 }
 
 
@@ -181,6 +189,7 @@ LEFT_OUT = {
     "deepseek_v2": (V2, [*LATENTS, "q_lora_rank", "n_shared_experts", "moe_layer_freq"]),
     "deepseek_v3": (V3, [*LATENTS, "q_lora_rank", "n_routed_experts", "first_k_dense_replace", "topk_method"]),
     "gemma": (GEMMA, ["head_dim", "hidden_act", "num_key_value_heads"]),
+    "nemotron_h": (NEMOTRON, ["head_dim", "conv_kernel", "chunk_size", "n_shared_experts", "mlp_hidden_act"]),
     "llama4_text": (LLAMA4, [key for key in LLAMA4 if key not in LLAMA and key not in ("model_type", "head_dim")]),
 }
 
@@ -273,6 +282,10 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 REFUSED = {
+    "experts over a latent": (NEMOTRON | {"moe_latent_size": 1024}, "config.json.moe_latent_size", "latent"),
+    "further tokens of a hybrid": (
+        *(NEMOTRON | {"num_nextn_predict_layers": 1}, "config.json.num_nextn_predict_layers", "multi-token"),
+    ),
     "another architecture": (
         LLAMA | {"model_type": "mamba"},
         "config.json.model_type",

@@ -12,7 +12,7 @@ from hardware.errors import ModelError, PlanError
 from simulator.models.architecture import Architecture
 from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, palm, six_n
 from simulator.models.load import load_model
-from simulator.models.model import Model
+from simulator.models.model import LayerKind, Model
 from simulator.plan.partition import layers_of_graph
 
 TOWERS = {
@@ -35,7 +35,7 @@ def test_parameters_of_a_model_with_towers() -> None:
 def test_kinds_begin_anew_in_every_tower() -> None:
     model = load_model({**TOWERS, "tower_layers": 3, "window": 4, "full_every": 2})
     assert [model.is_local(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
-    assert model.kinds == {(False, True): 6, (False, False): 4}
+    assert model.kinds == {LayerKind(False, True): 6, LayerKind(False, False): 4}
 
 
 @given(towers=st.integers(2, 4), depth=st.integers(1, 3), seq=st.integers(1, 12), window=st.none() | st.integers(1, 20))

@@ -365,8 +365,6 @@ def test_every_program_has_a_framework() -> None:
     ("changes", "field", "words"),
     [
         ({"kind": "lora", "lora": {"rank": 16, "targets": ["router"]}}, "lora.targets", "supported"),
-        ({"kind": "hybrid-ssm"}, "class", "state-space"),
-        ({"model__ssm": {"state": 128}}, "class", "state-space"),
         ({"kind": "other"}, "class", "attention"),
         ({"gpu": None}, "gpu", "not published"),
         ({"gpus": None}, "gpus", "not published"),

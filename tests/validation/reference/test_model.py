@@ -115,6 +115,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("model.window", {**LLAMA, "window": 8}, {}),
     ("model.attention_chunk", {**LLAMA, "attention_chunk": 8}, {}),
+    ("model.ssm", {**LLAMA, "ssm": {"pattern": "M*", "heads": 4, "head_dim": 16, "state": 16, "groups": 2}}, {}),
     ("model.dropout", {**GPT, "dropout": 0.1}, {}),
     ("model.positions", {**LLAMA, "positions": "alibi"}, {}),
     ("model.norm", {**GPT, "norm": "layernorm1p"}, {}),

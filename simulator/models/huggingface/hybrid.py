@@ -1,0 +1,64 @@
+"""Configs of hybrid models, whose layers are one block each: Mamba-2, attention, an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from simulator.models.huggingface.config import Config, key, refuse
+from simulator.models.parts import Count, Depth, Flag, Probability, Size
+
+
+class NemotronH(Config):
+    """``NemotronHConfig`` (Nemotron-H, Nemotron Nano 2 and 3): Mamba-2, attention without RoPE, squared ReLU.
+
+    The router has a correction for each expert, as in DeepSeek-V3.
+    """
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    kv_heads: Size = key("num_key_value_heads", default=8)
+    head_dim: Size = key("head_dim", "attention_head_dim", default=128)
+    ffn: Size = key("intermediate_size")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    activation: Literal["relu2"] = key("mlp_hidden_act", default="relu2")
+    tied: Flag = key("tie_word_embeddings", default=False)
+    attention_bias: Flag = key("attention_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+    pattern: str = key("hybrid_override_pattern")
+    mamba_heads: Size = key("mamba_num_heads")
+    mamba_head_dim: Size = key("mamba_head_dim")
+    state: Size = key("ssm_state_size")
+    groups: Size = key("n_groups")
+    conv: Size = key("conv_kernel", default=4)
+    chunk: Size = key("chunk_size", default=128)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key(
+        "mamba_proj_bias", "use_bias", default=False
+    )
+    experts: Size | None = key("n_routed_experts", default=None)
+    top_k: Size = key("num_experts_per_tok", default=2)
+    expert_ffn: Size = key("moe_intermediate_size", default=7688)
+    shared_experts: Count = key("n_shared_experts", default=1)
+    shared_ffn: Size = key("moe_shared_expert_intermediate_size", default=7688)
+    latent: Annotated[Size | None, refuse("experts over a latent of the residual stream")] = key(
+        "moe_latent_size", default=None
+    )
+    mtp: Annotated[Count, refuse("multi-token prediction with state-space layers")] = key(
+        "num_nextn_predict_layers", default=0
+    )
+    dropout: Annotated[Probability, refuse("dropout on the residual stream alone")] = key("hidden_dropout", default=0.0)
+    attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
+        "attention_dropout", default=0.0
+    )
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
+        ssm = self.same_fields("pattern", "state", "groups", "conv", "chunk")
+        ssm |= {"heads": self.mamba_heads, "head_dim": self.mamba_head_dim}
+        moe = {}
+        if "E" in self.pattern and self.experts:
+            shared = self.same_fields("shared_experts", "shared_ffn") if self.shared_experts else {}
+            moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | shared | {"router_bias": True}}
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+        return shape | biases | moe | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}

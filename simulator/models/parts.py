@@ -1,0 +1,131 @@
+"""The parts of the shape of a model: latent attention, experts, state-space blocks; and the types of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Size = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
+"""A width, a number of heads or tokens. The ceiling is far above any model and catches typing errors."""
+
+Depth = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+"""A number of layers; the ceiling is lower because every layer costs simulation time."""
+
+Flag = Annotated[bool, Field(strict=True)]
+
+Probability = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+
+Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+"""A number of layers or experts, possibly zero."""
+
+
+class ShapePart(BaseModel):
+    """Base class of the parts of a model: null means the default, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+
+
+class MLA(ShapePart):
+    """Multi-head latent attention: keys and values, and usually queries, are projected from narrow latents.
+
+    Every head has its own queries, keys and values, projected from the latents; the RoPE part of a key is projected
+    from the input of the layer and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
+    """
+
+    q_lora_rank: Size | None = None
+    """Width of the latent of queries; None: queries have no latent (DeepSeek-V2-Lite)."""
+    kv_lora_rank: Size
+    """Width of the latent of keys and values."""
+    qk_nope: Size
+    """Width of the part of a head of queries and keys without RoPE."""
+    qk_rope: Size
+    """Width of the part with RoPE."""
+    v: Size
+    """Width of a head of values."""
+
+
+class MoEShape(ShapePart):
+    """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
+
+    experts: Size
+    """Routed experts per layer, E."""
+    top_k: Size
+    """Routed experts per token."""
+    expert_ffn: Size
+    """Inner width of one routed expert."""
+    shared_experts: Count = 0
+    """Shared experts, which every token passes."""
+    shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default_factory=lambda given: given.get("shared_experts", 0) * given.get("expert_ffn", 0)
+    )
+    """Inner width of all shared experts together. Default: shared_experts * expert_ffn."""
+    first_dense: Count = 0
+    """Number of first layers with an MLP in place of experts."""
+    dense_ffn: Size | None = None
+    """Inner width of the MLP of layers without experts; None: the model's `ffn`."""
+    every: Size = 1
+    """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
+    ``decoder_sparse_step`` of Qwen in ``transformers``; with ``--moe-layer-freq`` of Megatron it is the first."""
+    capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
+    """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
+    dropless."""
+    routing: Literal["balanced", "forced-balanced", "natural"] | None = None
+    """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
+    router_bias: Flag = False
+    """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
+
+
+class StateSpace(ShapePart):
+    """Mamba-2 blocks, and the type of every layer of a hybrid model.
+
+    Each layer of a hybrid model is one norm, one block and one residual addition. A Mamba-2 block projects its input to
+    the gate z and the values x (heads * head_dim each), to B and C (groups * state each) and to one step size dt for
+    each head; x, B and C pass a causal convolution. Sources: Dao and Gu 2024 (arXiv 2405.21060), section 7;
+    Waleffe et al. 2024 (arXiv 2406.07887); ``hybrid_override_pattern`` of Megatron-Core.
+    """
+
+    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*E]+$")]
+    """Block of each layer: M a Mamba-2 block, * attention, - an MLP, E experts."""
+    heads: Size
+    """Heads of a Mamba-2 block."""
+    head_dim: Size
+    """Width of one of these heads (elements)."""
+    state: Size
+    """Width of the state of each element of a head."""
+    groups: Size
+    """Groups of heads, each with its own B and C."""
+    conv: Size = 4
+    """Positions that the causal convolution reads, the token itself included."""
+    chunk: Size = 128
+    """Tokens of a chunk, within which the scan is computed as matrix products; Megatron-Core: 128."""
+
+    @property
+    def inner(self) -> int:
+        """Width of the gate z, and of the values x (elements)."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Width of B, and of C (elements)."""
+        return self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Width of the result of the input projection: z, x, B, C and dt (elements)."""
+        return 2 * self.inner + 2 * self.shared + self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner + 2 * self.shared

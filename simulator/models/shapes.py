@@ -1,0 +1,86 @@
+"""Tensors and linear layers of a model, for one micro-batch of all replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.modules import Module
+from simulator.ir.operators import Linear, Norm
+from simulator.models.adapters import Adapters
+from simulator.models.casts import cast_input
+from simulator.models.model import Model
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Makes the tensors and the linear layers of a model for one micro-batch.
+
+    model: the shape of the model.
+    samples: sequences of a micro-batch of one replica.
+    seq: tokens of a sequence, or of the slice of sequences that this is.
+    vocab: rows of the embedding, padding included.
+    replicas: data-parallel ranks.
+    dtype: number format of activations and weights.
+    grad_dtype: number format of the gradient buffer.
+    attention: attention kernel, ``flash`` or ``unfused``.
+    loss_traffic: bytes moved per logit by the loss, forward and backward.
+    loss_kept: bytes saved per logit by the loss.
+    quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
+    tokens_before: tokens of the sequence before the slice.
+    tokens_after: tokens of the sequence after the slice.
+    adapters: the adapters, if they alone are trained.
+    document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
+    fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
+    """
+
+    model: Model
+    samples: int
+    seq: int
+    vocab: int
+    replicas: int = 1
+    dtype: str = "bf16"
+    grad_dtype: str = "fp32"
+    attention: str = "flash"
+    loss_traffic: tuple[int, int] = (14, 6)
+    loss_kept: int = 4
+    quantised: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    adapters: Adapters | None = None
+    document: int | None = None
+    fp8_activation_inputs: bool = False
+
+    @property
+    def token_dims(self) -> dict[str, Dim]:
+        """The dims of tokens: samples and positions."""
+        return {"b": Dim(self.samples * self.replicas), "s": Dim(self.seq)}
+
+    def act(self, name: str, **dims: Dim) -> Tensor:
+        """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
+        return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
+
+    def weight(self, name: str, **dims: Dim) -> Tensor:
+        """Makes a parameter."""
+        return Tensor(name, dims, self.dtype)
+
+    @property
+    def hidden_dim(self) -> Dim:
+        """The width of the residual stream."""
+        return Dim(self.model.hidden)
+
+    def norm_weights(self, name: str) -> tuple[Tensor, ...]:
+        """Makes the weights of a norm over h."""
+        bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm != "rmsnorm" else ()
+        return (self.weight(f"{name}.weight", h=self.hidden_dim), *bias)
+
+    def layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
+        """Makes a norm of a layer."""
+        return Norm(name, (x,), (y,), self.norm_weights(name), modules=("layernorm", "norm"))
+
+    def linear(
+        self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
+    ) -> list[Module]:
+        """Makes a linear layer, after the cast of its input where the input is not cast yet."""
+        x, casts = cast_input(self.quantised, x)
+        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
