@@ -99,7 +99,7 @@ def _host_figures(job: Job, cluster: Cluster, offloads: bool) -> Iterator[Hardwa
     if cluster.staged:
         yield HardwareFigure("staging", "copies through host memory", cluster.staging, "B/s", _change_staging)
     framework = job.framework
-    if framework.launch_s and not framework.cuda_graphs:
+    if framework.launch_s and framework.cuda_graphs is not True:
         yield HardwareFigure("launch", "launch time of the host", framework.launch_s, "s", _change_time("launch_s"))
     if framework.step_overhead_s:
         overhead = framework.step_overhead_s
