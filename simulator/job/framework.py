@@ -52,6 +52,10 @@ class CommunicationOverlap(FrameworkPart):
     """Backward token dispatch overlaps with the weight gradients of the experts; otherwise it follows them."""
 
 
+OVERLAPS = tuple(name for name in CommunicationOverlap.model_fields if name != "updated_weights")
+"""Fields of `CommunicationOverlap` that overlap something on their own; `updated_weights` needs `dp`."""
+
+
 class Bucket(FrameworkPart):
     """Size of gradient buckets: max(elements, elements_per_rank x data-parallel ranks) elements."""
 
@@ -154,7 +158,7 @@ class Framework(FrameworkPart):
     @model_validator(mode="after")
     def _check_launch_blocking(self) -> Framework:
         overlap = self.overlap
-        overlapped = [name for name in type(overlap).model_fields if getattr(overlap, name)]
+        overlapped = [name for name in OVERLAPS if getattr(overlap, name)]
         if self.launch_blocking and (self.cuda_graphs or overlapped):
             on = ["cuda_graphs"] * self.cuda_graphs + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")

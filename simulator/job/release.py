@@ -55,5 +55,8 @@ def generations_of(
     generations: Sequence[Mapping[str, Any]], month: str, where: str = "generations"
 ) -> list[FrameworkGeneration]:
     """The generations whose traits the releases of `month` have: the latest first, so that earlier ones win."""
-    found = [validate_data(FrameworkGeneration, dict(entry), f"{where}[{i}]", PlanError) for i, entry in enumerate(generations)]
+    found = [
+        validate_data(FrameworkGeneration, dict(entry), f"{where}[{i}]", PlanError)
+        for i, entry in enumerate(generations)
+    ]
     return sorted((one for one in found if month < one.until), key=lambda one: one.until, reverse=True)

@@ -8,7 +8,6 @@ that the simulator does not support are refused by the simulator.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,15 +19,14 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import CommunicationOverlap, Framework, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
+from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
-    BENCHMARK_TUNED,
-    FALLBACK,
     HOST_BOUND_SIGMA,
     KEPT,
-    MEGATRON_BASED,
     SIGMA,
     Stack,
+    distance,
     framework,
     stack,
 )
@@ -50,7 +48,7 @@ DISPATCHERS: dict[str, dict[str, Any]] = {
 any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
 """
 
-HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = (25, 11), 8
+HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
 """Release since which all recipes of Megatron-Bridge with experts name HybridEP for larger scale-up domains than this
 (GB200 and GB300; NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0, scripts/performance/configs and perf_recipes)."""
 
@@ -258,15 +256,15 @@ def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> 
     """Maps the training program to a framework profile, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
     name = framework(spec.stack)
+    release = month_of(row, name)
+    profile = load_framework(name, release=release)
     changes: dict[str, Any] = {}
     if name != spec.stack:
-        tuned = "stack, tuned for one benchmark" if spec.stack in BENCHMARK_TUNED else ""
-        known = "stack, built on megatron-core" if spec.stack in MEGATRON_BASED and name == FALLBACK else tuned
-        assumptions.add("stack", known)
+        assumptions.add("stack", distance(spec.stack, profile))
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
     for field in ("compile", "cuda_graphs"):
-        value = assumptions.value_or_usual(field, getattr(spec, field), False)
+        value = assumptions.value_or_usual(field, getattr(spec, field), getattr(profile, field))
         if field in Framework.model_fields:
             changes[field] = value
         elif value:
@@ -282,14 +280,14 @@ def _framework(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> 
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
-    if row.is_of_torch_1 or defaults.early_stop is not None:
-        changes["recompute_early_stop"] = bool(defaults.early_stop) and not row.is_of_torch_1
+    if row.is_of_torch_1:
+        changes["recompute_early_stop"] = False
     if defaults.fp8_adapters and spec.kind == "lora" and spec.precision not in ("bf16", "fp16"):
         changes |= {"fp8_frozen_weights": True, "fp8_activation_inputs": True}
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
-    changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)
-    return {"name": name, "release": spec.stack_version, "set": changes}
+    changes["sigma"] = assumptions.combine_sigma(profile.sigma)
+    return {"name": name, "release": release, "set": changes}
 
 
 def _plan(spec: Spec, dispatcher: str, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
@@ -406,8 +404,7 @@ def _dispatcher(row: PublishedRun, assumptions: Assumptions) -> str:
     spec = row.spec
     if row.token_dispatcher or not spec.model.moe or spec.width("ep") == 1:
         return row.token_dispatcher
-    release = re.search(r"(\d\d)\.(\d\d)", spec.stack_version or "")
-    recent = release is not None and (int(release[1]), int(release[2])) >= HYBRID_EP_SINCE
+    recent = (month_of(row, framework(spec.stack)) or "") >= HYBRID_EP_SINCE
     if spec.stack == "megatron-bridge" and recent and (spec.domain or 1) > HYBRID_EP_DOMAIN:
         assumptions.add("token dispatcher")
         return "hybridep"
