@@ -202,9 +202,12 @@ def framework_names() -> tuple[str, ...]:
 
 @cache
 def _file(name: str) -> dict[str, Any]:
-    """The content of a profile's file, on top of that of its `base`."""
+    """The content of a profile's file, on top of the traits of its `base`."""
     own = dict(read_yaml(FILES / f"{name}.yaml").data)
-    return _merge(_file(own.pop("base")), own) if "base" in own else own
+    if "base" not in own:
+        return own
+    base = {key: value for key, value in _file(own.pop("base")).items() if key not in HISTORY}
+    return _merge(base, own)
 
 
 @cache

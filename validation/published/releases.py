@@ -34,7 +34,7 @@ def month_of(run: PublishedRun, framework: str) -> str | None:
     text = run.spec.stack_version or ""
     if named := NAMED_MONTH.search(text):
         return f"{named[2]}-{MONTHS.index(named[1]) + 1:02d}"
-    for release in RELEASE.findall(text):
+    for release in (text, *RELEASE.findall(text)):
         try:
             return find_month(release, framework_versions(framework), "stack_version")
         except PlanError:  # a version that the profile does not date

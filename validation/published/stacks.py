@@ -124,7 +124,7 @@ def framework(name: str) -> str:
 
 
 UNFITTED_SIGMA = 0.17
-"""Sigma of framework profiles of which no coefficient was fitted: measured over forecast of unknown code lies within 0.78
+"""Sigma of framework profiles without fitted coefficients: measured over forecast of unknown code lies within 0.78
 and 1.35 for nine of ten, ln(1.35 / 0.78) / 3.29."""
 
 SIGMA = {
