@@ -21,6 +21,7 @@ from simulator.job.framework import (
     Framework,
     LossKernels,
     ProcessMemory,
+    framework_generations,
     framework_names,
     load_framework,
 )
@@ -111,22 +112,39 @@ def test_the_published_run_is_forecast_without_assumptions() -> None:
 
 
 def test_the_profiles_are_the_frameworks() -> None:
-    lines = [line.strip("| ").split(" | ") for line in page("framework").splitlines() if line.startswith("| ")]
-    (names,) = [line[2:] for line in lines if line[0] == "field"]
-    assert sorted(names) == sorted(framework_names())
-    table = {line[0].strip("`"): line[2:] for line in lines if len(line) == 2 + len(names) and line[0].startswith("`")}
+    shown: dict[str, set[str]] = {}
+    names: list[str] = []
+    for line in page("framework").splitlines():
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if cells[0] == "field":
+            names = [cell for cell in cells[1:] if cell != "meaning"]
+        elif line.startswith("| `") and names and len(cells) > len(names):
+            field = cells[0].strip("`")
+            for name, cell in zip(names, cells[-len(names) :], strict=True):
+                assert read(cell) == value(load_framework(name).model_dump(by_alias=True), field), (name, field)
+                shown.setdefault(name, set()).add(field)
+        elif line.startswith("## Where"):
+            names = []
     parts = {"overlap": CommunicationOverlap, "bucket": Bucket, "loss": LossKernels, "memory": ProcessMemory}
     nested = {f"{key}.{field}" for key, part in parts.items() for field in part.model_fields}
-    assert set(table) >= nested | {f"rates.{rate}" for rate in RATES}
-    for field, shown in table.items():
-        assert list(map(read, shown)) == [
-            value(load_framework(name).model_dump(by_alias=True), field) for name in names
-        ], field
+    assert sorted(shown) == sorted(framework_names())
+    assert all(fields >= nested | {f"rates.{rate}" for rate in RATES} for fields in shown.values())
+
+
+def test_the_releases_are_those_of_the_profiles() -> None:
+    rows = {
+        (cells[0].strip("`"), cells[1], cells[3])
+        for line in page("framework").partition("## Releases")[2].splitlines()
+        if len(cells := line.strip("| ").split(" | ")) == 4 and cells[0].startswith("`")
+    }
+    assert rows == {
+        (name, each["until"], each["source"]) for name in framework_names() for each in framework_generations(name)
+    }
 
 
 def read(cell: str) -> float | bool | str | None:
     words = {"true": True, "false": False, "as `dp`": None}
-    return words[cell] if cell in words else float(cell) if cell[0].isdigit() else cell
+    return words[cell] if cell in words else float(cell) if cell[:1].isdigit() else cell
 
 
 def value(profile: dict[str, Any], field: str) -> Any:

@@ -165,7 +165,7 @@ def title(report: Report) -> RenderableType:
 
 def _describe_framework(job: Job) -> str:
     """Name of the framework, with the number format unless it is the framework's default."""
-    own, given = load_framework(job.framework.name), job.precision.compute
+    own, given = load_framework(job.framework.name, release=job.release), job.precision.compute
     return job.framework.name if given == (own.quantised or own.weights) else f"{job.framework.name} in {given}"
 
 

@@ -15,6 +15,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
 from simulator.costs.kernels.libraries import AttentionLibrary
+from simulator.job.release import find_month, generations_of
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -35,7 +36,9 @@ class CommunicationOverlap(FrameworkPart):
     """Which communication overlaps with computation."""
 
     dp: bool
-    """Gradient buckets are reduced during the last backward pass, ZeRO-1 weights all-gathered ahead of first use."""
+    """Gradient buckets are reduced during the last backward pass."""
+    updated_weights: bool = True
+    """With `dp`, weights that ZeRO-1 has updated are all-gathered ahead of first use; otherwise after the update."""
     sharded_weights: bool | None = None
     """Sharded weights (ZeRO-3, FSDP) are all-gathered ahead of use. Default: as `dp`."""
     pp: bool
@@ -47,6 +50,10 @@ class CommunicationOverlap(FrameworkPart):
     tensor/async-tp."""
     ep: bool = False
     """Backward token dispatch overlaps with the weight gradients of the experts; otherwise it follows them."""
+
+
+OVERLAPS = tuple(name for name in CommunicationOverlap.model_fields if name != "updated_weights")
+"""Fields of `CommunicationOverlap` that overlap something on their own; `updated_weights` needs `dp`."""
 
 
 class Bucket(FrameworkPart):
@@ -153,7 +160,7 @@ class Framework(FrameworkPart):
     @model_validator(mode="after")
     def _check_launch_blocking(self) -> Framework:
         overlap = self.overlap
-        overlapped = [name for name in type(overlap).model_fields if getattr(overlap, name)]
+        overlapped = [name for name in OVERLAPS if getattr(overlap, name)]
         if self.launch_blocking and (self.cuda_graphs or overlapped):
             on = ["cuda_graphs"] * bool(self.cuda_graphs) + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
@@ -185,6 +192,10 @@ RENAMED = {"spread": "sigma", "spread_experts": "sigma_experts"}
 """Keys of an older release, and what they are called now."""
 
 
+HISTORY = ("versions", "generations")
+"""Keys of a profile's file that date its releases; all others are traits."""
+
+
 @cache
 def framework_names() -> tuple[str, ...]:
     """Names of all frameworks."""
@@ -193,22 +204,47 @@ def framework_names() -> tuple[str, ...]:
 
 @cache
 def _file(name: str) -> dict[str, Any]:
-    return dict(read_yaml(FILES / f"{name}.yaml").data)
+    """The content of a profile's file, on top of the traits of its `base`."""
+    own = dict(read_yaml(FILES / f"{name}.yaml").data)
+    if "base" not in own:
+        return own
+    base = {key: value for key, value in _file(own.pop("base")).items() if key not in HISTORY}
+    return _merge(base, own)
 
 
-def load_framework(name: str, changes: dict[str, Any] | None = None, where: str = "framework") -> Framework:
+@cache
+def framework_versions(name: str) -> dict[str, str]:
+    """Months of a framework's versions, by "major.minor"; empty where its profile dates none."""
+    return dict(_file(name).get("versions", {}))
+
+
+@cache
+def framework_generations(name: str) -> tuple[dict[str, Any], ...]:
+    """The generations of a framework, as its file states them."""
+    return tuple(_file(name).get("generations", ()))
+
+
+def load_framework(
+    name: str, changes: dict[str, Any] | None = None, release: str | None = None, where: str = "framework"
+) -> Framework:
     """The framework `name` with changed fields; equal frameworks are the same object.
 
     changes: fields to set, nested as in the file.
+    release: the release whose traits it has; None: the newest that the profile describes.
     where: place of the framework in the job, for error messages.
-    Raises PlanError for an unknown name, field or value.
+    Raises PlanError for an unknown name, release, field or value.
     """
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     changes = changes or {}
     for key in RENAMED.keys() & changes.keys():
         raise PlanError(f"{where}.set.{key}", "this key has another name", f"Write {RENAMED[key]}", changes[key])
-    fields = _merge(_file(name), changes)
+    fields = {key: value for key, value in _file(name).items() if key not in HISTORY}
+    if release is not None:
+        month = find_month(release, framework_versions(name), f"{where}.release")
+        for generation in generations_of(framework_generations(name), month):
+            fields = _merge(fields, generation.set)
+    fields = _merge(fields, changes)
     return shared_instance(Framework, fields, lambda: validate_data(Framework, fields, f"{where}.set", PlanError))
 
 

@@ -72,6 +72,8 @@ class FrameworkChoice(JobPart):
 
     name: str = "megatron-core"
     release: str | None = None
+    """Month ("2023-06"), NVIDIA container ("24.05") or version of the code; its traits are those of that time. Default:
+    the newest that the profile describes."""
     set: dict[str, Any] = {}
 
 

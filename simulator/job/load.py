@@ -52,7 +52,7 @@ def load_job(
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:
     """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
-    framework = load_framework(choice.name, choice.set)
+    framework = load_framework(choice.name, choice.set, choice.release)
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(file.model, "model", base)
     precision = _precision(file, framework)
@@ -64,7 +64,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
         "main_weights": precision.main_weights,
         "moments": precision.moments,
     }
-    framework = load_framework(choice.name, choice.set | formats)
+    framework = load_framework(choice.name, choice.set | formats, choice.release)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
     plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
     plan = add_early_stop(plan) if framework.recompute_early_stop else plan

@@ -53,7 +53,8 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     try:
         job = map_run(run).job
         report = simulate(job, shared_work=shared)
-        step, framework = report.step_time, load_framework(job["framework"]["name"], job["framework"]["set"])
+        step, given = report.step_time, job["framework"]
+        framework = load_framework(given["name"], given["set"], given["release"])
         base = framework.effective_rates
 
         def share(changes: dict[str, Any]) -> float:

@@ -20,15 +20,14 @@ from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
 from validation.published.recipes import Recipe, fill_stages, recipe_of
+from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
-    BENCHMARK_TUNED,
-    FALLBACK,
     HOST_BOUND_SIGMA,
     KEPT,
-    MEGATRON_BASED,
     SIGMA,
     Stack,
+    distance,
     framework,
     stack,
 )
@@ -253,16 +252,16 @@ def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: 
     """Maps the training program to a framework profile, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
     name = framework(spec.stack)
+    release = month_of(row, name)
+    profile = load_framework(name, release=release)
     changes: dict[str, Any] = {}
     if name != spec.stack:
-        tuned = "stack, tuned for one benchmark" if spec.stack in BENCHMARK_TUNED else ""
-        known = "stack, built on megatron-core" if spec.stack in MEGATRON_BASED and name == FALLBACK else tuned
-        assumptions.add("stack", known)
+        assumptions.add("stack", distance(spec.stack, profile))
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
-    changes["compile"] = assumptions.value_or_usual("compile", spec.compile, False)
+    changes["compile"] = assumptions.value_or_usual("compile", spec.compile, profile.compile)
     assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
-    changes["cuda_graphs"] = recipe.graphs
+    changes["cuda_graphs"] = profile.cuda_graphs if recipe.graphs is None else recipe.graphs
     if recipe.fp8_attention:
         changes["attention_library"] = "cudnn-fp8"
     if defaults.step_overhead_s is not None:
@@ -276,14 +275,14 @@ def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: 
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
-    if row.is_of_torch_1 or defaults.early_stop is not None:
-        changes["recompute_early_stop"] = bool(defaults.early_stop) and not row.is_of_torch_1
+    if row.is_of_torch_1:
+        changes["recompute_early_stop"] = False
     if defaults.fp8_adapters and spec.kind == "lora" and spec.precision not in ("bf16", "fp16"):
         changes |= {"fp8_frozen_weights": True, "fp8_activation_inputs": True}
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
-    changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)
-    return {"name": name, "release": spec.stack_version, "set": changes}
+    changes["sigma"] = assumptions.combine_sigma(profile.sigma)
+    return {"name": name, "release": release, "set": changes}
 
 
 def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:

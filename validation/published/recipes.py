@@ -6,16 +6,16 @@ Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from validation.published.rows import PublishedRun, Spec
-from validation.published.stacks import Stack
+from validation.published.releases import month_of
+from validation.published.rows import PublishedRun
+from validation.published.stacks import Stack, framework
 
-HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = (25, 11), 8
+HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
 """Release since which all recipes with experts name HybridEP for larger scale-up domains than this."""
 
-STEP_GRAPHS_SINCE = (26, 6)
+STEP_GRAPHS_SINCE = "2026-06"
 """Release since which recipes in MXFP8 with dispatches that overlap capture the whole step in one graph
 (``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others, and those before, capture all but the experts
 (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
@@ -27,20 +27,14 @@ class Recipe:
 
     dispatcher: backend of the flex token dispatcher; empty: all-to-all.
     overlaps: whether dispatches of one micro-batch overlap with another.
-    graphs: `Framework.cuda_graphs`.
+    graphs: `Framework.cuda_graphs`; None: that of the framework.
     fp8_attention: attention is in 8 bits.
     """
 
     dispatcher: str
     overlaps: bool
-    graphs: bool | str
+    graphs: bool | str | None
     fp8_attention: bool
-
-
-def read_release(spec: Spec) -> tuple[int, int] | None:
-    """Year and month of the container that a run names."""
-    found = re.search(r"(\d\d)\.(\d\d)", spec.stack_version or "")
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
@@ -50,8 +44,7 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
         overlaps = bool(spec.model.moe and spec.overlap.ep)
         graphs = defaults.cuda_graphs if spec.cuda_graphs is None else spec.cuda_graphs
         return Recipe(row.token_dispatcher, overlaps, graphs, False)
-    release = read_release(spec)
-    since = release or (0, 0)
+    since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
     whole &= spec.overlap.ep is not False

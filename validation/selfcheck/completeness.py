@@ -61,9 +61,10 @@ def models_load() -> Iterator[str]:
 
 
 def frameworks_load() -> Iterator[str]:
-    """Every framework profile is valid and names its source."""
+    """Every framework profile is valid in every generation and names its source."""
     for name in framework_names():
         yield from _explain(f"frameworks/{name}", partial(load_framework, name))
+        yield from _explain(f"frameworks/{name}, oldest", partial(load_framework, name, release="2000-01"))
         if len(load_framework(name).source) < 10:
             yield f"frameworks/{name}: it names no source"
 

@@ -119,7 +119,7 @@ def test_neighbouring_stages_on_one_device_gather_nothing() -> None:
 
 def test_the_programs_that_do_it() -> None:
     on = {name for name in framework_names() if getattr(load_framework(name), FIELD)}
-    assert on == {"megatron-lm-2021", "megatron-deepspeed"}
+    assert on == {"megatron-lm-2021", "megatron-deepspeed", "gpt-neox"}
 
 
 def test_memory_of_a_stage_stays_but_for_the_messages() -> None:

@@ -108,6 +108,11 @@ class DataScheme(Scheme):
         """Whether gradients are reduced in buckets during the backward pass; otherwise all at once after it."""
         return bool(self.framework.overlap.dp)
 
+    @property
+    def gathers_ahead_of_use(self) -> bool:
+        """Whether updated weights are all-gathered in buckets ahead of their first use; otherwise after the update."""
+        return self.overlaps_backward and self.framework.overlap.updated_weights
+
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
         """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every one."""
         return () if "gradients" in self.shards else self.reduces(param)
@@ -134,8 +139,9 @@ class DataScheme(Scheme):
         stage_ops = inner(stage)
         if self.overlaps_backward:
             reduce: MakeCollective = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
-            gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
             stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
+        if self.gathers_ahead_of_use:
+            gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
             # Each bucket of weights is all-gathered before its first use in the first micro-batch.
             stage_ops.ahead += self._make_buckets(stage_ops, self._gather_group, gather, backward=False)
         return stage_ops
@@ -143,15 +149,19 @@ class DataScheme(Scheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         """Without overlap all gradients are reduced before the update, and all weights all-gathered after it."""
         fragment = inner(module)
-        if isinstance(module, Update) and not self.overlaps_backward:
+        if not isinstance(module, Update):
+            return fragment
+        if not self.overlaps_backward:
             sums = [self.reduce(axes, n, "U", "every") for axes, n in sum_by_axes(module.params, self._reduction_group)]
             for op in fragment.forward:
                 op.after += sums
-            gathers = []
+            fragment.forward = [*sums, *fragment.forward]
+        if not self.gathers_ahead_of_use:
+            update = fragment.forward[-1]
             for axes, elements in sum_by_axes(module.params, self._gather_group):
-                gathers.append(self.gather(axes, elements, "U", "every"))
-                gathers[-1].after.append(fragment.forward[-1])
-            fragment.forward = [*sums, *fragment.forward, *gathers]
+                gather = self.gather(axes, elements, "U", "every")
+                gather.after.append(update)
+                fragment.forward = [*fragment.forward, gather]
         return fragment
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
