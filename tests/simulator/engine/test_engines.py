@@ -15,6 +15,7 @@ from simulator.engine.play import ByMatrices
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
+from simulator.ir.ops import HostLaunch
 from simulator.job.load import load_job
 from simulator.program.build import build
 from simulator.program.timetable import timetable
