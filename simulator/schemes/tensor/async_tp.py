@@ -24,7 +24,6 @@ al. 2023, doi 10.1145/3567955.3567959, section 5.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
     TensorOverlap,
+    make_part,
     shift_shards,
     sum_shards,
 )
@@ -51,12 +51,14 @@ class AsyncTP(TensorOverlap):
 
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, shard, steps = pair.collective, pair.shard, self._steps(pair.ranks)
-        own = Op(f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase)
+        own = Op(
+            f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase, launches=0.0
+        )
         pulls = shift_shards(pair, [[own]] * len(steps), [pulled == 2 for pulled in steps])
         rewrite.swap(op, [own, *pulls])
         products = [
             [
-                replace(one, name=f"{one.name} {i}", work=work, after=replace_dependencies(one.after, {op: [came]}))
+                make_part(one, i, len(steps) + 1, work, replace_dependencies(one.after, {op: [came]}))
                 for i, (work, came) in enumerate(zip(pair.rows(one, [1, *steps]), [own, *pulls], strict=True))
             ]
             for one in pair.products
@@ -69,7 +71,7 @@ class AsyncTP(TensorOverlap):
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         (product,), steps = pair.products, self._steps(pair.ranks)
         made = [
-            replace(product, name=f"{product.name} {i}", work=work, after=list(product.after))
+            make_part(product, i, len(steps) + 1, work, product.after)
             for i, work in zip([*range(1, len(steps) + 1), 0], pair.rows(product, [*steps, 1]), strict=True)
         ]
         pulls = shift_shards(pair, [[one] for one in made[:-1]], [pulled == 2 for pulled in steps])
