@@ -440,10 +440,13 @@ class Loss(Operator):
 
     traffic: bytes moved per logit, forward and backward.
     kept: bytes saved per logit for the backward pass.
+    peaks: bytes held per logit at most in the backward pass, with a whole and with a sharded vocabulary: what is kept,
+        the gradient of the logits and temporaries; 0: no temporaries.
     """
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
+    peaks: tuple[int, int] = (0, 0)
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         return required_layout(tensor, divide)
@@ -462,3 +465,8 @@ class Loss(Operator):
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("softmax", self.kept * at.size(self.ins[0]), "logits")]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        gradient = BYTES[self.ins[0].gradient.dtype]
+        temporaries = self.peaks[bool(at.axes_of("v"))] - self.kept - gradient
+        return [(0, 0, int(temporaries * at.size(self.ins[0])))] if backward and temporaries > 0 else []

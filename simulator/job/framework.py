@@ -69,11 +69,16 @@ class LossKernels(FrameworkPart):
     forward: bytes moved in the forward pass.
     backward: bytes moved in the backward pass.
     kept: bytes saved for the backward pass.
+    peak: bytes held at most in the backward pass: `kept`, the gradient of the logits and temporaries; 0: without
+        temporaries.
+    sharded_peak: the same where the vocabulary is sharded, by other kernels; 0: as `peak`.
     """
 
     forward: int = Field(ge=0)
     backward: int = Field(ge=0)
     kept: int = Field(ge=0)
+    peak: int = Field(default=0, ge=0)
+    sharded_peak: int = Field(default=0, ge=0)
 
 
 class ProcessMemory(FrameworkPart):
