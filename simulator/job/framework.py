@@ -112,6 +112,9 @@ class Framework(FrameworkPart):
     gathers_apart: bool = False
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
+    root_stays_gathered: bool = False
+    """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end of
+    the backward pass (`_root_pre_forward` of FSDP1, `_lazy_init` of FSDP2)."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     stale_gradients: bool = False
