@@ -85,7 +85,8 @@ class ProcessMemory(FrameworkPart):
     """GPU memory of the process beyond its tensors."""
 
     reserved_share: float = Field(ge=1, le=100)
-    """Memory reserved by the caching allocator over allocated memory, at the peak."""
+    """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
+    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
 
