@@ -15,6 +15,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
 from simulator.costs.kernels.libraries import AttentionLibrary
+from simulator.ir.ops import BYTES
 from simulator.job.release import find_month, generations_of
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -106,6 +107,9 @@ class Framework(FrameworkPart):
     main_weights: Format
     """Format of the main weights, the optimizer's copy."""
     moments: Format
+    weight_remainders: bool = False
+    """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy (`store_param_remainders`
+    of Apex's DistributedFusedAdam)."""
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
     attention_library: AttentionLibrary | Literal[""] = ""
@@ -174,6 +178,19 @@ class Framework(FrameworkPart):
             on = ["cuda_graphs"] * bool(self.cuda_graphs) + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
         return self
+
+    @property
+    def main_copy_bytes(self) -> int:
+        """Bytes per parameter of the optimizer's main weights beside the weights of the computation."""
+        if self.main_weights == self.weights:
+            return 0
+        main = int(BYTES[self.main_weights])
+        return main - int(BYTES[self.weights]) if self.keeps_remainders else main
+
+    @property
+    def keeps_remainders(self) -> bool:
+        """Whether main weights are the weights of the computation and remainders: only bf16 is the upper half of fp32."""
+        return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
 
     @property
     def exposed_launch_s(self) -> float:
