@@ -108,8 +108,8 @@ class Framework(FrameworkPart):
     """Format of the main weights, the optimizer's copy."""
     moments: Format
     weight_remainders: bool = False
-    """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy (`store_param_remainders`
-    of Apex's DistributedFusedAdam)."""
+    """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy
+    (`store_param_remainders` of Apex's DistributedFusedAdam)."""
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
     attention_library: AttentionLibrary | Literal[""] = ""
@@ -118,8 +118,8 @@ class Framework(FrameworkPart):
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
     root_stays_gathered: bool = False
-    """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end of
-    the backward pass (`_root_pre_forward` of FSDP1, `_lazy_init` of FSDP2)."""
+    """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end
+    of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     stale_gradients: bool = False
@@ -189,7 +189,7 @@ class Framework(FrameworkPart):
 
     @property
     def keeps_remainders(self) -> bool:
-        """Whether main weights are the weights of the computation and remainders: only bf16 is the upper half of fp32."""
+        """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
 
     @property

@@ -1,4 +1,4 @@
-"""Memory of a GPU: the loss, FSDP's root unit, unread results of recomputation, remainders of weights, cached blocks."""
+"""Memory of a GPU: loss, root unit of FSDP, unread results of recomputation, remainders of weights, cached blocks."""
 
 from typing import Any
 
