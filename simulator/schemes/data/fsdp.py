@@ -81,7 +81,7 @@ class FSDP(ShardedScheme):
 
     @property
     def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.across_microbatches
+        return super().lowering_key, self.across_microbatches, self.framework.root_stays_gathered
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.across_microbatches:

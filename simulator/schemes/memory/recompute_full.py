@@ -23,7 +23,7 @@ attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; polici
 (AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block).
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from math import inf
 from typing import Literal
@@ -49,6 +49,10 @@ class RecomputeFull(MemoryScheme):
         """Modules whose results are kept and not recomputed."""
         early_stop: bool = False
         """What only makes the output of a layer is not recomputed; by default as the framework does."""
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self.framework.compile
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))
