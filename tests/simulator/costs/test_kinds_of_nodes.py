@@ -86,7 +86,5 @@ def test_each_stage_must_fit_into_its_own_gpus() -> None:
     for device, excess in enumerate(report.excess):
         framework = report.job.framework.memory
         allocated, context = report.play.peaks[device].total, framework.context_gib * 2**30
-        need = allocated * framework.reserved_share + context
-        if not allocated + context < capacities[device] < need:
-            need = max(allocated + context, min(need, capacities[device]))
-            assert excess == pytest.approx(need - capacities[device])
+        need = min(allocated * framework.reserved_share + context, capacities[device])
+        assert excess == pytest.approx(max(allocated + context, need) - capacities[device])
