@@ -55,7 +55,7 @@ def test_a_sharded_loss_has_a_peak_of_its_own() -> None:
 
 
 def test_the_root_unit_of_fsdp_stays_gathered() -> None:
-    """Sharded fp32 weights; in bf16 and whole embedding, final norm and output layer, and the last layer ahead of use."""
+    """Sharded fp32 weights; whole in bf16 embedding, final norm, output layer, and the last layer ahead of use."""
     plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/fsdp", "over": "dp"}]}
     shared_work = SharedWork()
     stays, freed = (report(plan, 2, shared_work=shared_work, root_stays_gathered=word) for word in (True, False))
