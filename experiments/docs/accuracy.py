@@ -57,10 +57,10 @@ in-sample for what is fitted on published runs.
 CAUSES = """\
 ## Known causes of large errors
 
-- Models with experts: releases of Megatron-Bridge within one year differ by up to 1.8 times at the same plan (Qwen3-30B on
-  H100, 26.02 and 26.02.01). Before 26.02.01 its micro-batches on H100 and B200 took longer than their kernels and hosts
-  explain: forecasts are up to 55 % too short. From 26.06 on recipes fuse the kernels between the GEMMs of experts, which
-  is not modelled: DeepSeek-V3 is 12 to 15 % too long.
+- Models with experts: releases of Megatron-Bridge within one year differ by up to 1.8 times at the same plan (Qwen3-30B
+  on H100, 26.02 and 26.02.01). Before 26.02.01 its micro-batches on H100 and B200 took longer than their kernels and
+  hosts explain: forecasts are up to 55 % too short. From 26.06 on recipes fuse the kernels between the GEMMs of
+  experts, which is not modelled: DeepSeek-V3 is 12 to 15 % too long.
 - GPT-OSS: 25 % too short, 44 % in MXFP8; attention with sinks and clamped activations may not be fused.
 - Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 30 % slower than those of 2024 with the same settings.
 - LoRA on Blackwell in MLPerf v5.1: 15 to 40 % too long; its submitters may have run NVFP4.
