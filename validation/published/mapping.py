@@ -272,7 +272,7 @@ def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: 
             continue
         value = assumptions.value_or_usual(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
         # Tensor-parallel overlap differs between programs: `overlap.tp` means PyTorch's async-TP only.
-        if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
+        if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
     if row.is_of_torch_1:
