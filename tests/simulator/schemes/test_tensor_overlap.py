@@ -31,10 +31,10 @@ from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
 
-ASYNC, FLUX = "tensor/async-tp", "tensor/flux"
-BOTH = [ASYNC, FLUX]
+ASYNC, FLUX, USERBUFFERS = "tensor/async-tp", "tensor/flux", "tensor/userbuffers"
+ALL = [ASYNC, FLUX, USERBUFFERS]
 SECONDS = {True: gather_seconds, False: scatter_seconds}
-every = pytest.mark.parametrize("use", BOTH)
+every = pytest.mark.parametrize("use", ALL)
 either = pytest.mark.parametrize("gathers", [True, False])
 
 PAIRS = st.builds(
@@ -248,7 +248,7 @@ def test_products_right_behind_each_other_share_the_shards() -> None:
     frag = stated(forward=[came, q, kv, norm, late, other, grad])
     (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (q, kv) and pair.gathers and pair.ranks == 4 and pair.shard == 64
-    for use in BOTH:
+    for use in ALL:
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy())
         place = {one.name: one for one in new.forward}
         last = place["gather 3"]
@@ -291,7 +291,7 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
     frag = stated(backward=[product, grad, scatter])
     (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (product,)
-    for use in BOTH:
+    for use in ALL:
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy()).backward
         assert not any(other.name == "grad" for one in new for other in working_predecessors(one))
         assert new[-1].name == "add scatter"
@@ -475,7 +475,7 @@ def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
 def test_on_h100s_both_are_faster_than_none_where_much_is_sent(regather: bool) -> None:
     """Llama 3 of 70 B parameters, 8 tensor ranks of a node, 4096 tokens a micro-batch."""
     steps = {}
-    for use in (None, *BOTH):
+    for use in (None, *ALL):
         schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
         steps[use] = simulate(
             {
@@ -486,7 +486,7 @@ def test_on_h100s_both_are_faster_than_none_where_much_is_sent(regather: bool) -
                 "plan": {"mesh": {"dp": 32, "tp": 8}, "schemes": [*([{"use": use}] if use else []), *schemes]},
             }
         )
-    for use in BOTH:
+    for use in ALL:
         assert steps[use].step_time < steps[None].step_time
         # No more than all that tensor communication took.
         assert steps[use].step_time > steps[None].step_time - steps[None].breakdown.parts["tp"]

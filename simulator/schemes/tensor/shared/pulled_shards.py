@@ -1,4 +1,4 @@
-"""All-gathers whose shards are pulled one by one between GEMMs on the shards before: base of Async-TP and userbuffers."""
+"""All-gathers whose shards are pulled one by one, each during the GEMM on those before: Async-TP and userbuffers."""
 
 from __future__ import annotations
 
