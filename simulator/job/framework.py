@@ -156,8 +156,8 @@ class Framework(FrameworkPart):
     sigma: float = Field(ge=0, le=3)
     """Standard deviation of log(measured / predicted) of the step time."""
     sigma_experts: float = Field(ge=0, le=3)
-    """Standard deviation that is added for models with experts, whose small kernels and host synchronisation for token
-    counts are not modelled."""
+    """Standard deviation that is added for models with experts, whose kernels and hosts
+    differ more between releases than those of dense layers."""
 
     @model_validator(mode="after")
     def _check_launch_blocking(self) -> Framework:

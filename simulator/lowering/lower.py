@@ -52,7 +52,7 @@ class Lowering:
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
-        self.scope = Scope(mesh, schemes, regather, captured)
+        self.scope = Scope(mesh, schemes, regather, captured, host_waits)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
             regather,
@@ -60,6 +60,7 @@ class Lowering:
             accumulated,
             forward_only,
             captured,
+            host_waits,
             tuple(mesh.axes),
             tuple(mesh.views),
             tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),

@@ -21,7 +21,7 @@ from simulator.forecast.stages import device_params
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Linear
-from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work
+from simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
 from simulator.ir.routing import slowest_rank
 from simulator.job.load import load_job
 from simulator.models.flops import forward_matmul_flops
@@ -53,6 +53,8 @@ class Ideal:
                 return work.flops / self.flops, 0.0, 0.0
             case Memory():
                 return work.bytes / self.memory, 0.0, 0.0
+            case HostLaunch():
+                return 0.0, 0.0, 0.0
         return work.nbytes / self.links, 0.0, self.latency if isinstance(work, Transfer) else 0.0
 
 

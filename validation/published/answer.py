@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from hardware.errors import MeshcastError, shorten
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
 from simulator.report.report import Report
 from validation.published.baseline import peak_format, seconds_at_peak
-from validation.published.mapping import MappedJob, map_run
+from validation.published.mapping import MappedJob
+from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun, UnreadableLine
 
 Answer = dict[str, Any]
@@ -69,8 +69,7 @@ def answer(run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = 
 def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
-        job = map_run(run)
-        report = simulate(job.job, shared_work=shared_work)
+        job, report = forecast_run(run, shared_work)
         return _forecast_answer(run, job, report) | {"measured": measured}
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"

@@ -18,7 +18,7 @@ from simulator.forecast.simulate import simulate
 from simulator.job.framework import load_framework
 from validation.published.answer import Answer, map_chunks
 from validation.published.baseline import peak_format
-from validation.published.mapping import map_run
+from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun
 
 FACTOR = 0.9
@@ -51,8 +51,8 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     if run.step_time is None:
         return found
     try:
-        job = map_run(run).job
-        report = simulate(job, shared_work=shared)
+        mapped, report = forecast_run(run, shared)
+        job = mapped.job
         step, given = report.step_time, job["framework"]
         framework = load_framework(given["name"], given["set"], given["release"])
         base = framework.effective_rates

@@ -8,7 +8,7 @@ that the simulator does not support are refused by the simulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -107,9 +107,10 @@ class MappedJob:
     assumed: tuple[str, ...]
 
 
-def map_run(row: PublishedRun) -> MappedJob:
+def map_run(row: PublishedRun, chosen: Sequence[str] = ()) -> MappedJob:
     """Maps a run to its job.
 
+    chosen: fields that were chosen among several possible values.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
     spec = row.spec
@@ -119,6 +120,8 @@ def map_run(row: PublishedRun) -> MappedJob:
     recipe = recipe_of(row, defaults)
     if recipe.dispatcher != row.token_dispatcher:
         assumptions.add("token dispatcher")
+    for field in chosen:
+        assumptions.add(field, f"{field}, chosen")
     if spec.kind == "sft-packed":  # forecast as one long causal sequence
         assumptions.add("class")
     if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
@@ -217,14 +220,19 @@ def _cluster(row: PublishedRun, assumptions: Assumptions) -> dict[str, Any]:
     }
 
 
+def possible_micro_batches(spec: Spec) -> list[int]:
+    """Sequences per micro-batch that divide the batch of a replica."""
+    own = (spec.batch.total or 1) // spec.width("dp")
+    # Interleaved schedules need micro-batches in multiples of the stages.
+    round_ = spec.width("pp") if spec.schedule == "interleaved" else 1
+    return [micro for micro in range(1, own + 1) if own % micro == 0 and own // micro % round_ == 0]
+
+
 def _micro(spec: Spec, assumptions: Assumptions) -> int:
     """Returns the sequences per micro-batch; derived if only one value is possible."""
     if spec.batch.micro is not None:
         return spec.batch.micro
-    own = (spec.batch.total or 1) // spec.width("dp")
-    # Interleaved schedules need micro-batches in multiples of the stages.
-    round_ = spec.width("pp") if spec.schedule == "interleaved" else 1
-    fits = [micro for micro in range(1, own + 1) if own % micro == 0 and own // micro % round_ == 0]
+    fits = possible_micro_batches(spec)
     if len(fits) != 1:
         raise _refusal("batch.micro", "it is not published, and several values are possible")
     assumptions.add("batch.micro")
@@ -352,6 +360,14 @@ def _only_chunk_count(use: str) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
+def possible_chunks(spec: Spec) -> list[int]:
+    """Chunks of a device into which the layers of a stage divide."""
+    places = (spec.model.layers or 0) + 2 * (spec.pipeline_split == "ends-as-layers")
+    least = 2 if spec.schedule == "interleaved" else 1
+    each = places // spec.width("pp")
+    return [n for n in range(least, each + 1) if each % n == 0 and places % spec.width("pp") == 0]
+
+
 def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the pipeline schedule of the run, with its chunks."""
     chunks = spec.mesh.vpp
@@ -361,12 +377,10 @@ def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str,
         # The schedule fixes it; runs write 1 where nothing is interleaved.
         chunks = fixed
     elif chunks is None:
-        places = (spec.model.layers or 0) + 2 * (spec.pipeline_split == "ends-as-layers")
-        least = 2 if spec.schedule == "interleaved" else 1
-        each = places // spec.width("pp")
-        fits = [n for n in range(least, each + 1) if each % n == 0 and places % spec.width("pp") == 0]
+        fits = possible_chunks(spec)
         if len(fits) != 1:
-            raise _refusal("mesh.vpp", "it is not published, and several numbers of chunks are possible")
+            several = "several numbers of chunks are possible" if fits else "no number of chunks divides the layers"
+            raise _refusal("mesh.vpp", f"it is not published, and {several}")
         chunks = fits[0]
         assumptions.add("mesh.vpp")
     schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")

@@ -142,6 +142,8 @@ SIGMA = {
     "mesh.vpp": 0.01,
     "pipeline_split": 0.04,  # a layer more or less in the slowest stage of a few layers
     "batch.micro": 0.01,
+    "batch.micro, chosen": 0.05,  # neighbouring micro-batches of tuned runs differ by 2 to 8 %
+    "mesh.vpp, chosen": 0.03,
     "mesh.cp": 0.02,  # a ring hides more: half of a small share
     "sharding": 0.01,  # ZeRO-1 against none is 0.3 % (0 to 2)
     "shard_group": 0.01,

@@ -1,20 +1,23 @@
 """Token dispatch that sends a token once to each node and rank of its experts, not once for each expert: base of the
 schemes with such kernels.
 
-They replace the all-to-alls of a layer, forward, backward and in recomputed passes; bytes: see `expert/deepep`.
+They replace the all-to-alls of a layer, forward, backward and in recomputed passes; bytes: see `expert/deepep`. Tokens
+are ordered by expert where they arrive, not before.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from math import comb
 from typing import Any, ClassVar
 
 from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
+from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Memory, Op
 from simulator.ir.scheme import ClosedForm, LowerModule
+from simulator.lowering.rewrite import working_predecessors
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import MoESizes, find_all_to_alls
 
@@ -53,6 +56,7 @@ class DeduplicatedDispatch(ExpertScheme, ABC):
         if isinstance(module, MoE) and self.ranks > 1:
             routed = MoESizes.of(module)
             for out, *back in find_all_to_alls(fragment, self.mesh.parts(self.axes[:1])):
+                _leave_unordered(fragment, out, back)
                 self._replace_all_to_all(out, "dispatch", self.dispatch_format(out.phase), routed)
                 for op in back:
                     self._replace_all_to_all(op, "combine", "bf16", routed)
@@ -80,3 +84,14 @@ class DeduplicatedDispatch(ExpertScheme, ABC):
         yield ClosedForm("network_bytes", four * nodes * (1 - 1 / n), "DeepSeek-V3, 3.2.2: once to each distinct node")
         yield ClosedForm("scale_up_bytes", four * ranks * (1 - n / p), "DeepSeek-V3, 3.2.2: forwarded to each rank")
         yield ClosedForm("expert_parameters", setting.expert_parameters / p, "DeepSeek-V3, 3.2: E/P experts per rank")
+
+
+def _leave_unordered(fragment: Fragment, out: Op, back: list[Op]) -> None:
+    """Takes the work off the kernels that order tokens by expert before a dispatch, and back after a combine: tokens
+    are sent as they lie, and the ranks that receive them order them. What is left reads the map of the routing alone.
+    """
+    ends = working_predecessors(out)
+    ends |= {op for op in (*fragment.forward, *fragment.backward) if working_predecessors(op) & {*back}}
+    for op in ends:
+        if isinstance(op.work, Memory) and op.work.what == "permute":
+            op.work = replace(op.work, read=0, write=0)

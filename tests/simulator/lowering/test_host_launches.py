@@ -1,0 +1,94 @@
+"""Launches of the host in layers with experts: waits for routers, CUDA graphs, and what the step takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator import simulate
+from simulator.ir.ops import HostLaunch, Memory
+from simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
+from simulator.program.program import one_of
+from tests.contract.played import Played, play_job
+
+EXPERTS, LAYERS = 8, 4
+
+
+def job(launch: float, graphs: Any = False, capacity: float | None = None, **model: Any) -> dict[str, Any]:
+    """A few layers on two GPUs with four experts each."""
+    moe = {"experts": EXPERTS, "top_k": 2, "expert_ffn": 256, "capacity": capacity}
+    shape = {"layers": LAYERS, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 512, "norm": "rmsnorm", "gated": True}
+    traits = {"launch_s": launch, "cuda_graphs": graphs, "step_overhead_s": 0.0}
+    return {
+        "model": shape | {"moe": moe} | model,
+        "cluster": {"gpu": "h100-sxm", "gpus": 2},
+        "framework": {"name": "megatron-core", "set": traits},
+        "batch": {"global": 8},
+        "plan": {"mesh": {"dp": 2}, "views": {"experts": {"edp": 1, "ep": 2}}, "schemes": [
+            {"use": "data/ddp", "over": "dp"}, {"use": "expert/all-to-all", "over": "ep"},
+        ]},
+    }  # fmt: skip
+
+
+def launches(played: Played) -> dict[str, float]:
+    """Launches by the ops that they launch, of one layer."""
+    (layer,) = [run for run in one_of(played.stages[0]).unit_runs if run.count == LAYERS]
+    ops = [*layer.fragment.forward, *layer.fragment.backward]
+    return {op.name.removeprefix("launch "): op.work.number for op in ops if isinstance(op.work, HostLaunch)}
+
+
+def test_the_host_waits_for_the_router_once_a_layer() -> None:
+    played = play_job(job(1e-4))
+    waits = [name for name in launches(played) if name.startswith("wait for")]
+    assert waits == ["wait for top_k"]
+    number = launches(played)
+    assert number["expert.up"] == 1 + EXPERT_LAUNCHES * (EXPERTS // 2) and number["proj"] == 1
+
+
+def test_a_host_that_drops_tokens_waits_for_nothing() -> None:
+    played = play_job(job(1e-4, capacity=1.25))
+    assert not launches(played)
+    (layer,) = [run for run in one_of(played.stages[0]).unit_runs if run.count == LAYERS]
+    up = next(op for op in layer.fragment.forward if op.name == "expert.up" and not isinstance(op.work, Memory))
+    assert up.launches == 1 + PADDED_LAUNCHES * (EXPERTS // 2)
+
+
+def test_graphs_outside_of_experts_leave_their_launches() -> None:
+    found = launches(play_job(job(1e-4, "outside-experts")))
+    assert "expert.up" in found and "wait for top_k" in found
+    assert not {"proj", "norm1", "core", "top_k"} & found.keys()
+    assert not launches(play_job(job(1e-4, graphs=True)))
+
+
+def test_a_slow_host_paces_every_layer() -> None:
+    """Kernels that end long before the next launch: the step is the time of all launches of a rank."""
+    slow = 0.05
+    report = simulate(job(slow))
+    number = sum(op.work.number for _, op in play_job(job(slow)).instances(0) if isinstance(op.work, HostLaunch))
+    assert report.step_time == pytest.approx(number * slow, rel=0.01)
+    assert report.parts["host"] == pytest.approx(report.step_time, rel=0.02)
+
+
+def test_the_wait_costs_time_only_where_the_host_is_slow() -> None:
+    graphs, fast, slow = simulate(job(0.0, graphs=True)), simulate(job(1e-9)), simulate(job(1e-4))
+    assert fast.step_time == pytest.approx(graphs.step_time, rel=1e-3)
+    assert slow.step_time > 1.5 * graphs.step_time
+    captured = simulate(job(1e-4, "outside-experts"))
+    assert graphs.step_time < captured.step_time < slow.step_time
+
+
+def test_a_wait_keeps_the_host_from_running_ahead() -> None:
+    """Without the wait a host as fast as its GPU hides all launches; with it, the first kernels of each layer's experts
+    begin a launch after the router, which nothing hides."""
+    launch = 5e-5
+    waiting, padded = simulate(job(launch)), simulate(job(launch, capacity=1.0))
+    assert waiting.parts["host"] > padded.parts["host"]
+
+
+@pytest.mark.parametrize("graphs", [False, "outside-experts"])
+def test_engines_agree(graphs: Any) -> None:
+    found = [simulate(job(2e-5, graphs), engine=engine) for engine in ("matrices", "sweep", "simpy")]
+    for other in found[1:]:
+        assert other.step_time == pytest.approx(found[0].step_time, rel=1e-9)
+        assert other.parts == pytest.approx(found[0].parts, rel=1e-6, abs=1e-9)

@@ -1,0 +1,53 @@
+"""Runs that do not print their micro-batch or the chunks of their pipeline: the fastest of their plans that fits.
+
+Whoever publishes a run has tuned it. So the forecast is that of the plan with the shortest forecast step among those
+that fit in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hardware.errors import MeshcastError
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
+from simulator.report.report import Report
+from validation.published.mapping import MappedJob, map_run, possible_chunks, possible_micro_batches
+from validation.published.rows import PublishedRun
+
+MOST_MICRO_BATCHES = 6
+"""Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
+
+
+def forecast_run(run: PublishedRun, shared_work: SharedWork | None = None) -> tuple[MappedJob, Report]:
+    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
+
+    Raises PlanError for a run that cannot be mapped, or none of whose plans is possible.
+    """
+    if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
+        job = map_run(run)
+        return job, simulate(job.job, shared_work=shared_work)
+    found: list[tuple[MappedJob, Report]] = []
+    refused: MeshcastError | None = None
+    for one, chosen in _plans(run):
+        try:
+            job = map_run(one, chosen)
+            found.append((job, simulate(job.job, shared_work=shared_work)))
+        except MeshcastError as error:  # chunks that the schedule refuses
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    return min(found, key=lambda one: (not one[1].fits, one[1].step_time))
+
+
+def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:
+    """The run with each possible micro-batch and number of chunks, and the fields that were chosen."""
+    spec = run.spec
+    chunks = possible_chunks(spec) if spec.mesh.vpp is None else [spec.mesh.vpp]
+    for number in chunks if len(chunks) > 1 else [spec.mesh.vpp]:
+        mesh = spec.mesh.model_copy(update={"vpp": number})
+        micros = possible_micro_batches(spec)[:MOST_MICRO_BATCHES] if spec.batch.micro is None else []
+        for micro in micros if len(micros) > 1 else [spec.batch.micro]:
+            batch = spec.batch.model_copy(update={"micro": micro})
+            chosen = (*(["mesh.vpp"] * (len(chunks) > 1)), *(["batch.micro"] * (len(micros) > 1)))
+            yield run.model_copy(update={"spec": spec.model_copy(update={"mesh": mesh, "batch": batch})}), chosen
