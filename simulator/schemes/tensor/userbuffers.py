@@ -17,9 +17,9 @@ reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of
 all parts of a pair in one op of the framework. One shard of an all-gather is added as a buffer; not counted is that the
 library keeps a buffer of all rows for each GEMM from the start of a run on.
 
-References: https://github.com/NVIDIA/TransformerEngine, transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp
-(`split_overlap_ag`, `split_overlap_rs`, `bulk_overlap`); the method of each GEMM, its splits and multiprocessors:
-`initialize_ub` of transformer_engine/pytorch/module/base.py; the loop: Wang et al. 2023, doi 10.1145/3567955.3567959.
+References: https://github.com/NVIDIA/TransformerEngine, in transformer_engine/: `split_overlap_ag`, `split_overlap_rs`,
+`bulk_overlap` of common/comm_gemm_overlap/comm_gemm_overlap.cpp; the method of each GEMM, its splits and
+multiprocessors: `initialize_ub` of pytorch/module/base.py; the loop: Wang et al. 2023, doi 10.1145/3567955.3567959.
 """
 
 from collections.abc import Iterable

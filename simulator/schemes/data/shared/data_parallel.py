@@ -125,7 +125,7 @@ class DataScheme(Scheme):
         """Axes of the reduction after the last micro-batch, and the elements of the gradient stored until then."""
         return self.axes_reduced_once(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
 
-    def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+    def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Axes of the all-gather of updated weights, and their elements."""
         return self.axes_gathered_once(param), param.size
 
@@ -150,7 +150,7 @@ class DataScheme(Scheme):
         if self.gathers_ahead_of_use:
             gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
             # Each bucket of weights is all-gathered before its first use in the first micro-batch.
-            stage_ops.ahead += self._make_buckets(stage_ops, self._gather_group, gather, backward=False)
+            stage_ops.ahead += self._make_buckets(stage_ops, self.gather_group, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -166,8 +166,7 @@ class DataScheme(Scheme):
             fragment.forward = [*sums, *fragment.forward]
         if not self.gathers_ahead_of_use:
             update = fragment.forward[-1]
-            for axes, elements in sum_by_axes(module.params, self._gather_group):
-                gather = self.gather(axes, elements, "U", "every")
+            for gather in self.gather_updated(module.params):
                 gather.after.append(update)
                 fragment.forward = [*fragment.forward, gather]
         return fragment
@@ -200,6 +199,14 @@ class DataScheme(Scheme):
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         work = Collective("all_gather", elements * BYTES[self.framework.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
+
+    def gather_updated(self, params: Iterable[tuple[Param, int]]) -> Iterable[Op]:
+        """The collectives after the update that bring updated weights to all ranks; by default one all-gather.
+
+        params: of the update, each with how many there are of it.
+        """
+        for axes, elements in sum_by_axes(params, self.gather_group):
+            yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(
         self, stage_ops: StageOps, of: ReductionGroup, make: MakeCollective, backward: bool
