@@ -266,6 +266,7 @@ def jobs(
         "regather": draw(st.booleans()),
         "attention": draw(st.sampled_from(["flash", "unfused"])),
         "launch_s": draw(st.sampled_from(launch)),
+        "dummy_gradients": False,
     }
     job = {
         "model": model,

@@ -76,7 +76,7 @@ class Lowering:
         )
         stage_ops = self._lower_stage(stage, 0)
         if self.host_waits:
-            stage_ops.unit_runs[:] = [self._launched(unit_run) for unit_run in stage_ops.unit_runs]
+            stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
 
     def lower(self, module: Module) -> Fragment:
@@ -99,7 +99,7 @@ class Lowering:
             self._known[key] = make()
         return self._known[key]
 
-    def _launched(self, unit_run: UnitRun) -> UnitRun:
+    def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
         key = "launched", unit_run.fragment
         made = self.shared_run(key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment)))
         return replace(unit_run, fragment=made.fragment)

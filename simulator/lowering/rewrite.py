@@ -61,7 +61,7 @@ class Rewrite:
 
     def chunk(self, ops: Sequence[Op], sizes: Sequence[int]) -> list[list[Op]]:
         """Splits the chain `ops`, given in issue order, into parts of these relative sizes, each of which waits only
-        for its own part of the op before.
+        for its own part of the op before. The host launches all parts of an op as one op of the framework.
 
         Communication before the first kernel is issued for all parts first, then one part after another: so on a stream
         of communication all dispatches precede the combines (PipeMoE, INFOCOM 2023).
@@ -70,7 +70,9 @@ class Rewrite:
         for op in ops:
             assert op.work is not None
             works = enumerate(split_work_by(op.work, sizes))
-            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in works]
+            made[op] = [
+                replace(op, name=f"{op.name} {i}", work=work, launches=op.launches / len(sizes)) for i, work in works
+            ]
             for i, part in enumerate(made[op]):
                 part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})
             self.swap(op, made[op], made[op])

@@ -19,7 +19,7 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import Recipe, fill_stages, recipe_of
+from validation.published.recipes import Recipe, recipe_of, uneven_layers
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import (
@@ -330,7 +330,7 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
         plan["partition"] = "ends-as-layers"
     elif spec.pipeline_split == "uneven":
         assumptions.add("pipeline_split")
-        plan["partition"] = fill_stages(spec.model.layers or 0, schemes[0]["chunks"] * pp)
+        plan["partition"] = uneven_layers(spec, schemes[0]["chunks"] * pp)
     return plan
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from validation.published.releases import month_of
-from validation.published.rows import PublishedRun
+from validation.published.rows import PublishedRun, Spec
 from validation.published.stacks import Stack, framework
 
 HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
@@ -19,6 +19,10 @@ STEP_GRAPHS_SINCE = "2026-06"
 """Release since which recipes in MXFP8 with dispatches that overlap capture the whole step in one graph
 (``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others, and those before, capture all but the experts
 (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
+
+
+FILLED_STAGES = 16
+"""Most stages that the recipes' table of layouts fills one after another."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,22 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     )
 
 
-def fill_stages(layers: int, stages: int) -> list[int]:
-    """Layers of pipeline stages that are filled one after another: the last ones have what is left.
+def uneven_layers(spec: Spec, stages: int) -> list[int]:
+    """Divides layers over stages that have not the same number of them.
 
-    That is the layout of DeepSeek-V3 and Kimi-K2, whose last stage has further layers and the loss.
+    Recipes of Megatron-Bridge fill the stages one after another, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
+    2 to 16 stages (`_get_deepseek_v3_pipeline_layout`). Otherwise layers are spread as evenly as possible, where the
+    embedding, the loss and each multi-token-prediction layer (in the last stage) count as one layer.
     """
-    each, found = -(-layers // stages), list[int]()
-    for _ in range(stages):
-        found.append(min(each, layers - sum(found)))
+    layers, further = spec.model.layers or 0, spec.model.mtp or 0
+    if spec.stack == "megatron-bridge" and spec.model.moe and stages <= FILLED_STAGES:
+        most = -(-layers // stages)
+        return [min(most, max(0, layers - stage * most)) for stage in range(stages)]
+    each, more = divmod(layers + 2 + further, stages)
+    found = [each + (stage < more) for stage in range(stages)]
+    found[0] -= 1
+    found[-1] -= 1 + further
+    if found[-1] < 0:  # embedding and loss fill more than a stage
+        found[1:3] = [found[1] + found[-1], *found[2:3]]
+        found[-1] = 0
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.ir.ops import COMPUTE, Collective
+from simulator.ir.ops import COMPUTE, Collective, HostLaunch
 from simulator.report.report import Report
 from validation.traces.gpu_timeline import families_of
 from validation.traces.kernel_classes import class_of
@@ -10,7 +10,7 @@ from validation.traces.timeline import UNATTRIBUTED, Slice, Timeline
 
 
 def simulated_timeline(report: Report, device: int) -> Timeline:
-    """Timeline of a pipeline device: its own ops, and the messages that it receives."""
+    """Timeline of a pipeline device: its own ops on the GPU, and the messages that it receives."""
     flat, times = report.play.step.flat, report.play.step.times
     families = families_of(report.play.plan)
     slices: list[Slice] = []
@@ -19,7 +19,7 @@ def simulated_timeline(report: Report, device: int) -> Timeline:
     for number, stream in (*own, *received):
         op, begin = flat.ops[number], times.begin[number]
         seconds = times.end[number] + flat.latency[number] - begin
-        if op.work is not None and seconds > 0:
+        if op.work is not None and seconds > 0 and not isinstance(op.work, HostLaunch):
             served = {stream.partition("-")[0]}
             if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
                 served = {families.get(report.play.plan.axis_of(part), UNATTRIBUTED) for part in op.work.axes}

@@ -24,13 +24,18 @@ al. 2023, doi 10.1145/3567955.3567959, section 5.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
 
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting, shift_shards, sum_shards
+from simulator.schemes.tensor.shared.tensor_overlap import (
+    GemmCollective,
+    OverlapSetting,
+    make_part,
+    shift_shards,
+    sum_shards,
+)
 
 
 class AsyncTP(PulledShards):
@@ -43,7 +48,7 @@ class AsyncTP(PulledShards):
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         (product,), steps = pair.products, self.pull_steps(pair.ranks)
         made = [
-            replace(product, name=f"{product.name} {i}", work=work, after=list(product.after))
+            make_part(product, i, len(steps) + 1, work, product.after)
             for i, work in zip([*range(1, len(steps) + 1), 0], pair.rows(product, [*steps, 1]), strict=True)
         ]
         pulls = shift_shards(pair, [[one] for one in made[:-1]], [pulled == 2 for pulled in steps])

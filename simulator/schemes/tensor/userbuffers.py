@@ -13,8 +13,7 @@ The reduce-scatter of input gradients is not split (`bulk` overlap): it runs dur
 the all-gather for that GEMM during the one of the input gradient, as without userbuffers where the framework has
 `overlap.gradients`. With p ranks, e seconds of a GEMM on 1/p of the rows and c seconds of a shard's transfer, the ring
 exchange takes (p-1) max(c, e) + e seconds. The pipeline of n parts, with E seconds of the GEMM and C of the
-reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of the collectives. The library launches
-all parts of a pair in one op of the framework. One shard of an all-gather is added as a buffer; not counted is that the
+reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of the collectives. One shard of an all-gather is added as a buffer; not counted is that the
 library keeps a buffer of all rows for each GEMM from the start of a run on.
 
 References: https://github.com/NVIDIA/TransformerEngine, in transformer_engine/: `split_overlap_ag`, `split_overlap_rs`,
@@ -31,12 +30,11 @@ from simulator.ir.ops import Gemm
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.lowering.rewrite import Rewrite, split_work
 from simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting
+from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting, make_part
 
 
 class Userbuffers(PulledShards):
     paper = Paper("https://github.com/NVIDIA/TransformerEngine", "Userbuffers of Transformer Engine", 2023)
-    one_call = True
 
     class Options(SchemeOptions):
         splits: int = Field(default=4, ge=1, strict=True)
@@ -50,14 +48,11 @@ class Userbuffers(PulledShards):
         if op.phase == "B" or product.work.n % n:
             return
         columns = replace(product.work, n=product.work.n // n)
-        parts = [replace(product, name=f"{product.name} {i}", work=columns, after=[*product.after]) for i in range(n)]
-        sums = [
-            replace(op, name=f"{op.name} {i}", work=replace(work, sms=self.options.sms), after=[part])
-            for i, (part, work) in enumerate(zip(parts, split_work(pair.work, n), strict=True))
-        ]
+        parts = [make_part(product, i, n, columns, product.after) for i in range(n)]
+        shares = (replace(work, sms=self.options.sms) for work in split_work(pair.work, n))
+        sums = [make_part(op, i, n, work, [part]) for i, (part, work) in enumerate(zip(parts, shares, strict=True))]
         rewrite.swap(product, parts)
         rewrite.swap(op, sums, sums)
-        self.share_launch([*parts, *sums])
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
         p, n, e = setting.p, self.options.splits, setting.gemm_s / setting.p

@@ -190,7 +190,10 @@ def gpt(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm", "gpus": t * p},
-            "framework": {"name": "megatron-core", "set": {"attention": "unfused", **(framework or {})}},
+            "framework": {
+                "name": "megatron-core",
+                "set": {"attention": "unfused", "dummy_gradients": False, **(framework or {})},
+            },
             "batch": {"global": m * B, "micro": B},
             "plan": plan,
         }

@@ -44,6 +44,7 @@ def job(
     return {
         "model": {**GPT, "gated": True, "tied": False, "moe": MOE | (moe or {})},
         "cluster": {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())},
+        "framework": {"set": {"launch_s": 0.0}},
         "batch": {"global": mesh["dp"]},
         "plan": {"mesh": mesh, "views": {"experts": view}, "schemes": [*schemes, *more]},
     }

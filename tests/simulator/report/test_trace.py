@@ -224,7 +224,7 @@ def test_categories_and_work_add_up(name: str, folder: Path) -> None:
         own = [event for event in events(name, folder, "X") if event["pid"] == device and event["cat"] in KINDS]
         for i, kind in enumerate(KINDS):
             seconds = sum(float(event["dur"]) for event in own if event["cat"] == kind) * 1e-6
-            if kind != "pp":
+            if kind not in ("pp", "host"):  # the host has slices of its own, one for each action
                 assert seconds == pytest.approx(program.sums[device, i, 0], abs=1e-9 * len(own))
         flops = sum(event["args"].get("FLOPs", 0) for event in own)
         assert flops == pytest.approx(program.sums[device, :, 3].sum(), rel=1e-12)

@@ -212,7 +212,7 @@ def job(
         "cluster": {"gpu": "h100-sxm", "gpus": gpus},
         "framework": {
             "name": "megatron-core",
-            "set": {"launch_s": launch, "overlap": {"dp": True, "pp": overlap}},
+            "set": {"launch_s": launch, "overlap": {"dp": True, "pp": overlap}, "dummy_gradients": False},
         },
         "batch": {"global": m * plan.get("dp", 1)},
         "plan": {"pp": pp, "schedule": schedule, **plan},

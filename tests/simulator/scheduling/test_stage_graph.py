@@ -38,7 +38,8 @@ def graphpipe(**options: int) -> Schedule:
 
 
 def job(plan: dict[str, Any], gpus: int, model: Any = TOWERS, **more: Any) -> dict[str, Any]:
-    return {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "plan": plan, "batch": {"global": 8}, **more}
+    cluster, framework = {"gpu": "h100-sxm", "gpus": gpus}, {"set": {"dummy_gradients": False}}
+    return {"model": model, "cluster": cluster, "framework": framework, "plan": plan, "batch": {"global": 8}, **more}
 
 
 def joined(pp: int, branches: int = 2, trunk: int = 1, *others: dict[str, Any], **mesh: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.lowering.scope import Scope
 from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from simulator.models.model import LayerKind, Model
 from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import memory_events
@@ -262,7 +262,7 @@ def linear(use: str, sides: tuple[int, ...], tokens: int, h: int, f: int) -> tup
     """The forward and backward ops of a linear [h, f] over `tokens` samples of one position."""
     model = Model(layers=1, hidden=h, heads=4, ffn=f, vocab=64, seq=1)
     mesh, scheme = grid(use, sides)
-    layer = Architecture(model, tokens, 1, 64).layer((False, False))
+    layer = Architecture(model, tokens, 1, 64).layer(LayerKind(experts=False, local=False))
     (up,) = [operator for operator in layer.operators() if operator.name == "up"]
     fragment = Lowering(mesh, [scheme]).lower(up)
     return fragment.forward, fragment.backward, mesh

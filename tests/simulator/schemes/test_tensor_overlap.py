@@ -118,14 +118,6 @@ def test_userbuffers_pipeline_a_sum_and_exchange_rows_in_a_ring() -> None:
     assert listed(overlapped_ops(setting, USERBUFFERS, False, splits=5)) == listed(setting.pair(False).forward)
 
 
-def test_a_pair_of_userbuffers_is_one_op_of_the_framework() -> None:
-    setting = GemmPair(4, 96, 64, 48)
-    for gathers, launched in ((True, ["own all_gather", "product 0"]), (False, ["product 0"])):
-        ops = overlapped_ops(setting, USERBUFFERS, gathers)
-        assert [op.name for op in ops if op.launches] == launched
-        assert all(op.launches for op in overlapped_ops(setting, ASYNC, gathers))
-
-
 @either
 @given(setting=PAIRS, wave=st.sampled_from([1, 4, 132]))
 def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, setting: GemmPair, wave: int) -> None:

@@ -33,6 +33,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "cluster": "dgx-h100:1",
         "batch": {"global": 8, "micro": 1},
         "plan": {"tp": 2, "pp": 2, "zero": 1},
+        "framework": {"set": {"launch_s": 1e-5}},
     },
 }
 NAMES = {

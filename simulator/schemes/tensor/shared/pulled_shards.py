@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 from hardware.errors import PlanError
 from simulator.ir.ops import Memory, Op, TensorUse
 from simulator.ir.registry import find_scheme
 from simulator.lowering.rewrite import Rewrite, replace_dependencies
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap, shift_shards
+from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap, make_part, shift_shards
 
 
 class PulledShards(TensorOverlap):
-    """Base of the schemes in which a rank begins with the GEMM on its own rows and pulls those of the other ranks.
-
-    one_call: a library launches all GEMMs and transfers of a pair in one op of the framework; otherwise each is one.
-    """
-
-    one_call: ClassVar[bool] = False
+    """Base of the schemes in which a rank begins with the GEMM on its own rows and pulls those of the other ranks."""
 
     def pull_steps(self, ranks: int) -> list[int]:
         """Shards that a rank pulls in each step."""
@@ -28,12 +22,14 @@ class PulledShards(TensorOverlap):
 
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, shard, steps = pair.collective, pair.shard, self.pull_steps(pair.ranks)
-        own = Op(f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase)
+        own = Op(
+            f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase, launches=0.0
+        )
         pulls = shift_shards(pair, [[own]] * len(steps), [pulled == 2 for pulled in steps])
         rewrite.swap(op, [own, *pulls])
         products = [
             [
-                replace(one, name=f"{one.name} {i}", work=work, after=replace_dependencies(one.after, {op: [came]}))
+                make_part(one, i, len(steps) + 1, work, replace_dependencies(one.after, {op: [came]}))
                 for i, (work, came) in enumerate(zip(pair.rows(one, [1, *steps]), [own, *pulls], strict=True))
             ]
             for one in pair.products
@@ -41,14 +37,7 @@ class PulledShards(TensorOverlap):
         turns = [one for turn in zip(*products, strict=True) for one in turn]
         for one, made in zip(pair.products, products, strict=True):
             rewrite.swap(one, turns if one is pair.products[0] else [], made[-1:])
-            self.share_launch([*made, *pulls] if one is pair.products[0] else made)
         self.add_buffer(rewrite, pair, shard, own, pulls[-1])
-
-    def share_launch(self, ops: Sequence[Op]) -> None:
-        """Makes the first op the only one that the framework launches, if one call launches all."""
-        if self.one_call:
-            for op in ops[1:]:
-                op.launches = 0.0
 
     def add_buffer(self, rewrite: Rewrite, pair: GemmCollective, nbytes: int, first: Op, last: Op) -> None:
         """Adds the buffer from which other ranks pull, or into which they write, from the first to the last op."""

@@ -161,6 +161,11 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
     return chosen
 
 
+def make_part(op: Op, i: int, parts: int, work: Work, after: Iterable[Op]) -> Op:
+    """Makes one of the parts of an op, which the host launches together as one op of the framework."""
+    return replace(op, name=f"{op.name} {i}", work=work, after=list(after), launches=op.launches / parts)
+
+
 def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]], both_ways: Sequence[bool] = ()) -> list[Op]:
     """Makes shifts in place of a collective: every rank sends a shard to the rank 1, 2, ... further, by copy engines.
 
@@ -169,16 +174,16 @@ def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]], both_ways:
     """
     op, work = pair.collective, replace(pair.work, operation="shift", nbytes=pair.shard, sms=0)
     turns = enumerate(zip(after, both_ways or [False] * len(after), strict=True), 1)
-    return [
-        replace(op, name=f"{op.name} {i}", work=replace(work, by=i, both_ways=both), after=[*waits])
-        for i, (waits, both) in turns
-    ]
+    return [make_part(op, i, len(after), replace(work, by=i, both_ways=both), waits) for i, (waits, both) in turns]
 
 
 def sum_shards(pair: GemmCollective, after: Iterable[Op]) -> Op:
-    """Makes the kernel that adds up the shards received from all ranks, in place of a reduce-scatter."""
+    """Makes the kernel that adds up the shards received from all ranks, in place of a reduce-scatter and launched with
+    their shifts."""
     add = Memory("add", pair.ranks * pair.shard, pair.shard)
-    return replace(pair.collective, name=f"add {pair.collective.name}", stream=COMPUTE, work=add, after=[*after])
+    return replace(
+        pair.collective, name=f"add {pair.collective.name}", stream=COMPUTE, work=add, after=[*after], launches=0.0
+    )
 
 
 def _row_count(op: Op) -> float:
