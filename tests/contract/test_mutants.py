@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -144,7 +145,7 @@ def mutated(module: ModuleType, mistake: Mistake) -> dict[str, Any]:
     assert module.__file__ is not None
     text, changes = re.subn(mistake.place, mistake.mutant, Path(module.__file__).read_text("utf-8"))
     assert changes == 1, "this place of the scheme reads otherwise today: state the mistake for its new text"
-    names: dict[str, Any] = {"__name__": module.__name__}
+    names: dict[str, Any] = {"__name__": module.__name__, "replace": replace}
     exec(compile(text, module.__file__, "exec"), names)
     return names
 

@@ -13,8 +13,8 @@ The reduce-scatter of input gradients is not split (`bulk` overlap): it runs dur
 the all-gather for that GEMM during the one of the input gradient, as without userbuffers where the framework has
 `overlap.gradients`. With p ranks, e seconds of a GEMM on 1/p of the rows and c seconds of a shard's transfer, the ring
 exchange takes (p-1) max(c, e) + e seconds. The pipeline of n parts, with E seconds of the GEMM and C of the
-reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of the collectives. One shard of an all-gather is added as a buffer; not counted is that the
-library keeps a buffer of all rows for each GEMM from the start of a run on.
+reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of the collectives. One shard of an
+all-gather is added as a buffer; not counted is that the library keeps a buffer of all rows for each GEMM all the time.
 
 References: https://github.com/NVIDIA/TransformerEngine, in transformer_engine/: `split_overlap_ag`, `split_overlap_rs`,
 `bulk_overlap` of common/comm_gemm_overlap/comm_gemm_overlap.cpp; the method of each GEMM, its splits and
