@@ -39,6 +39,13 @@ FITTED = """\
   2022, DGX Cloud).
 - `sustained_fp8` of Hopper: 161 steps in 8 bits on H100 and H200 of seven sources, with equal weight of the sources.
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
+- Host time of an op of Megatron-Core, and of each expert: 60 runs of Megatron-Bridge with experts that no CUDA graph
+  launches; 9 of them for experts that drop tokens.
+- Grouped GEMMs in 8 and 4 bits, and on Blackwell: one dense GEMM for each expert, times 1.05 to 1.32 by layout, from 82
+  measured grouped GEMMs.
+- `launch_s` of `megatron-deepspeed`: 74 steps of BLOOM's tests.
+- Misaligned batched GEMMs: the steps of BLOOM's tests whose heads are no multiple of 8.
+- Triton's attention on Hopper: 40 runs of LLM Foundry.
 - `rates` of the profiles `llm-foundry` and `torchtitan`: their own runs.
 - Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
 - Sigmas of profiles and of assumed fields: residuals of these runs.
@@ -50,13 +57,15 @@ in-sample for what is fitted on published runs.
 CAUSES = """\
 ## Known causes of large errors
 
-- Models with experts whose layers are short (micro-batch 1): the host waits for token counts, and kernels per expert
-  are launched one by one; neither is modelled, and forecasts are up to 60 % too short.
-- Recipes of Megatron-Bridge from 26.06 on fuse the kernels of experts: forecasts are some 25 % too long.
-- Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 15 to 30 % slower than those of 2024; releases change nothing yet.
-- BLOOM's tests with eight tensor ranks, and with small micro-batches: 15 to 25 % too short, for an unknown reason.
-- JAX: what is recomputed is a policy of XLA that runs do not state.
-- Attention of LLM Foundry on H100 (Triton of 2023) with sequences from 16,384 on: some 20 % too long.
+- Models with experts: releases of Megatron-Bridge within one year differ by up to 1.8 times at the same plan (Qwen3-30B on
+  H100, 26.02 and 26.02.01). Before 26.02.01 its micro-batches on H100 and B200 took longer than their kernels and hosts
+  explain: forecasts are up to 55 % too short. From 26.06 on recipes fuse the kernels between the GEMMs of experts, which
+  is not modelled: DeepSeek-V3 is 12 to 15 % too long.
+- GPT-OSS: 25 % too short, 44 % in MXFP8; attention with sinks and clamped activations may not be fused.
+- Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 30 % slower than those of 2024 with the same settings.
+- LoRA on Blackwell in MLPerf v5.1: 15 to 40 % too long; its submitters may have run NVFP4.
+- MI300X in LoRA: 30 to 40 % too short on two and four nodes.
+- JAX: what is recomputed is a policy of XLA that runs do not state; PaxML's attention is of 2023.
 """
 
 

@@ -149,11 +149,11 @@ def memory(report: Report) -> Figure:
 
 def device_bars(report: Report) -> list[Bar]:
     """Memory of every device at its peak."""
-    framework = report.job.framework.memory
+    context = report.job.framework.memory.context_gib * GIB
     found = []
-    for device, peak in enumerate(report.play.peaks):
+    for device, (peak, need) in enumerate(zip(report.play.peaks, report.needs, strict=True)):
         by = {category: float(peak.by.get(category, 0.0)) for category in CATEGORIES}
-        found.append(Bar(device, by, sum(by.values()) * (framework.reserved_share - 1), framework.context_gib * GIB))
+        found.append(Bar(device, by, need - sum(by.values()) - context, context))
     return found
 
 
@@ -171,9 +171,8 @@ def choose_devices(devices: int, full: int, most: int = ROWS) -> list[int]:
 
 
 def tensor_room(report: Report) -> float:
-    """Memory that tensors can use: capacity without context and fragmentation [bytes]."""
-    framework = report.job.framework.memory
-    return (report.capacity - framework.context_gib * GIB) / framework.reserved_share
+    """Memory that tensors can use: capacity without context [bytes]."""
+    return report.capacity - report.job.framework.memory.context_gib * GIB
 
 
 def sample_columns(moments: np.ndarray, held: np.ndarray, span: float, count: int = BINS) -> np.ndarray:

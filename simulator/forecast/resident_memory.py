@@ -59,7 +59,7 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
             continue
-        main = full if framework.main_weights != framework.weights and not cut else 0
+        main = 0 if cut else framework.main_copy_bytes
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if framework.stale_gradients and not framework.fused_gradients and framework.gradients != framework.weights:

@@ -146,7 +146,7 @@ def _update(
         tuple((param, count) for param, count in params if param.trained),
         BYTES[framework.gradients],
         BYTES[framework.gradients] + state,
-        state + (BYTES[framework.weights] if framework.weights != framework.main_weights else 0),
+        BYTES[framework.weights] + framework.main_copy_bytes + 2 * BYTES[framework.moments],
         shared,
         plan.pipeline_axis,
         clipped=plan.schedule.flush,

@@ -440,10 +440,13 @@ class Loss(Operator):
 
     traffic: bytes moved per logit, forward and backward.
     kept: bytes saved per logit for the backward pass.
+    peaks: bytes held per logit at most in the backward pass, with a whole and with a sharded vocabulary: what is kept,
+        the gradient of the logits and temporaries; 0: no temporaries.
     """
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
+    peaks: tuple[int, int] = (0, 0)
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         return required_layout(tensor, divide)
@@ -458,7 +461,19 @@ class Loss(Operator):
         return [kernels[0], *joins, kernels[1]]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0, backward=True)]
+        # Temporaries are what a first kernel hands to a second one.
+        traffic, logits = self.traffic[1], at.size(self.ins[0])
+        parts = (traffic // 2, traffic - traffic // 2) if self._temporaries(at) else (traffic,)
+        return [Memory("cross-entropy", part * logits, 0, backward=True) for part in parts]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("softmax", self.kept * at.size(self.ins[0]), "logits")]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        temporaries = self._temporaries(at)
+        return [(0, 1, temporaries * at.size(self.ins[0]))] if backward and temporaries else []
+
+    def _temporaries(self, at: LocalShapes) -> int:
+        """Bytes per logit beside what is kept and the gradient of the logits."""
+        gradient = int(BYTES[self.ins[0].gradient.dtype])
+        return max(0, self.peaks[bool(at.axes_of("v"))] - self.kept - gradient)

@@ -336,6 +336,7 @@ class Param:
     view: the view of the mesh that shards its operator.
     trained: whether it has a gradient and optimizer states.
     matrix: local elements of one matrix of a linear layer; 0 of other parameters.
+    in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     """
 
     name: str
@@ -349,6 +350,7 @@ class Param:
     view: str = ""
     trained: bool = True
     matrix: int = 0
+    in_layer: bool = True
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
 from simulator.costs.kernels.libraries import AttentionLibrary
+from simulator.ir.ops import BYTES
 from simulator.job.release import find_month, generations_of
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -69,18 +70,24 @@ class LossKernels(FrameworkPart):
     forward: bytes moved in the forward pass.
     backward: bytes moved in the backward pass.
     kept: bytes saved for the backward pass.
+    peak: bytes held at most in the backward pass: `kept`, the gradient of the logits and temporaries; 0: without
+        temporaries.
+    sharded_peak: the same where the vocabulary is sharded, by other kernels; 0: as `peak`.
     """
 
     forward: int = Field(ge=0)
     backward: int = Field(ge=0)
     kept: int = Field(ge=0)
+    peak: int = Field(default=0, ge=0)
+    sharded_peak: int = Field(default=0, ge=0)
 
 
 class ProcessMemory(FrameworkPart):
     """GPU memory of the process beyond its tensors."""
 
     reserved_share: float = Field(ge=1, le=100)
-    """Memory reserved by the caching allocator over allocated memory, at the peak."""
+    """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
+    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
 
@@ -100,6 +107,9 @@ class Framework(FrameworkPart):
     main_weights: Format
     """Format of the main weights, the optimizer's copy."""
     moments: Format
+    weight_remainders: bool = False
+    """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy
+    (`store_param_remainders` of Apex's DistributedFusedAdam)."""
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
     attention_library: AttentionLibrary | Literal[""] = ""
@@ -107,6 +117,9 @@ class Framework(FrameworkPart):
     gathers_apart: bool = False
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
+    root_stays_gathered: bool = False
+    """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end
+    of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     stale_gradients: bool = False
@@ -167,6 +180,19 @@ class Framework(FrameworkPart):
             on = ["cuda_graphs"] * bool(self.cuda_graphs) + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
         return self
+
+    @property
+    def main_copy_bytes(self) -> int:
+        """Bytes per parameter of the optimizer's main weights beside the weights of the computation."""
+        if self.main_weights == self.weights:
+            return 0
+        main = int(BYTES[self.main_weights])
+        return main - int(BYTES[self.weights]) if self.keeps_remainders else main
+
+    @property
+    def keeps_remainders(self) -> bool:
+        """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
+        return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
 
     @property
     def exposed_launch_s(self) -> float:

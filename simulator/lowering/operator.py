@@ -55,7 +55,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         copies, trained = _copies(weight, at), not operator.frozen
         linear = isinstance(operator, Linear) and not isinstance(operator, Head) and len({*weight.dims} - {"e"}) == 2
         matrix = size // weight.local_dims(rested, scope.mesh).get("e", 1) if linear else 0
-        params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained, matrix))
+        kind = tied, copies, view, trained, matrix, scope.in_layer
+        params.append(Param(weight.name, size, total, partial, ready, end, *kind))
     # A tied output layer on the device of the embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds
     frag.params = [] if borrows else params

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import LOWEST, Operator, Unit, walk
+from simulator.ir.modules import LOWEST, Layer, Operator, Unit, walk
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Boundary, Cast, Residual, Sum
 from simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
@@ -34,6 +34,7 @@ class Scope:
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
     incoming_gradient: the memory key of the gradient that enters the unit.
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
+    in_layer: the unit is a layer.
     captured: CUDA graphs launch all ops but those of experts.
     host_waits: the host waits for routers, and experts have different numbers of tokens.
     """
@@ -49,7 +50,7 @@ class Scope:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
         self.captured, self.host_waits = captured, host_waits
         self.incoming_gradient = ""
-        self.embeds = False
+        self.embeds = self.in_layer = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
@@ -170,6 +171,7 @@ class Scope:
             notes.clear()
         # Token ids, and tensors computed from them by frozen operators only.
         self._without_gradient = {unit.residual_in.name} if unit.residual_in and LOWEST in unit.marks else set()
+        self.in_layer = isinstance(unit, Layer)
         walk(unit, self._note)
         ends: list[str | None] = []
         nbytes = 0

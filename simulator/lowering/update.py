@@ -46,9 +46,9 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """Groups parameters of equal size and reduction axes; returns one of each group and the elements of all."""
+    """Groups parameters of equal size, place and reduction axes; returns one of each group and the elements of all."""
     found: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
-        key = param.partial, param.view, param.trained, param.size
+        key = param.partial, param.view, param.trained, param.in_layer, param.size
         found[key] = param, found.get(key, (param, 0))[1] + count * param.size
     return list(found.values())

@@ -420,7 +420,7 @@ class Architecture(Shapes):
         return [
             Norm("final_norm", (x,), (normed,), scales),
             Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, shared_weights=read),
-            Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
+            Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept, self.loss_peaks),
         ]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:

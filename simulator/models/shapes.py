@@ -26,6 +26,7 @@ class Shapes:
     attention: attention kernel, ``flash`` or ``unfused``.
     loss_traffic: bytes moved per logit by the loss, forward and backward.
     loss_kept: bytes saved per logit by the loss.
+    loss_peaks: bytes held per logit by the backward pass of the loss, with a whole and with a sharded vocabulary.
     quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
     tokens_before: tokens of the sequence before the slice.
     tokens_after: tokens of the sequence after the slice.
@@ -44,6 +45,7 @@ class Shapes:
     attention: str = "flash"
     loss_traffic: tuple[int, int] = (14, 6)
     loss_kept: int = 4
+    loss_peaks: tuple[int, int] = (0, 0)
     quantised: str = ""
     tokens_before: int = 0
     tokens_after: int = 0

@@ -144,6 +144,7 @@ class Plan:
             framework.attention,
             (framework.loss.forward, framework.loss.backward),
             framework.loss.kept,
+            (framework.loss.peak, framework.loss.sharded_peak or framework.loss.peak),
             framework.quantised,
             adapters=job.adapters,
             document=job.batch.document,

@@ -185,20 +185,32 @@ class Metrics:
 
     @property
     def peak_reserved(self) -> float:
-        """Peak memory reserved by the caching allocator [bytes]: allocated memory and fragmentation."""
-        return self.peak_allocated * self.job.framework.memory.reserved_share
+        """Peak memory reserved by the caching allocator [bytes]: allocated memory, cached blocks and fragmentation."""
+        return self.peak_device - self.job.framework.memory.context_gib * GIB
 
     @property
     def peak_device(self) -> float:
         """Peak memory that nvidia-smi shows [bytes]: reserved memory, the CUDA context and buffers of libraries."""
-        return self.peak_reserved + self.job.framework.memory.context_gib * GIB
+        return max(self.needs)
+
+    @cached_property
+    def needs(self) -> list[float]:
+        """Peak memory of a GPU of every pipeline device that nvidia-smi shows [bytes].
+
+        The allocator returns cached blocks to the GPU before it fails (`release_cached_blocks` in PyTorch's
+        CUDACachingAllocator.cpp), so cached memory ends at the capacity of the GPU.
+        """
+        memory = self.job.framework.memory
+        context = memory.context_gib * GIB
+        return [
+            max(peak.total + context, min(peak.total * memory.reserved_share + context, capacity))
+            for peak, capacity in zip(self.play.peaks, self.capacities, strict=True)
+        ]
 
     @property
     def excess(self) -> list[float]:
         """Bytes that every pipeline device needs beyond the memory of its GPU; negative where memory stays free."""
-        memory = self.job.framework.memory
-        needed = [peak.total * memory.reserved_share + memory.context_gib * GIB for peak in self.play.peaks]
-        return [need - capacity for need, capacity in zip(needed, self.capacities, strict=True)]
+        return [need - capacity for need, capacity in zip(self.needs, self.capacities, strict=True)]
 
     @cached_property
     def host_uses(self) -> list[HostUse]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil, inf
@@ -39,12 +39,14 @@ class Ideal:
     """Prices without overheads: FLOPs, bytes of memory and bytes of buffers, each over one rate.
 
     latency: of a message between stages, which does not block its sender.
+    launch: of an op by the host.
     """
 
     flops: float = 1e9
     memory: float = 1e8
     links: float = 1e7
     latency: float = 0.0
+    launch: float = 0.0
 
     def __call__(self, work: Work) -> tuple[float, float, float]:
         work = slowest_rank(work)
@@ -54,7 +56,7 @@ class Ideal:
             case Memory():
                 return work.bytes / self.memory, 0.0, 0.0
             case HostLaunch():
-                return 0.0, 0.0, 0.0
+                return work.number * self.launch, 0.0, 0.0
         return work.nbytes / self.links, 0.0, self.latency if isinstance(work, Transfer) else 0.0
 
 
@@ -295,7 +297,8 @@ def play_job(
 ) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices. orders: in place of the schedule's."""
     plan = resolve_plan(load_job(job, changes), price=price)
-    stages, program = build_program(plan, price, orders=orders)
+    priced = replace(price, launch=plan.job.framework.hidden_launch_s) if isinstance(price, Ideal) else price
+    stages, program = build_program(plan, priced, orders=orders)
     found = play_forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)
 

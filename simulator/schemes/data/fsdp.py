@@ -3,7 +3,8 @@
 A unit is a transformer layer or several, the embedding, or the output layer with its loss. Its weights are all-gathered
 before its forward pass and freed after it, all-gathered again before its backward pass, and its gradients
 reduce-scattered after that, in every micro-batch. The weights of the next unit are all-gathered during the computation
-of the current one, so two units are whole at a time.
+of the current one, so two units are whole at a time. Weights outside of the layers are those of PyTorch's root unit,
+which is not freed after its forward pass (`root_stays_gathered` of the framework).
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
@@ -80,7 +81,7 @@ class FSDP(ShardedScheme):
 
     @property
     def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.across_microbatches
+        return super().lowering_key, self.across_microbatches, self.framework.root_stays_gathered
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.across_microbatches:
@@ -100,7 +101,8 @@ class FSDP(ShardedScheme):
         return super().prefetch_depth(forward) if self.options.prefetch is None else self.options.prefetch
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
-        kept = not self.options.reshard and not self.across_microbatches
+        root = self.framework.root_stays_gathered and not param.in_layer
+        kept = (root or not self.options.reshard) and not self.across_microbatches
         return () if kept and self.shards_at_rest("parameters", param) else None
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

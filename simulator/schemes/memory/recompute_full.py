@@ -10,6 +10,9 @@ its collectives: about a third more time. What is in `keep` is not computed agai
 - `alternate_linear`: outputs of every second matrix product, from the first one on, as torchtitan's op-level selective
   recompute counts them; it keeps results of attention, too.
 
+Without a compiler, results in `keep` are stored whether or not a backward pass reads them, as that of the last linear
+layer of an MLP (`_CachingTorchDispatchMode` in torch/utils/checkpoint.py).
+
 With `early_stop` it ends with the last tensor that the backward pass reads: the last linear layer of an MLP, a fifth
 to a third of the FLOPs of the layer's products, and the collective behind it are not computed again. Non-reentrant
 checkpoints of PyTorch do so from 2.1 on (`torch.utils.checkpoint`, `set_checkpoint_early_stop`), and XLA does;
@@ -20,7 +23,7 @@ attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; polici
 (AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block).
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from math import inf
 from typing import Literal
@@ -47,6 +50,10 @@ class RecomputeFull(MemoryScheme):
         early_stop: bool = False
         """What only makes the output of a layer is not recomputed; by default as the framework does."""
 
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self.framework.compile
+
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
@@ -55,6 +62,8 @@ class RecomputeFull(MemoryScheme):
             return inner(module)
         kept, stop = self._kept_results(module), self.options.early_stop
         fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None, stop)
+        if not self.framework.compile and fragment.backward:
+            _store_unread(fragment, kept)
         for operator in module.operators():
             if isinstance(operator, Linear):
                 self._narrow(fragment, operator, kept)
@@ -85,3 +94,9 @@ class RecomputeFull(MemoryScheme):
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")
+
+
+def _store_unread(fragment: Fragment, kept: set[str]) -> None:
+    """Keeps results in memory that no backward op reads, until the backward pass of the layer ends."""
+    stored = [use for use in fragment.tensor_uses if use.made and use.key.partition("@")[0] in kept]
+    fragment.tensor_uses += [replace(use, op=fragment.backward[-1], made=False) for use in stored]

@@ -1,0 +1,99 @@
+"""Memory of a GPU: loss, root unit of FSDP, unread results of recomputation, remainders of weights, cached blocks."""
+
+from typing import Any
+
+import pytest
+
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
+from simulator.report.report import Report
+
+HIDDEN, VOCAB, TOKENS, LAYERS = 256, 65536, 1024, 4
+PARAMETERS_OF_TABLE = VOCAB * HIDDEN
+
+
+def report(
+    plan: dict[str, Any],
+    gpus: int = 1,
+    name: str = "torchtitan",
+    shared_work: SharedWork | None = None,
+    **framework: Any,
+) -> Report:
+    """A small model whose peak is in the backward pass of the loss: its vocabulary is 256 times its hidden size."""
+    shape = {"layers": LAYERS, "hidden": HIDDEN, "heads": 2, "ffn": 4 * HIDDEN, "gated": True, "tied": False}
+    given = dict(framework)
+    release = given.pop("release", None)
+    return simulate(
+        {
+            "model": {**shape, "vocab": VOCAB, "seq": TOKENS, "norm": "rmsnorm", "positions": "rope"},
+            "cluster": {"gpu": "h100-sxm", "gpus": gpus, "gpus_per_node": 8},
+            "framework": {"name": name, "set": given} | ({"release": release} if release else {}),
+            "batch": {"global": gpus, "micro": 1, "sequence": TOKENS},
+            "plan": plan,
+        },
+        shared_work=shared_work,
+    )
+
+
+def loss(peak: int, sharded_peak: int = 0) -> dict[str, int]:
+    return {"forward": 22, "backward": 18, "kept": 4, "peak": peak, "sharded_peak": sharded_peak}
+
+
+def test_the_loss_holds_its_temporaries_in_the_backward_pass() -> None:
+    """Log-softmax, the gradient of the log-likelihood and that of the log-softmax: three fp32 numbers a logit. Without
+    temporaries log-softmax and the gradient of the logits in bf16."""
+    unfused, fused = (report({}, loss=loss(peak)).peak_allocated for peak in (12, 6))
+    assert unfused - fused == (12 - 6) * TOKENS * VOCAB
+    assert report({}, loss=loss(0)).peak_allocated == fused
+
+
+def test_a_sharded_loss_has_a_peak_of_its_own() -> None:
+    plan = {"tp": 2, "sequence_parallel": False}
+    unlike, alike = (report(plan, 2, loss=loss(12, sharded)).peak_allocated for sharded in (16, 0))
+    assert unlike - alike == (16 - 12) * TOKENS * VOCAB / 2
+    assert report({}, loss=loss(12, 16)).peak_allocated == report({}, loss=loss(12)).peak_allocated
+
+
+def test_the_root_unit_of_fsdp_stays_gathered() -> None:
+    """Sharded fp32 weights; whole in bf16 embedding, final norm, output layer, and the last layer ahead of use."""
+    plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/fsdp", "over": "dp"}]}
+    shared_work = SharedWork()
+    stays, freed = (report(plan, 2, shared_work=shared_work, root_stays_gathered=word) for word in (True, False))
+    peaks = [dict(one.play.peaks[0].by) for one in (stays, freed)]
+    states = 4 * stays.job.model.parameters / 2
+    root, layer = 2 * PARAMETERS_OF_TABLE + HIDDEN, (4 + 3 * 4) * HIDDEN**2 + 2 * HIDDEN
+    assert peaks[0]["parameters"] == states + 2 * (root + layer)
+    assert peaks[1]["parameters"] < peaks[0]["parameters"]
+    assert stays.step_time <= freed.step_time  # one all-gather less
+
+
+def test_results_that_no_backward_pass_reads_are_stored_without_a_compiler() -> None:
+    """Of the seven products of a layer, the first, third, fifth and seventh are kept; nothing reads the seventh."""
+    scheme = {"use": "memory/recompute-full", "keep": ["core_attn", "alternate_linear"]}
+    plan = {"mesh": {}, "schemes": [scheme]}
+    shared_work = SharedWork()
+    eager, compiled = (report(plan, shared_work=shared_work, compile=word).peak_allocated for word in (False, True))
+    assert eager - compiled == LAYERS * 2 * TOKENS * HIDDEN
+
+
+def test_nemo_keeps_remainders_of_weights_until_nemo_2() -> None:
+    """2 bytes a parameter instead of 4; with fp16, which is not the upper half of fp32, a whole copy."""
+    old, new = (report({}, name="nemo", release=month) for month in ("2024-07", "2025-01"))
+    optimizer = [one.play.peaks[0].by["optimizer"] / one.job.model.parameters for one in (old, new)]
+    assert optimizer == [10, 12]
+    fp16 = report({}, name="nemo", release="2024-07", weights="fp16")
+    assert fp16.play.peaks[0].by["optimizer"] == 12 * fp16.job.model.parameters
+
+
+@pytest.mark.parametrize(("share", "cached"), [(1.1, 1.1), (1e2, None)])
+def test_cached_blocks_end_at_the_capacity(share: float, cached: float | None) -> None:
+    found = report({}, memory={"reserved_share": share, "context_gib": 2.0})
+    room = found.capacity - 2 * 2**30
+    assert found.peak_reserved == pytest.approx(room if cached is None else cached * found.peak_allocated)
+    assert found.fits and found.peak_device <= found.capacity
+
+
+def test_tensors_that_exceed_the_capacity_do_not_fit() -> None:
+    found = report({}, memory={"reserved_share": 1.5, "context_gib": 79.0})
+    assert not found.fits
+    assert found.peak_device == found.peak_allocated + 79 * 2**30
