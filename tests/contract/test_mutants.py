@@ -177,7 +177,7 @@ def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
     kind: Any = find_scheme(OVERLAP)
     if names is not None:
         gathers = {"replace_gather": names["PulledShards"].replace_gather}
-        mutant = names.get(kind.__name__) or type(kind.__name__, (kind,), gathers)
+        mutant: Any = names.get(kind.__name__) or type(kind.__name__, (kind,), gathers)
         mutant.name, kind = kind.name, mutant
     mesh = Mesh({"cp": 2, "tp": 4})
 
