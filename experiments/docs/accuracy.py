@@ -35,9 +35,10 @@ FITTED = """\
 - Kernels (GEMMs, grouped GEMMs, attention, memory-bound ones): tables of measured kernels, see
   [calibration.md](calibration.md).
 - Collectives, messages, token dispatch: tables of NCCL and DeepEP.
-- `sustained` of Ampere and Hopper, `memory_bound` of Megatron-Core: 20 steps of GPT models (Megatron-LM of 2021 and
-  2022, DGX Cloud).
-- `sustained_fp8` of Hopper: 161 steps in 8 bits on H100 and H200 of seven sources, with equal weight of the sources.
+- `sustained` of Ampere, `memory_bound` of Megatron-Core: 20 steps of GPT models (Megatron-LM of 2021 and 2022, DGX
+  Cloud).
+- `sustained` and `sustained_fp8` of Hopper: 96 steps in bf16 and 96 in 8 bits on H100 and H200, with equal weight of
+  the sources. `sustained` of Blackwell: 111 steps, with equal weight of the number formats.
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
 - Host time of an op of Megatron-Core, and of each expert: 60 runs of Megatron-Bridge with experts that no CUDA graph
   launches; 9 of them for experts that drop tokens.

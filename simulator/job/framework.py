@@ -47,8 +47,8 @@ class CommunicationOverlap(FrameworkPart):
     gradients: bool = True
     """Communication of activation gradients overlaps with the weight gradients of the same linear layer."""
     tp: bool = False
-    """Tensor-parallel communication overlaps with GEMMs, chunk by chunk; a plan without a scheme for that gets
-    tensor/async-tp."""
+    """Tensor-parallel communication overlaps with GEMMs, chunk by chunk; a plan without a scheme for that gets the
+    framework's `tensor_overlap`."""
     ep: bool = False
     """Backward token dispatch overlaps with the weight gradients of the experts; otherwise it follows them."""
 
@@ -144,6 +144,8 @@ class Framework(FrameworkPart):
     of PyTorch from 2.1 on, XLA); otherwise the layer's output is computed again, too."""
     vocab_multiple: int = Field(ge=1)
     """The vocabulary is padded to a multiple of this times tp."""
+    tensor_overlap: Literal["tensor/async-tp", "tensor/userbuffers"] = "tensor/async-tp"
+    """Scheme that a plan gets with `overlap.tp`: the framework's way to overlap tensor-parallel communication."""
     overlap: CommunicationOverlap
     bucket: Bucket
     loss: LossKernels

@@ -66,7 +66,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
-    plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
+    plan = add_tensor_overlap(plan, framework.tensor_overlap) if framework.overlap.tp else plan
     plan = add_early_stop(plan) if framework.recompute_early_stop else plan
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}

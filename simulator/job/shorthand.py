@@ -13,14 +13,14 @@ from simulator.job.job import LongPlan, SchemeEntry, ShortPlan
 from simulator.models.model import Model
 
 
-def add_tensor_overlap(plan: LongPlan) -> LongPlan:
-    """The plan with tensor/async-tp, if it has tensor parallelism and no scheme that overlaps it."""
+def add_tensor_overlap(plan: LongPlan, use: str) -> LongPlan:
+    """The plan with the scheme `use`, if it has tensor parallelism and no scheme that overlaps it."""
     uses = [entry.use for entry in plan.schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and use in scheme_names()]
     if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
         return plan
     schemes = [*plan.schemes]
-    schemes.insert(tensor[0], SchemeEntry(use="tensor/async-tp"))
+    schemes.insert(tensor[0], SchemeEntry(use=use))
     return plan.model_copy(update={"schemes": tuple(schemes)})
 
 

@@ -167,6 +167,7 @@ OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
     "across_microbatches": (True,),
     "keep_state": ("gathered",),
+    "weights": ("broadcast shards", "broadcast parameters"),
     "period": (1, 2, 5),
     "average": ("weights and moments",),
     "persistence": (0, 1000),

@@ -23,6 +23,7 @@ from simulator.ir.ops import Fragment
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import LowerModule, Scheme
 from simulator.schemes.sequence.shared import ring_attention
+from simulator.schemes.tensor.shared import pulled_shards
 from tests.contract.checked import layer_problems
 from tests.contract.measure import make
 
@@ -101,8 +102,8 @@ OVERLAP_MISTAKES = {
         "nobody waits for <B reduce_scatter",
     ),
     "buffers of messages have zero bytes": Mistake(
-        r"self\._add_buffer\(rewrite, pair, shard, own,",
-        "self._add_buffer(rewrite, pair, shard // pair.work.nbytes, own,",
+        r"self\.add_buffer\(rewrite, pair, shard, own,",
+        "self.add_buffer(rewrite, pair, shard // pair.work.nbytes, own,",
         "pulled, which has zero bytes",
     ),
     "gradients are never added": Mistake(
@@ -136,7 +137,7 @@ OVERLAP_MISTAKES = {
         "runs along cp, and tensor schemes along ['tp']",
     ),
 }
-"""Mistakes in the module of the overlap."""
+"""Mistakes in the module of the overlap, or in `pulled_shards`, its base."""
 
 
 def mutated(module: ModuleType, mistake: Mistake) -> dict[str, Any]:
@@ -171,11 +172,13 @@ def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
 
 
 def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
-    """Violations in an overlap scheme with tensor parallelism of four ranks. names: of a mutant."""
+    """Violations in an overlap scheme with tensor parallelism of four ranks. names: of a mutant of its module, or of
+    that of its base."""
     kind: Any = find_scheme(OVERLAP)
     if names is not None:
-        name, kind = kind.name, names[kind.__name__]
-        kind.name = name
+        gathers = {"replace_gather": names["PulledShards"].replace_gather}
+        mutant: Any = names.get(kind.__name__) or type(kind.__name__, (kind,), gathers)
+        mutant.name, kind = kind.name, mutant
     mesh = Mesh({"cp": 2, "tp": 4})
 
     def schemes() -> Sequence[Scheme]:
@@ -198,6 +201,8 @@ def test_a_mistake_in_a_ring_is_seen(mistake: str) -> None:
 
 @pytest.mark.parametrize("mistake", OVERLAP_MISTAKES)
 def test_a_mistake_in_an_overlap_is_seen(mistake: str) -> None:
-    module = sys.modules[find_scheme(OVERLAP).__module__]
-    found = overlap_problems(mutated(module, OVERLAP_MISTAKES[mistake]))
-    assert any(OVERLAP_MISTAKES[mistake].seen in problem for problem in found), found
+    change = OVERLAP_MISTAKES[mistake]
+    scheme = sys.modules[find_scheme(OVERLAP).__module__]
+    own = re.search(change.place, Path(str(scheme.__file__)).read_text("utf-8"))
+    found = overlap_problems(mutated(scheme if own else pulled_shards, change))
+    assert any(change.seen in problem for problem in found), found

@@ -279,8 +279,7 @@ def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: 
         if spec.width(axis) == 1:
             continue
         value = assumptions.value_or_usual(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
-        # Tensor-parallel overlap differs between programs: `overlap.tp` means PyTorch's async-TP only.
-        if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
+        if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
     if row.is_of_torch_1:
@@ -311,14 +310,11 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
     if sharding != "none" and dp * cp > 1:
         group = assumptions.value_or_usual("shard_group", spec.shard_group, _usual_group(spec, sharding))
         if group != dp * cp and sharding != "fsdp-grad-op":
-            if sharding != "fsdp-hybrid" or dp % group:
+            if "replicate" not in _options(SHARDING[sharding]) or dp * cp % group or group % cp:
                 rule = f"{SHARDING[sharding]} over {group} of {dp * cp} data-parallel ranks is not supported"
                 raise _refusal("shard_group", rule, group)
-            if "replicate" not in _options("data/fsdp"):
-                rule = f"hybrid sharding over groups of {group} ranks is not supported yet"
-                raise _refusal("sharding", rule, sharding)
-            mesh = {"pp": pp, "replicate": dp // group, "shard": group, "cp": cp, "tp": tp}
-            data = {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
+            mesh = {"pp": pp, "replicate": dp * cp // group, "shard": group // cp, "cp": cp, "tp": tp}
+            data = {"use": SHARDING[sharding], "over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
         assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism

@@ -229,7 +229,7 @@ def test_networks_of_another_family_borrow_as_well():
 
 def test_a_long_step_takes_something_off():
     assert SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("ampere") < 1
-    assert SHIPPED.sustained_rate("blackwell") == SHIPPED.sustained_rate("hopper")
+    assert SHIPPED.sustained_rate("cdna3") == SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("blackwell") < 1
     assert SHIPPED.sustained_rate("volta") == SHIPPED.sustained_rate("ampere")
 
 

@@ -72,7 +72,7 @@ def test_overlap_of_tensor_parallelism_is_a_scheme_of_the_plan() -> None:
     uses = [entry.use for entry in overlapped.plan.schemes]
     before = [entry.use for entry in plain.plan.schemes]
     at = before.index("tensor/megatron-sp")
-    assert uses == [*before[:at], "tensor/async-tp", *before[at:]]
+    assert uses == [*before[:at], "tensor/userbuffers", *before[at:]]
     assert [entry.use for entry in load_job(overlapped.to_dict()).plan.schemes] == uses
     assert simulate(overlapped).step_time < simulate(plain).step_time
 

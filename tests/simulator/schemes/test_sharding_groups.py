@@ -42,7 +42,60 @@ def test_hybrid_sharding_sums_shards_among_the_copies() -> None:
     assert sum(played.resting(0).values()) == pytest.approx(16 * PSI / f)
 
 
-@pytest.mark.parametrize("use", ["data/fsdp", "data/mics"])
+def test_groups_of_optimizer_states_sum_shards_among_the_copies_once_a_step() -> None:
+    """`num_distributed_optimizer_instances` of Megatron-Core: buckets are reduce-scattered in a group of 4 ranks, and
+    their shards all-reduced between 2 groups; updated weights are all-gathered in a group.
+    """
+    f, r, batch = 4, 2, 3
+    job = job_of("data/zero-1", {"replicate": r, "shard": f}, batch, replicate="replicate")
+    played = play_job(job, Ideal(links=1e7))
+    moved = wire(played)
+    assert [operation for operation, _ in moved] == ["all_gather"] * (len(moved) // 2) + ["reduce_scatter"] * (
+        len(moved) // 2
+    )
+    scatters = [nbytes for operation, nbytes in moved if operation == "reduce_scatter"]
+    assert sum(scatters) == 4 * PSI and sum(nbytes for _, nbytes in moved) == (4 + 2) * PSI
+    assert wire(played, "data-replicas") == [("all_reduce", nbytes // f) for nbytes in scatters]
+    scattered = [n for n, op in data_ops(played) if op.work.operation == "reduce_scatter"]  # type: ignore[union-attr]
+    for one, other in zip(scattered, (n for n, _ in data_ops(played, "data-replicas")), strict=True):
+        assert played.times.begin[other] >= played.times.end[one]
+    assert sum(played.resting(0).values()) == pytest.approx((6 + 12 / f) * PSI)
+
+
+def test_groups_without_overlap_sum_shards_before_the_update() -> None:
+    """A hand-computed step: 4 PSI bytes are scattered in groups of 4, PSI bytes all-reduced between 2 groups, and 2 PSI
+    bytes gathered, one after another."""
+    setting = DataRanks(4, 1, 2, overlap=False)
+    _, plan, (update,) = setting.lower_stages("data/zero-1")
+    moved = [op for op in update.forward if op.stream.startswith("data")]
+    whole = sum(setting.unit_elements)
+    assert [(op.work.operation, op.work.nbytes) for op in moved] == [  # type: ignore[union-attr]
+        ("reduce_scatter", 4 * whole),
+        ("all_reduce", whole),
+        ("all_gather", 2 * whole),
+    ]
+    assert moved[1].after == moved[:1] and plan.mesh.size(moved[1].work.axes) == 2  # type: ignore[union-attr]
+    (adam,) = [op for op in update.forward if op.name == "adam"]
+    assert set(moved[:2]) <= set(adam.after) and moved[2].after == update.forward[-2:-1]
+
+
+@pytest.mark.parametrize(("weights", "number"), [("broadcast shards", 4), ("broadcast parameters", None)])
+def test_owners_broadcast_updated_weights_one_after_another(weights: str, number: int | None) -> None:
+    """The time is the sum over broadcasts of latency + bytes / bandwidth: latencies add up, bytes do not change."""
+    setting = DataRanks(4, 2, options=(("weights", weights),))
+    stage_ops, _, (update,) = setting.lower_stages("data/zero-1")
+    assert stage_ops.ahead == []
+    sent_by_owners = [op.work for op in update.forward if op.name == "broadcast params"]
+    assert len(sent_by_owners) == (number or len(setting.parameter_elements))
+    sizes = [work.nbytes for work in sent_by_owners]  # type: ignore[union-attr]
+    assert sum(sizes) == 2 * sum(setting.unit_elements)
+    if number is None:
+        assert sorted(sizes) == sorted(2 * elements for elements in setting.parameter_elements)
+    else:
+        assert sizes == [2 * sum(setting.unit_elements) // 4] * 4
+
+
+@pytest.mark.parametrize("use", ["data/fsdp", "data/mics", "data/zero-1"])
 def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str) -> None:
     """The limits of hybrid sharding: the very ops of the one, the very bytes of the other."""
     full = play_job(job_of(use, {"dp": 4}, 2)).stages[0]

@@ -31,10 +31,10 @@ from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
 
-ASYNC, FLUX = "tensor/async-tp", "tensor/flux"
-BOTH = [ASYNC, FLUX]
+ASYNC, FLUX, USERBUFFERS = "tensor/async-tp", "tensor/flux", "tensor/userbuffers"
+ALL = [ASYNC, FLUX, USERBUFFERS]
 SECONDS = {True: gather_seconds, False: scatter_seconds}
-every = pytest.mark.parametrize("use", BOTH)
+every = pytest.mark.parametrize("use", ALL)
 either = pytest.mark.parametrize("gathers", [True, False])
 
 PAIRS = st.builds(
@@ -100,6 +100,22 @@ def test_links_between_pairs_of_gpus_serve_both_directions_and_a_switch_port_is_
         assert two.seconds == pytest.approx(wanted.seconds) and two.latency == pytest.approx(one.latency)
         shares = [costs.use(work).links[0] for work in (near, both)]
         assert shares == ([pytest.approx(1 / 7), pytest.approx(2 / 7)] if not doubled else [shares[0]] * 2)
+
+
+def test_userbuffers_pipeline_a_sum_and_exchange_rows_in_a_ring() -> None:
+    """Four ranks, a GEMM of 2 x 96 x 64 x 48 FLOPs at 589,824 FLOP/s: 1 s, a quarter of a second for 12 columns or
+    24 rows. Sums of 9216 bytes send 6912, a quarter 1728; shards of the 12,288 bytes of all-gathered rows have 3072.
+    """
+    for bytes_per_s, gather_s, scatter_s in ((6912.0, 0.25 + 3 * 3072 / 6912, 1.25), (13824.0, 1.0, 1.125)):
+        setting = GemmPair(4, 96, 64, 48, 589_824.0, bytes_per_s)
+        assert SECONDS[True](setting, USERBUFFERS) == pytest.approx(gather_s)
+        assert SECONDS[False](setting, USERBUFFERS) == pytest.approx(scatter_s)
+    ops = overlapped_ops(setting, USERBUFFERS, False, splits=3, sms=24)
+    products, sums = ops[:3], ops[3:]
+    assert [(one.work.m, one.work.n) for one in products if isinstance(one.work, Gemm)] == [(96, 16)] * 3
+    assert [one.work for one in sums] == [Collective("reduce_scatter", 3072, ("tp",), sms=24)] * 3
+    # Columns that the parts do not divide stay whole.
+    assert listed(overlapped_ops(setting, USERBUFFERS, False, splits=5)) == listed(setting.pair(False).forward)
 
 
 @either
@@ -248,14 +264,14 @@ def test_products_right_behind_each_other_share_the_shards() -> None:
     frag = stated(forward=[came, q, kv, norm, late, other, grad])
     (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (q, kv) and pair.gathers and pair.ranks == 4 and pair.shard == 64
-    for use in BOTH:
+    for use in ALL:
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy())
         place = {one.name: one for one in new.forward}
         last = place["gather 3"]
         for name in ("norm", "late", "grad"):
             assert last in working_predecessors(place[name])
         assert [one.name for one in new.forward if one.stream == "tensor"] == ["gather 1", "gather 2", "gather 3"]
-        if use == ASYNC:
+        if use != FLUX:
             turns = [f"{name} {i}" for i in range(4) for name in ("q", "kv")]
             assert [one.name for one in new.forward if one.name.split()[0] in ("q", "kv")] == turns
             assert working_predecessors(place["kv 0"]) == {place["own gather"]} and working_predecessors(
@@ -291,10 +307,13 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
     frag = stated(backward=[product, grad, scatter])
     (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (product,)
-    for use in BOTH:
+    for use in (ASYNC, FLUX):
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy()).backward
         assert not any(other.name == "grad" for one in new for other in working_predecessors(one))
         assert new[-1].name == "add scatter"
+    # Bulk overlap of userbuffers: the whole sum runs during the weight gradient.
+    kept = make(USERBUFFERS, MESH).lower(Unit("unit", ()), lambda _: frag.copy()).backward
+    assert listed(kept) == listed(frag.backward)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +366,7 @@ def test_a_sum_of_several_is_no_pair() -> None:
 
 @every
 def test_only_the_buffers_of_the_scheme_are_added(use: str) -> None:
-    """Async-TP: a shard in front, two behind; FLUX none, for partial results take the place of the whole one."""
+    """A shard before a GEMM; behind it two with async-TP, none where partial results take the place of the result."""
     shard = 32 * 64 * 2 // 4
     (_, plain, _), (_, layer, _) = a_layer(4), a_layer(4, use)
 
@@ -360,7 +379,8 @@ def test_only_the_buffers_of_the_scheme_are_added(use: str) -> None:
 
     assert sizes(plain, False) == sizes(layer, False)
     added = Counter((key[0], nbytes // shard) for key, nbytes in sizes(layer, True).items())
-    assert added == ({("F", 1): 2, ("F", 2): 2, ("B", 1): 2, ("B", 2): 2} if use == ASYNC else {})
+    before, behind = {("F", 1): 2, ("B", 1): 2}, {("F", 2): 2, ("B", 2): 2}
+    assert added == {ASYNC: before | behind, USERBUFFERS: before, FLUX: {}}[use]
 
 
 # ---------------------------------------------------------------------------------------------- whole jobs
@@ -475,18 +495,18 @@ def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
 def test_on_h100s_both_are_faster_than_none_where_much_is_sent(regather: bool) -> None:
     """Llama 3 of 70 B parameters, 8 tensor ranks of a node, 4096 tokens a micro-batch."""
     steps = {}
-    for use in (None, *BOTH):
+    for use in (None, *ALL):
         schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
         steps[use] = simulate(
             {
                 "model": "llama3-70b",
                 "cluster": "dgx-h100:32",
-                "framework": {"name": "megatron-core", "set": {"regather": regather}},
+                "framework": {"name": "megatron-core", "set": {"regather": regather, "launch_s": 1e-5}},
                 "batch": {"global": 128, "micro": 1, "sequence": 4096},
                 "plan": {"mesh": {"dp": 32, "tp": 8}, "schemes": [*([{"use": use}] if use else []), *schemes]},
             }
         )
-    for use in BOTH:
+    for use in ALL:
         assert steps[use].step_time < steps[None].step_time
         # No more than all that tensor communication took.
         assert steps[use].step_time > steps[None].step_time - steps[None].breakdown.parts["tp"]

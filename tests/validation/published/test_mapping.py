@@ -10,7 +10,6 @@ from hardware.errors import MeshcastError
 from simulator import load_job
 from simulator.forecast.planning import resolve_plan
 from simulator.job.framework import framework_names, load_framework
-from validation.published import mapping as module
 from validation.published.mapping import MappedJob, map_run
 from validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
 from validation.published.stacks import SIGMA, STACKS, framework
@@ -158,15 +157,22 @@ def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
     assert {name: one["memory_limit"] for name, one in limits.items()} == {"zb-1p": 2, "zb-2p": 4}
 
 
-def test_hybrid_sharding_has_two_axes_where_the_scheme_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = row(sharding="fsdp-hybrid", shard_group=4)
-    monkeypatch.setattr(module, "_options", lambda _: {"replicate"})
-    mapped = map_run(run)
-    assert mapped.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": 4, "cp": 1, "tp": 4}
-    assert entry(mapped, "data/fsdp") == {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
-    monkeypatch.setattr(module, "_options", lambda _: ())
-    with pytest.raises(MeshcastError, match="hybrid sharding over groups of 4 ranks"):
-        map_run(run)
+@pytest.mark.parametrize(("sharding", "use"), [("fsdp-hybrid", "data/fsdp"), ("zero1", "data/zero-1")])
+def test_sharding_over_groups_of_ranks_has_two_axes(sharding: str, use: str) -> None:
+    """A group counts context-parallel ranks, which shard states, too."""
+    for cp, shard in ((1, 4), (2, 2)):
+        mapped = map_run(row(sharding=sharding, shard_group=4, mesh__cp=cp, mesh__dp=8 // cp))
+        assert mapped.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": shard, "cp": cp, "tp": 4}
+        assert entry(mapped, use) == {"use": use, "over": "shard", "replicate": "replicate"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "scheme"), [("megatron-core", "tensor/userbuffers"), ("torchtitan", "tensor/async-tp")]
+)
+def test_overlap_of_tensor_parallelism_is_that_of_the_program(stack: str, scheme: str) -> None:
+    for overlaps in (True, False):
+        job = load_job(map_run(row(stack=stack, overlap__tp=overlaps)).job)
+        assert (scheme in [entry.use for entry in job.plan.schemes]) == overlaps
 
 
 def test_recomputed_layers_and_modules() -> None:
@@ -378,7 +384,7 @@ def test_every_program_has_a_framework() -> None:
         ({"batch__seq": None}, "batch.seq", "not published"),
         ({"batch__micro": None}, "batch.micro", "several"),
         ({"mesh__vpp": None}, "mesh.vpp", "several"),
-        ({"shard_group": 4}, "shard_group", "not supported"),
+        ({"sharding": "zero2", "shard_group": 4}, "shard_group", "not supported"),
         ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not supported"),
     ],
 )

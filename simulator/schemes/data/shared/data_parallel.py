@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -125,7 +125,7 @@ class DataScheme(Scheme):
         """Axes of the reduction after the last micro-batch, and the elements of the gradient stored until then."""
         return self.axes_reduced_once(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
 
-    def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+    def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Axes of the all-gather of updated weights, and their elements."""
         return self.axes_gathered_once(param), param.size
 
@@ -138,12 +138,19 @@ class DataScheme(Scheme):
         """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
         if self.overlaps_backward:
-            reduce: MakeCollective = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
-            stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
+            copies: dict[Op, Op] = {}
+
+            def reduce(axes: tuple[str, ...], elements: int) -> Op:
+                first, *others = self.reductions(axes, elements, "W", "last")
+                copies.update((first, other) for other in others)
+                return first
+
+            for buckets in self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True):
+                stage_ops.behind += [buckets, *_follow_buckets(buckets, copies)]
         if self.gathers_ahead_of_use:
             gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
             # Each bucket of weights is all-gathered before its first use in the first micro-batch.
-            stage_ops.ahead += self._make_buckets(stage_ops, self._gather_group, gather, backward=False)
+            stage_ops.ahead += self._make_buckets(stage_ops, self.gather_group, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -152,17 +159,33 @@ class DataScheme(Scheme):
         if not isinstance(module, Update):
             return fragment
         if not self.overlaps_backward:
-            sums = [self.reduce(axes, n, "U", "every") for axes, n in sum_by_axes(module.params, self._reduction_group)]
+            groups = sum_by_axes(module.params, self._reduction_group)
+            sums = [op for axes, elements in groups for op in self.reductions(axes, elements, "U", "every")]
             for op in fragment.forward:
                 op.after += sums
             fragment.forward = [*sums, *fragment.forward]
         if not self.gathers_ahead_of_use:
             update = fragment.forward[-1]
-            for axes, elements in sum_by_axes(module.params, self._gather_group):
-                gather = self.gather(axes, elements, "U", "every")
+            for gather in self.gather_updated(module.params):
                 gather.after.append(update)
                 fragment.forward = [*fragment.forward, gather]
         return fragment
+
+    def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The axes that shard states, and those along which the shards are replicated."""
+        shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
+        return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
+
+    def reductions(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> list[Op]:
+        """The reductions of gradients, each of which waits for the one before: over the axes that shard states, then of
+        the shards over replica axes.
+        """
+        shard_axes, copies = self.split_replica_axes(axes)
+        ops = [self.reduce(shard_axes, elements, phase, when)] if shard_axes else []
+        if copies:
+            among = self.reduce(copies, elements // self.mesh.size(shard_axes), phase, when)
+            ops.append(replace(among, after=ops[:]))
+        return ops
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         """A reduction of gradients: reduce-scatter to the shards that the optimizer updates, or all-reduce; among
@@ -176,6 +199,14 @@ class DataScheme(Scheme):
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         work = Collective("all_gather", elements * BYTES[self.framework.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
+
+    def gather_updated(self, params: Iterable[tuple[Param, int]]) -> Iterable[Op]:
+        """The collectives after the update that bring updated weights to all ranks; by default one all-gather.
+
+        params: of the update, each with how many there are of it.
+        """
+        for axes, elements in sum_by_axes(params, self.gather_group):
+            yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(
         self, stage_ops: StageOps, of: ReductionGroup, make: MakeCollective, backward: bool
@@ -214,6 +245,17 @@ def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iter
         if axes:
             whole[axes] += count * elements
     return whole.items()
+
+
+def _follow_buckets(buckets: SideOps, following: dict[Op, Op]) -> Iterable[SideOps]:
+    """The ops that follow those of buckets, for the same parameters; none if nothing follows."""
+    places = [place for place, op in enumerate(buckets.ops) if op in following]
+    if places:
+        numbers = np.split(buckets.params, buckets.starts[1:])
+        own = [numbers[place] for place in places]
+        ops = [following[buckets.ops[place]] for place in places]
+        starts = np.cumsum([0, *map(len, own[:-1])])
+        yield SideOps(ops, np.concatenate(own), starts, after=(buckets, np.array(places)))
 
 
 def _fill_buckets(cumulative: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:

@@ -108,11 +108,7 @@ class ShardedScheme(DataScheme):
         """The reductions of gradients in every micro-batch, one after another: reduce-scatter over the axes that shard
         them, then all-reduce of the shards over replica axes.
         """
-        shard_axes, copies = self.split_replica_axes(axes)
-        ops = [self.reduce(shard_axes, elements, "W", "every")] if shard_axes else []
-        if copies:
-            ops.append(self.reduce(copies, elements // self.mesh.size(shard_axes), "W", "every"))
-        return ops
+        return self.reductions(axes, elements, "W", "every")
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
@@ -120,11 +116,6 @@ class ShardedScheme(DataScheme):
         params: with the same reduction axes, in the order in which their gradients are ready.
         """
         return [list(params)]
-
-    def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The axes that shard states, and those along which the shards are replicated."""
-        shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
-        return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
 
     @cached_property
     def node_axes(self) -> tuple[str, ...]:
