@@ -196,6 +196,7 @@ class Report(Metrics):
             "hidden_s": self.breakdown.hidden,
             "memory.stages": self._stages(),
             "limits": self.limits,
+            "interval": {"regime": self.regime, "widest": self.widest},
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from simulator.costs.costs import Costs
+from simulator.costs.regimes import RESIDUALS, least_known, step_class
 from simulator.engine.task_time import task_seconds
 from simulator.forecast.program import build_program
 from simulator.ir.ops import Collective, Work
@@ -56,7 +57,9 @@ def _forecast_task(task: Task, program: Program, plan: Plan) -> ForecastValue:
     """Seconds of a task that starts on an idle device, with an interval like that of a step."""
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
-    framework = plan.job.framework
+    job = plan.job
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
-    sigma = math.hypot(framework.sigma, framework.sigma_experts if plan.job.model.moe else 0.0, *terms)
+    regime = least_known(job.framework.regime, forecaster.costs.regime)
+    residual = RESIDUALS[step_class(job.model.moe is not None, job.adapters is not None), regime]
+    sigma = math.hypot(residual.sigma, *job.framework.sigmas.values(), *terms)
     return with_interval(task_seconds(task, program.host), sigma)
