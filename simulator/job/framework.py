@@ -153,7 +153,7 @@ class Framework(FrameworkPart):
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time per step: data loading, logging, start of the step [s]."""
     regime: Regime
-    """How well the profile is known; with that of the GPU it gives the interval of a step (`simulator.costs.regimes`)."""
+    """How well the profile is known; with that of the GPU it decides the interval, see `simulator.costs.regimes`."""
     fitted: dict[str, str] = {}
     """Fields that were fitted to measurements, and to which; what has no entry was read or assumed."""
     sigmas: dict[str, Annotated[float, Field(ge=0, le=3)]] = {}

@@ -133,7 +133,7 @@ class Metrics:
 
     @property
     def interval_90(self) -> tuple[float, float]:
-        """Interval that should hold nine of ten measured steps [s]; its two sides differ, for real runs have slow tails."""
+        """Interval that should hold nine of ten measured steps [s]; its sides differ, for real runs have slow tails."""
         others = [sigma for name, sigma in self.sigmas.items() if name != REGIME]
         below, above = (Z90 * math.hypot(side, *others) for side in (self.residual.below, self.residual.above))
         return self.step_time * math.exp(-below), self.step_time * math.exp(above)

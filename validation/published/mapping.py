@@ -100,9 +100,10 @@ class MappedJob:
     assumed: tuple[str, ...]
 
 
-def map_run(row: PublishedRun) -> MappedJob:
+def map_run(row: PublishedRun, profile: str | None = None) -> MappedJob:
     """Maps a run to its job.
 
+    profile: framework profile to take instead of that of the run's program.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
     spec = row.spec
@@ -133,7 +134,7 @@ def map_run(row: PublishedRun) -> MappedJob:
         "plan": _plan(spec, recipe, defaults, assumptions),
     }
     # Last, because the framework has the sigmas of all assumptions.
-    job["framework"] = _framework(row, recipe, defaults, assumptions)
+    job["framework"] = _framework(row, recipe, defaults, assumptions, profile or framework(spec.stack))
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -241,10 +242,11 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Maps the training program to a framework profile, with the settings that the run states."""
+def _framework(
+    row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions, name: str
+) -> dict[str, Any]:
+    """Maps the training program to the framework profile `name`, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
-    name = framework(spec.stack)
     release = month_of(row, name)
     profile = load_framework(name, release=release)
     changes: dict[str, Any] = {}
