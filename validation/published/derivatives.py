@@ -40,14 +40,12 @@ RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
 
 
 def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[Answer]:
-    """Derivatives of the forecasts of all runs that have a measured step and a forecast.
+    """Derivatives of the forecasts of all runs; `shares` is None for one without a measured step or a forecast.
 
     Each row has the run's `source`, `stack`, `gpu`, `architecture`, `format` and `class` (`StepClass`); `log_ratio`,
     the logarithm of measured over forecast; `shares` by kind of work; and `residuals`, see `forecast_residuals`.
     """
-    for row in map_chunks(_derive_chunk, runs, workers):
-        if row["shares"] is not None:
-            yield row
+    yield from map_chunks(_derive_chunk, runs, workers)
 
 
 def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:

@@ -262,7 +262,8 @@ def measure_residuals(rows: Sequence[Row]) -> list[dict[str, Any]]:
         )
         table.append(
             {
-                "class": key[0], "regime": key[1], "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
+                "class": key[0], "regime": key[1],
+                "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
                 "below": below, "above": above, "shipped": {"below": shipped.below, "above": shipped.above},
             }
         )  # fmt: skip
@@ -271,15 +272,13 @@ def measure_residuals(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _needed_sigma(log_ratios: Sequence[float], others: Sequence[float], weights: np.ndarray) -> float | None:
     """The sigma of a regime that leaves 5 % of the runs above Z90 x hypot(sigma, others); None without runs."""
-    needed = [
-        math.sqrt(max((max(ratio, 0.0) / Z90) ** 2 - one**2, 0.0))
-        for ratio, one in zip(log_ratios, others, strict=True)
-    ]
-    if not needed:
+    if not log_ratios:
         return None
+    reaches = np.maximum(log_ratios, 0.0) / Z90
+    needed = np.sqrt(np.maximum(reaches**2 - np.square(others), 0.0))
     order = np.argsort(needed)
     shares = np.cumsum(weights[order]) / weights.sum()
-    return float(np.array(needed)[order][np.searchsorted(shares, 0.95)])
+    return float(needed[order][np.searchsorted(shares, 0.95)])
 
 
 def list_fitted() -> list[dict[str, Any]]:
@@ -296,11 +295,6 @@ def list_fitted() -> list[dict[str, Any]]:
     for architecture, entries in Calibration.shipped().sections(STEPS).items():
         for field, entry in entries.items():
             if entry["rows"]:
-                line = {
-                    "coefficient": field,
-                    "value": entry["value"],
-                    "fitted_to": entry["source"],
-                    "of": [architecture],
-                }
-                found[field, architecture] = line
+                line = {"coefficient": field, "value": entry["value"], "fitted_to": entry["source"]}
+                found[field, architecture] = line | {"of": [architecture]}
     return list(found.values())
