@@ -66,12 +66,9 @@ def validate(
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
         known = {
-            "pipeline": (),
-            "published": ("--plot", "--jobs"),
-            "choice": ("--jobs",),
-            "fit": ("--jobs",),
+            "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs",),
             "trace": ("--plot", *TRACED),
-        }
+        }  # fmt: skip
         taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:

@@ -106,10 +106,11 @@ def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[di
         pass
     rows = [row for row in found if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
+    refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
     return {
         "rows": len(rows),
-        "classes": {name: refit_class([row for row in rows if row["class"] == name]) for name in classes},
-        "residuals": measure_residuals(rows),
+        "classes": refits,
+        "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
         "shipped": list_fitted(),
     }, len(runs) - len(found)
 
@@ -209,8 +210,7 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
 
 
 def fit_page(answer: dict[str, Any]) -> RenderableType:
-    """Trials of the kinds of work, errors in and out of sample, kept coefficients, residuals by regime, and what shipped
-    coefficients were fitted to."""
+    """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
     kinds = _table("coefficient", ("with %", "without %", "gain %", "+- %", ""))
     errors = _table("time error %", ("median", "p90", "bias"))
     effects = _table("kept", ("of", "log factor", "+-"))
@@ -230,11 +230,11 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
         for one in of["effects"]:
             member = one["member"] or f"{one['family']} (family)"
             effects.add_row(f"{name}: {one['kind']}", member, f"{one['value']:+.3f}", f"{one['standard_error']:.3f}")
-    residuals = _table("residual of steps", ("runs", "sources", "below %", "above %", "shipped %"))
+    residuals = _table("residual of steps", ("runs", "sources", "5 % to 95 %", "below %", "above %", "shipped %"))
     for one in answer["residuals"]:
-        own = [format_percent(one[side]) for side in ("below", "above")]
-        shipped = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
-        residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, shipped)
+        own = [_format_range(one["quantiles"]), *(format_percent(one[side]) for side in ("below", "above"))]
+        given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
+        residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
     shipped = _table("shipped coefficient", ("value", "fitted to, all runs in view"))
     for one in answer["shipped"]:
         value = f"{one['value']:g}" if isinstance(one["value"], float) else ""
@@ -244,8 +244,14 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     parts += [Text(), errors, Text()]
     parts.append(effects if effects.rows else Text("no coefficient helps sources that it was not fitted to: none kept"))
     parts += [Text(), residuals]
-    parts.append(Text("standard deviation of log(measured / forecast) on its two sides, out of sample", "dim"))
+    parts.append(
+        Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
+    )
     return Group(*parts, Text(), shipped)
+
+
+def _format_range(quantiles: Sequence[float] | None) -> str:
+    return "" if quantiles is None else " to ".join(f"{100 * one:+.1f}" for one in quantiles)
 
 
 def _table(first: str, heads: Sequence[str]) -> Table:
@@ -315,9 +321,11 @@ def memory_table(summary: dict[str, Any]) -> Table:
 
 
 def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
-    """Adds a row for all runs, then for every source, GPU, class and stack."""
+    """Adds a row for all runs, then for every source, GPU, class, stack and regime."""
+    from validation.published.summary import GROUPS
+
     add("all", summary, "bold")
-    for group in ("source", "gpu", "class", "stack"):
+    for group in GROUPS:
         if not summary[f"by_{group}"]:
             continue
         table.add_row()

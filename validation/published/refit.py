@@ -7,22 +7,21 @@
   family towards what meshcast ships. Their prior standard deviations are `PRIOR`.
 - Errors are of Student's t distribution, so single runs pull little; a source counts with the root of its runs.
 - A kind of work is kept only if sources that are left out, one after another, are forecast better with it than without,
-  by more than one standard error of the difference over sources (the one-standard-error rule; Hastie, Tibshirani and
-  Friedman, The Elements of Statistical Learning, 2009, section 7.10).
+  by more than two standard errors of the difference over sources, and by `LEAST_GAIN`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from simulator.costs.calibration.calibration import STEPS, Calibration
-from simulator.costs.regimes import RESIDUALS, Regime, StepClass
+from simulator.costs.regimes import REGIMES, RESIDUALS, Regime, StepClass
 from simulator.job.framework import framework_names, load_framework
 from simulator.report.metrics import Z90
 from validation.published.summary import error_statistics
@@ -35,6 +34,12 @@ SPREAD, FREEDOM = 0.05, 4.0
 """Scale and degrees of freedom of the errors."""
 ITERATIONS = 12
 
+LEAST_GAIN = 0.001
+"""Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
+
+FEW = 50
+"""Runs below which a class of a regime has no residual of its own."""
+
 FAMILIES = {
     **dict.fromkeys(("megatron-core", "nemo", "megatron-bridge", "mlperf-nemo", "primus"), "megatron-core"),
     **dict.fromkeys(("megatron-lm-2021", "megatron-deepspeed", "gpt-neox"), "megatron-2021"),
@@ -44,7 +49,8 @@ FAMILIES = {
 
 
 def _program(row: Row) -> tuple[str, str]:
-    return FAMILIES.get(row["stack"], row["stack"]), row["stack"]
+    name = str(row["stack"])
+    return FAMILIES.get(name, name), name
 
 
 def _gpu(row: Row) -> tuple[str, str]:
@@ -168,7 +174,7 @@ class KindTrial:
     """How a kind of work fared: mean |error| of left-out sources with and without it.
 
     standard_error: of the difference, over sources.
-    kept: whether the difference is larger.
+    kept: whether the difference is more than twice that, and more than `LEAST_GAIN`.
     """
 
     kind: str
@@ -181,14 +187,14 @@ class KindTrial:
 def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[KindTrial]]:
     """The kinds of work whose factors help sources that are left out, and how each of all kinds fared.
 
-    Begins with all, and drops the least useful one after another, while its use is within one standard error.
+    Begins with all, and drops the least useful one after another, while its use is within two standard errors.
     """
     kept = [name for name in KINDS if any(KINDS[name].share(row) for row in rows)]
     dropped: list[KindTrial] = []
     while kept:
         with_all = left_out_errors(rows, kept, source_of)
         trials = [_try_without(rows, name, kept, with_all) for name in kept]
-        worst = min(trials, key=lambda trial: trial.without - trial.with_it - trial.standard_error)
+        worst = min(trials, key=lambda trial: trial.without - trial.with_it - 2 * trial.standard_error)
         if worst.kept:
             return kept, trials + dropped
         kept.remove(worst.kind)
@@ -207,7 +213,7 @@ def _try_without(rows: Sequence[Row], name: str, kinds: Sequence[str], with_all:
     sources = len(by_source)
     variance = sum(one**2 for one in by_source.values()) * sources / max(sources - 1, 1) / weights.sum() ** 2
     error = math.sqrt(variance)
-    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > error)
+    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, LEAST_GAIN))
 
 
 # ------------------------------------------------------------------------------------------- answers
@@ -226,6 +232,7 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "rows": len(rows),
         "sources": len({row["source"] for row in rows}),
+        "kept": kept,
         "kinds": [asdict(trial) for trial in trials],
         "errors": {name: error_statistics(found.tolist()) for name, found in errors.items()},
         "effects": [
@@ -238,47 +245,67 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_residuals(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Two-sided sigmas of every class and regime, beside the shipped ones.
+def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Sigmas of the two sides of the residual of every class and regime, beside the shipped ones.
 
-    Runs of a known regime are corrected by a fit of all kinds to the other sources; those of other regimes are forecast
-    without their own profile, and need no correction.
+    kept: kinds of work with factors, by class; runs of a known regime have those fitted to all other sources. Runs of
+        other regimes are forecast without their own profile.
+
+    The sides of an unknown program are equal, for the profile that stands for it may be faster or slower than it. A
+    class with fewer than `FEW` runs has, on each side, the larger of dense models' and of its own in the regime that is
+    better known.
     """
     found: dict[tuple[StepClass, Regime], list[tuple[Row, float, float]]] = {}
     for name in sorted({row["class"] for row in rows}):
         own = [row for row in rows if row["class"] == name]
-        left_out = np.log1p(left_out_errors(own, list(KINDS), source_of))
+        left_out = np.log1p(left_out_errors(own, kept[name], source_of))
         for row, log_error in zip(own, left_out.tolist(), strict=True):
             for one in row["residuals"]:
                 log_ratio = -log_error if one["regime"] == "known" else one["log_ratio"]
                 found.setdefault((name, one["regime"]), []).append((row, log_ratio, one["others"]))
+    sides: dict[tuple[str, str], tuple[float, float]] = {}
     table = []
     for key, shipped in RESIDUALS.items():
-        held = found.get(key, [])
-        weights = source_weights([row for row, _, _ in held])
-        below, above = (
-            _needed_sigma([sign * ratio for _, ratio, _ in held], [others for *_, others in held], weights)
-            for sign in (-1, 1)
-        )
+        (name, regime), held = key, found.get(key, [])
+        if name == "dense" or len(held) >= FEW:
+            sides[key] = _find_sides(held, is_symmetric=regime == "unknown")
+        else:
+            better = REGIMES[max(REGIMES.index(regime) - 1, 0)]
+            pairs = [sides[one] for one in (("dense", regime), (name, better)) if one in sides]
+            sides[key] = max(below for below, _ in pairs), max(above for _, above in pairs)
+        ratios = [ratio for _, ratio, _ in held]
         table.append(
             {
-                "class": key[0], "regime": key[1],
-                "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
-                "below": below, "above": above, "shipped": {"below": shipped.below, "above": shipped.above},
+                "class": name, "regime": regime, "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
+                "quantiles": np.quantile(ratios, (0.05, 0.95)).tolist() if held else None,
+                "below": sides[key][0], "above": sides[key][1],
+                "shipped": {"below": shipped.below, "above": shipped.above},
             }
         )  # fmt: skip
     return table
 
 
-def _needed_sigma(log_ratios: Sequence[float], others: Sequence[float], weights: np.ndarray) -> float | None:
-    """The sigma of a regime that leaves 5 % of the runs above Z90 x hypot(sigma, others); None without runs."""
-    if not log_ratios:
-        return None
-    reaches = np.maximum(log_ratios, 0.0) / Z90
-    needed = np.sqrt(np.maximum(reaches**2 - np.square(others), 0.0))
+def _find_sides(held: Sequence[tuple[Row, float, float]], is_symmetric: bool) -> tuple[float, float]:
+    """Sigmas below and above the forecast that leave 5 % of the runs outside on each side, or 10 % on both together."""
+    weights = source_weights([row for row, _, _ in held])
+    others = [sigma for *_, sigma in held]
+    if is_symmetric:
+        both = _needed_sigma([abs(ratio) for _, ratio, _ in held], others, weights, 0.90)
+        return both, both
+    below, above = (
+        _needed_sigma([max(sign * ratio, 0.0) for _, ratio, _ in held], others, weights, 0.95) for sign in (-1, 1)
+    )
+    return below, above
+
+
+def _needed_sigma(reaches: Sequence[float], others: Sequence[float], weights: np.ndarray, share: float) -> float:
+    """The sigma with which Z90 x hypot(sigma, others) reaches as far as a share of the runs; 0 without runs."""
+    if not len(reaches):
+        return 0.0
+    needed = np.sqrt(np.maximum((np.array(reaches) / Z90) ** 2 - np.square(others), 0.0))
     order = np.argsort(needed)
     shares = np.cumsum(weights[order]) / weights.sum()
-    return float(needed[order][np.searchsorted(shares, 0.95)])
+    return float(needed[order][np.searchsorted(shares, share)])
 
 
 def list_fitted() -> list[dict[str, Any]]:
