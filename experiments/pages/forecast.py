@@ -105,17 +105,17 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
 
 
 REGIME_WORDS = {
-    "known": "of framework and GPU steps are known",
-    "family": "steps are known of frameworks or GPUs of the same family only",
-    "unknown": "of the framework or the GPU no steps are known",
+    "known": "fitted framework profile, calibrated GPU",
+    "family": "framework profile or GPU calibration of a relative",
+    "unknown": "no fitted profile of the framework's family, or no calibration of the GPU's architecture",
 }
-"""What the regimes of a forecast mean."""
+"""Meaning of the regimes of a forecast."""
 
 
 def _describe_interval(report: Report) -> str:
     """The regime of a forecast, and what widens its interval most."""
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
-    return f"{report.regime}: {REGIME_WORDS[report.regime]}; widened by {widest}"
+    return f"{report.regime}: {REGIME_WORDS[report.regime]}; largest standard deviations: {widest}"
 
 
 def _describe_ranks(noise: dict[str, Any]) -> str:
