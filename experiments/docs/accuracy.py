@@ -41,7 +41,7 @@ FITTED = """\
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
 - `rates` of the profiles `llm-foundry` and `torchtitan`: their own runs.
 - Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
-- Sigmas of regimes and of assumed fields: residuals of these runs, see [published-runs.md](published-runs.md#refitting).
+- Sigmas of regimes and of assumed fields: residuals of these runs ([refitting](published-runs.md#refitting)).
 
 Nothing else is fitted: layouts, bytes, overlap, recompute, alignment and schedules are computed. All errors here are
 in-sample for what is fitted on published runs.
