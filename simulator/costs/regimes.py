@@ -25,7 +25,7 @@ GPU_REGIMES: dict[str, Regime] = {"": "known", "generation": "family"}
 KERNELS_OF_A_STEP = 16
 """Independent shapes of kernels of one kind in a step. The sigma of a cost model is that of single kernels; over the
 shapes of a step their errors average out to sigma / sqrt(16). Of 852 published runs a likelihood of Student's t is
-largest without any kernel errors, 4 below that at 16 shapes and 53 below it at one."""
+largest without any kernel errors, 4 below that at 16 shapes and 54 below it at one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ RESIDUALS: dict[tuple[StepClass, Regime], StepResidual] = {
 }
 """Residuals of every class and regime, without assumptions and kernels, measured by ``meshcast validate fit``.
 
-source: 852 published runs of 15 sources (docs/published-runs.md), each weighted by the root of its source's runs. Runs
+source: 852 published runs of 13 sources (docs/published-runs.md), each weighted by the root of its source's runs. Runs
     of other regimes than `known` are forecast without their own profile; dense runs of known programs count as such,
     too, forecast by the profile of a relative and by that of unknown programs. A class with fewer than 50 runs has the
     larger of dense models' sigma and of its own in the better known regime.
