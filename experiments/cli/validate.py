@@ -15,7 +15,7 @@ from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
-KINDS = ("pipeline", "published", "choice", *MEASURED, *FILES)
+KINDS = ("pipeline", "published", "choice", "fit", *MEASURED, *FILES)
 TRACED = ("--calibration", "--job", "--rank", "--step")
 LATER = ("claims",)
 """Announced kinds of validation without code yet."""
@@ -65,7 +65,10 @@ def validate(
             "--job": job, "--rank": rank, "--step": step,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
-        known = {"pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "trace": ("--plot", *TRACED)}
+        known = {
+            "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs",),
+            "trace": ("--plot", *TRACED),
+        }  # fmt: skip
         taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
@@ -87,13 +90,17 @@ def validate(
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
-        chooses = kind == "choice"
-        answer, missing = (pages.validate_choice if chooses else pages.validate_published)(paths, workers)
+        make_answer, make_page = {
+            "published": (pages.validate_published, pages.published_page),
+            "choice": (pages.validate_choice, pages.choice_page),
+            "fit": (pages.fit_published, pages.fit_page),
+        }[kind]
+        answer, missing = make_answer(paths, workers)
         pages.draw_plots(answer, files)
         if as_json:
             emit(answer)
         else:
-            show((pages.choice_page if chooses else pages.published_page)(answer))
+            show(make_page(answer))
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt

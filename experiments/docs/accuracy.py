@@ -49,7 +49,7 @@ FITTED = """\
 - Triton's attention on Hopper: 40 runs of LLM Foundry.
 - `rates` of the profiles `llm-foundry` and `torchtitan`: their own runs.
 - Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
-- Sigmas of profiles and of assumed fields: residuals of these runs.
+- Sigmas of regimes and of assumed fields: residuals of these runs ([refitting](published-runs.md#refitting)).
 
 Nothing else is fitted: layouts, bytes, overlap, recompute, alignment and schedules are computed. All errors here are
 in-sample for what is fitted on published runs.

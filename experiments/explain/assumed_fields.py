@@ -28,13 +28,16 @@ from simulator.report.report import Report
 
 SCALED = ("bucket.elements", "launch_s", "memory.context_gib", "step_overhead_s")
 """Numbers of a framework that differ between machines and releases. Its other numbers were counted in its code or
-fitted on measured steps, which its sigma covers."""
+fitted on measured steps, which the residual of its regime covers."""
 
 FACTORS = (0.5, 2.0)
 """Alternatives of a number, as multiples of it."""
 
 BY_PRECISION = frozenset({"weights", "quantised", "gradients", "main_weights", "moments"})
 """Fields of a framework that a job states under `precision`."""
+
+NO_TRAITS = frozenset({"regime"})
+"""Fields of a framework that say something about its profile."""
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v")
 """Pipeline schedules that a job may mean which names none: those of PyTorch (torch/distributed/pipelining/schedules.py)
@@ -169,7 +172,7 @@ def _framework_fields(job: Job) -> Iterator[AssumedField]:
         others = admitted_values(annotation)
         if path in SCALED:
             others = tuple(value * factor for factor in FACTORS if value)
-        if path not in BY_PRECISION and _look_up(given.get("set", {}), path) is None:
+        if path not in BY_PRECISION | NO_TRAITS and _look_up(given.get("set", {}), path) is None:
             yield _written_field(job, f"framework.set.{path}", value, others)
 
 

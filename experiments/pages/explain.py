@@ -14,7 +14,8 @@ from experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
 from experiments.explain.comparison import HEADLINES, ForecastComparison
 from experiments.explain.hardware_figures import HardwareFigure
 from experiments.explain.sensitivity import RANGE, Sensitivities
-from simulator.report.figures import FIGURES, parts_of_step
+from simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from simulator.report.metrics import NAMED
 from simulator.report.words import format_number, format_seconds
 
 LEAST = 1e-4
@@ -25,9 +26,6 @@ LEAST_GIB = 0.005
 
 LEAST_FIELD, LEAST_FIELD_GIB = 1e-3, 0.5
 """Share of the step and memory [GiB] below both of which an assumed field has no row of its own."""
-
-CONTRIBUTIONS = 3
-"""Contributions to the variance of the step time that are named."""
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -159,13 +157,8 @@ def _without_effect(names: list[str]) -> list[RenderableType]:
 
 def _interval_sentence(found: Sensitivities) -> str:
     """The interval, and what contributes most to its variance."""
-    labels = {
-        "framework": f"framework {found.report.job.framework.name}",
-        "experts": "layers with experts",
-        **{key: figure.label for key, figure in parts_of_step().items()},
-    }
     low, high = found.report.interval_90
-    widest = [f"{labels[key]} {share:.0%}" for key, share in list(found.variance.items())[:CONTRIBUTIONS]]
+    widest = [f"{name_contribution(key)} {share:.0%}" for key, share in list(found.variance.items())[:NAMED]]
     widened = f" Largest shares of the variance: {', '.join(widest)}." if widest else ""
     return f"Nine of ten measured steps should lie between {format_seconds(low)} and {format_seconds(high)}.{widened}"
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from simulator.job.framework import load_framework
 from simulator.job.job import Job
 from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import FIGURES, parts_of_step
+from simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_count, format_number, format_seconds
 
@@ -87,6 +87,7 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
         memory(report, answer),
         Text(),
         _field("limits", answer["limits"]),
+        _field("interval", _describe_interval(report)),
     ]
     if noise := answer.get("noise"):
         parts.append(_field("ranks", _describe_ranks(noise)))
@@ -101,6 +102,20 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     if trace:
         parts.append(_field("trace", f"written to {trace}; open it in ui.perfetto.dev"))
     return Group(*parts)
+
+
+REGIME_WORDS = {
+    "known": "fitted framework profile, calibrated GPU",
+    "family": "framework profile or GPU calibration of a relative",
+    "unknown": "no fitted profile of the framework's family, or no calibration of the GPU's architecture",
+}
+"""Meaning of the regimes of a forecast."""
+
+
+def _describe_interval(report: Report) -> str:
+    """The regime of a forecast, and what widens its interval most."""
+    widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
+    return f"{report.regime}: {REGIME_WORDS[report.regime]}; largest standard deviations: {widest}"
 
 
 def _describe_ranks(noise: dict[str, Any]) -> str:

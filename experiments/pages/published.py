@@ -20,6 +20,17 @@ FEW = 40
 TIME_ALONE = ("compile", "cuda_graphs", "inter.", "overlap.", "scale_up_domain", "stack_version")
 """Beginnings of the fields of a run that change its time and not its memory, or hardly."""
 
+FITS = {
+    "shipped": "shipped",
+    "all_in_sample": "all coefficients, in sample",
+    "all_source_left_out": "all, source left out",
+    "all_family_left_out": "all, family left out",
+    "kept_in_sample": "kept ones, in sample",
+    "kept_source_left_out": "kept ones, source left out",
+    "kept_family_left_out": "kept ones, family left out",
+}
+"""Labels of the errors of a refit."""
+
 PLOTS = ("step-time", "memory")
 """Names of the plots of ``validate published``; a file gets the first, a folder all."""
 
@@ -80,12 +91,42 @@ def validate_choice(paths: Sequence[Path], workers: int | None = None) -> tuple[
     return {"groups": groups, "summary": summarize_choices(groups)}, len(runs) - len(rows)
 
 
+def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
+    """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out."""
+    from validation.published.derivatives import forecast_derivatives
+    from validation.published.refit import list_fitted, measure_residuals, refit_class
+    from validation.published.rows import PublishedRun
+
+    runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
+    found: list[dict[str, Any]] = []
+    try:
+        for row in progress(forecast_derivatives(runs, workers), len(runs), "runs"):
+            found.append(row)
+    except KeyboardInterrupt:
+        pass
+    rows = [row for row in found if row["shares"] is not None]
+    classes = sorted({row["class"] for row in rows})
+    refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
+    return {
+        "rows": len(rows),
+        "classes": refits,
+        "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
+        "shipped": list_fitted(),
+    }, len(runs) - len(found)
+
+
+def _read_runs(paths: Sequence[Path]) -> list[Any]:
+    """The runs of some files; without any those that ship with meshcast."""
+    from validation.published.rows import read, read_shipped
+
+    return [run for path in paths for run in read(path)] if paths else list(read_shipped())
+
+
 def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
     """Published runs and the answers to as many of them as there were before an interruption."""
     from validation.published.answer import answers
-    from validation.published.rows import read, read_shipped
 
-    runs = [run for path in paths for run in read(path)] if paths else list(read_shipped())
+    runs = _read_runs(paths)
     rows: list[dict[str, Any]] = []
     try:
         for row in progress(answers(runs, workers), len(runs), "runs"):
@@ -168,6 +209,60 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
     return Group(table, *(Text(remark, "dim") for remark in remarks))
 
 
+def fit_page(answer: dict[str, Any]) -> RenderableType:
+    """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
+    kinds = _table("coefficient", ("with %", "without %", "gain %", "+- %", ""))
+    errors = _table("time error %", ("median", "p90", "bias"))
+    effects = _table("kept", ("of", "log factor", "+-"))
+    for name, of in answer["classes"].items():
+        head = f"{name}: {of['rows']:,} runs, {of['sources']} sources"
+        kinds.add_row(head, style="bold")
+        for one in of["kinds"]:
+            gain = one["without"] - one["with_it"]
+            means = [format_percent(each, digits=2) for each in (one["with_it"], one["without"], gain)]
+            verdict = "kept" if one["kept"] else "dropped"
+            kinds.add_row(f"  {one['kind']}", *means, format_percent(one["standard_error"], digits=2), verdict)
+        errors.add_row(head, style="bold")
+        for key, label in FITS.items():
+            given = of["errors"][key]
+            words = [format_percent(given[part]) for part in ("median", "p90")]
+            errors.add_row(f"  {label}", *words, format_percent(given["bias"], "+"))
+        for one in of["effects"]:
+            member = one["member"] or f"{one['family']} (family)"
+            effects.add_row(f"{name}: {one['kind']}", member, f"{one['value']:+.3f}", f"{one['standard_error']:.3f}")
+    residuals = _table("residual of steps", ("runs", "sources", "5 % to 95 %", "below %", "above %", "shipped %"))
+    for one in answer["residuals"]:
+        own = [_format_range(one["quantiles"]), *(format_percent(one[side]) for side in ("below", "above"))]
+        given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
+        residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
+    shipped = _table("shipped coefficient", ("value", "fitted to, all runs in view"))
+    for one in answer["shipped"]:
+        value = f"{one['value']:g}" if isinstance(one["value"], float) else ""
+        shipped.add_row(f"{one['coefficient']}: {', '.join(one['of'])}", value, one["fitted_to"])
+    parts: list[RenderableType] = [kinds]
+    parts.append(Text("with, without: mean |error| of left-out sources; +-: standard error of the gain", "dim"))
+    parts += [Text(), errors, Text()]
+    parts.append(effects if effects.rows else Text("no coefficient helps sources that it was not fitted to: none kept"))
+    parts += [Text(), residuals]
+    parts.append(
+        Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
+    )
+    return Group(*parts, Text(), shipped)
+
+
+def _format_range(quantiles: Sequence[float] | None) -> str:
+    return "" if quantiles is None else " to ".join(f"{100 * one:+.1f}" for one in quantiles)
+
+
+def _table(first: str, heads: Sequence[str]) -> Table:
+    """An empty table whose first column is wide."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, style="bold", overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right" if head not in ("", "of") and " to" not in head else "left")
+    return table
+
+
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Measured and forecast step time of every run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -226,9 +321,11 @@ def memory_table(summary: dict[str, Any]) -> Table:
 
 
 def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
-    """Adds a row for all runs, then for every source, GPU, class and stack."""
+    """Adds a row for all runs, then for every source, GPU, class, stack and regime."""
+    from validation.published.summary import GROUPS
+
     add("all", summary, "bold")
-    for group in ("source", "gpu", "class", "stack"):
+    for group in GROUPS:
         if not summary[f"by_{group}"]:
             continue
         table.add_row()

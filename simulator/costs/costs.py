@@ -34,6 +34,7 @@ from simulator.costs.kernels.libraries import (
     training_library,
 )
 from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
+from simulator.costs.regimes import GPU_REGIMES, Regime
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
     Attention,
@@ -158,6 +159,12 @@ class Costs:
         return known
 
     # ------------------------------------------------------------------------------------ assumptions
+
+    @property
+    def regime(self) -> Regime:
+        """How well the GPU is known: by a calibration of its own, of its architecture, or of another."""
+        lenders = self.calibration.lenders(self.cluster.gpu)
+        return GPU_REGIMES.get(lenders[0][1], "unknown") if lenders else "unknown"
 
     def assumed_exchanges(self, works: Iterable[Work | None]) -> tuple[str, ...]:
         """Returns what the calibration had to borrow for the exchanges of tokens among `works`."""

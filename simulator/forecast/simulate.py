@@ -9,6 +9,7 @@ from typing import Any
 
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.estimate import Uses
+from simulator.costs.regimes import least_known
 from simulator.engine.play import Engine, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
@@ -68,7 +69,8 @@ def simulate(
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(op.work for task in tasks for op, _ in task.count_ops())
     assumed += (CONTENTION,) if engine == "shared" else ()
-    forecast = play_forecast(plan, stages, program, assumed, engine, skip, uses)
+    regime = least_known(plan.job.framework.regime, *(one.regime for one in device_costs))
+    forecast = replace(play_forecast(plan, stages, program, assumed, engine, skip, uses), regime=regime)
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
     if plan.period == 1:

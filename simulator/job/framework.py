@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,6 +15,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
 from simulator.costs.kernels.libraries import AttentionLibrary
+from simulator.costs.regimes import Regime
 from simulator.ir.ops import BYTES
 from simulator.job.release import find_month, generations_of
 
@@ -166,11 +167,13 @@ class Framework(FrameworkPart):
     calibrated time."""
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time per step: data loading, logging, start of the step [s]."""
-    sigma: float = Field(ge=0, le=3)
-    """Standard deviation of log(measured / predicted) of the step time."""
-    sigma_experts: float = Field(ge=0, le=3)
-    """Standard deviation that is added for models with experts, whose kernels and hosts
-    differ more between releases than those of dense layers."""
+    regime: Regime
+    """How well the profile is known; with that of the GPU it decides the interval, see `simulator.costs.regimes`."""
+    fitted: dict[str, str] = {}
+    """Fields that were fitted to measurements, and to which; what has no entry was read or assumed."""
+    sigmas: dict[str, Annotated[float, Field(ge=0, le=3)]] = {}
+    """Further standard deviations of log(measured / forecast) of the step time, by their cause: they widen the interval
+    as independent errors do."""
 
     @model_validator(mode="after")
     def _check_launch_blocking(self) -> Framework:
@@ -216,8 +219,11 @@ class Framework(FrameworkPart):
 
 FILES = resources.files("simulator.job") / "frameworks"
 
-RENAMED = {"spread": "sigma", "spread_experts": "sigma_experts"}
-"""Keys of an older release, and what they are called now."""
+RENAMED = {
+    **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),
+    **dict.fromkeys(("spread_experts", "sigma_experts"), "regime: known, family or unknown"),
+}
+"""Keys of an older release, and what to write now."""
 
 
 HISTORY = ("versions", "generations")
@@ -266,7 +272,7 @@ def load_framework(
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     changes = changes or {}
     for key in RENAMED.keys() & changes.keys():
-        raise PlanError(f"{where}.set.{key}", "this key has another name", f"Write {RENAMED[key]}", changes[key])
+        raise PlanError(f"{where}.set.{key}", "this key is of an older release", f"Write {RENAMED[key]}", changes[key])
     fields = {key: value for key, value in _file(name).items() if key not in HISTORY}
     if release is not None:
         month = find_month(release, framework_versions(name), f"{where}.release")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from hardware.units import GIB
-from simulator.report.metrics import SKEW, Z90, Metrics
+from simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
 from simulator.report.words import format_count, format_number, format_seconds
 
 Better = Literal["lower", "higher", "neither"]
@@ -118,6 +118,12 @@ def _interval(metrics: Metrics) -> str:
     return f"90% interval {format_seconds(low)} to {format_seconds(high)}"
 
 
+def name_contribution(name: str) -> str:
+    """Label of a contribution to `Metrics.sigma`."""
+    labels = {REGIME: "steps of this regime"} | {key: figure.label for key, figure in parts_of_step().items()}
+    return labels.get(name, name.removeprefix(CAUSE))
+
+
 def _whole_cluster(metrics: Metrics) -> str:
     return f"per GPU; {format_number(metrics.tokens_per_s_per_gpu * metrics.job.cluster.gpus)} of the whole cluster"
 
@@ -175,7 +181,7 @@ _TABLE = (
         better="neither",
         label="90% interval, lower end",
         sentence="lower end of the interval that should hold nine of ten measured steps: `step_time_s` x "
-        f"exp(-{Z90} x {1 - SKEW:g} sigma), where sigma is the standard deviation of log(measured / forecast)",
+        f"exp(-{Z90} x sigma), where sigma is the standard deviation of log(measured / forecast) below the forecast",
         path="interval_90_s.0",
         form="{:,.2f}",
         head="low",
@@ -187,7 +193,7 @@ _TABLE = (
         unit="s",
         better="neither",
         label="90% interval, upper end",
-        sentence=f"upper end of the interval: `step_time_s` x exp({Z90} x {1 + SKEW:g} sigma)",
+        sentence=f"upper end of the interval: `step_time_s` x exp({Z90} x sigma), with the sigma above the forecast",
         path="interval_90_s.1",
         form="{:,.2f}",
         head="high",

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from simulator.costs.regimes import Regime
 from simulator.engine.occupancy import Occupied
 from simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
 from simulator.engine.play import PlayedStep
@@ -29,6 +30,8 @@ class Forecast:
     """Bytes of states off the GPU on a rank of every device, in host memory (``cpu``) and on disks (``nvme``)."""
     assumed: Sequence[str]
     """Assumptions of the forecast, a sentence each."""
+    regime: Regime = "known"
+    """How well the framework and the GPUs are known."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
 

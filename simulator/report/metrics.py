@@ -11,6 +11,7 @@ import numpy as np
 
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
+from simulator.costs.regimes import KERNELS_OF_A_STEP, RESIDUALS, Regime, StepResidual, step_class
 from simulator.ir.operators import QUANTISED
 from simulator.models import flops
 from simulator.program.block import SUMS
@@ -19,17 +20,19 @@ from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.forecast import Forecast
 from simulator.report.host_memory import PLACES, HostUse, host_uses
 
-SKEW = 0.1
-"""Skew of the 90 % interval: in log(time) it reaches (1 - SKEW) Z90 sigma down and (1 + SKEW) Z90 sigma up.
-
-Real runs have slow tails. Nine of ten of 600 published dense runs lie between 0.91 and 1.14 times the forecast: ln 1.14
-is 1.4 times -ln 0.91; for a known framework on a new cluster it is 0.88 and 1.17, and 1.2 times.
-"""
-
 T = TypeVar("T", float, np.ndarray, Breakdown)
 
 Z90 = 1.645
 """Standard deviations of a normal distribution on either side of 90 %."""
+
+REGIME = "regime"
+"""Name of the residual of the job's regime among the contributions to `Metrics.sigma`."""
+
+CAUSE = "sigmas."
+"""Beginning of the names of the contributions that the job's framework states."""
+
+NAMED = 3
+"""Contributions to the width of the interval that a report names."""
 
 
 class Metrics:
@@ -93,21 +96,31 @@ class Metrics:
         parts = self.breakdown.parts
         return {**parts, HOST: parts[HOST] + self.job.framework.step_overhead_s}
 
+    @property
+    def regime(self) -> Regime:
+        """How well the framework and the GPUs are known."""
+        return self.play.regime
+
+    @property
+    def residual(self) -> StepResidual:
+        """Distribution of log(measured / forecast) of published steps of this regime and class."""
+        return RESIDUALS[step_class(self.job.model.moe is not None, self.job.adapters is not None), self.regime]
+
     @cached_property
     def sigmas(self) -> dict[str, float]:
-        """Contributions to `sigma`: of the framework, of its layers with experts, and of every kind of busy time.
+        """Contributions to `sigma`: of the regime, of causes that the framework names, and of every kind of busy time.
 
-        Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time.
+        Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time; those of its
+        shapes are not, and average out.
         """
         parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
         sums = zip(KINDS, self.sums[self.device].tolist(), strict=True)
-        framework = self.job.framework
         return {
-            "framework": framework.sigma,
-            **({"experts": framework.sigma_experts} if self.job.model.moe else {}),
+            REGIME: self.residual.sigma,
+            **{f"{CAUSE}{name}": sigma for name, sigma in self.job.framework.sigmas.items()},
             **{
-                kind: parts[kind] / busy * weighted / seconds
+                kind: parts[kind] / busy * weighted / seconds / math.sqrt(KERNELS_OF_A_STEP)
                 for kind, (seconds, weighted, _, _) in sums
                 if seconds and parts[kind]
             },
@@ -120,9 +133,15 @@ class Metrics:
 
     @property
     def interval_90(self) -> tuple[float, float]:
-        """Interval that should hold nine of ten measured steps [s]."""
-        reach = Z90 * self.sigma
-        return self.step_time * math.exp(-reach * (1 - SKEW)), self.step_time * math.exp(reach * (1 + SKEW))
+        """Interval that should hold nine of ten measured steps [s]; its sides differ, for real runs have slow tails."""
+        others = [sigma for name, sigma in self.sigmas.items() if name != REGIME]
+        below, above = (Z90 * math.hypot(side, *others) for side in (self.residual.below, self.residual.above))
+        return self.step_time * math.exp(-below), self.step_time * math.exp(above)
+
+    @property
+    def widest(self) -> dict[str, float]:
+        """The `NAMED` largest contributions to `sigma`, the largest first."""
+        return dict(sorted(self.sigmas.items(), key=lambda item: -item[1])[:NAMED])
 
     # -------------------------------------------------------------------------------- throughput
 

@@ -33,7 +33,7 @@ COMMUNICATION = {
 
 KEYS = (
     *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
-    *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run"),
+    *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run", "interval"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
 
@@ -196,6 +196,7 @@ class Report(Metrics):
             "hidden_s": self.breakdown.hidden,
             "memory.stages": self._stages(),
             "limits": self.limits,
+            "interval": {"regime": self.regime, "widest": self.widest},
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),

@@ -13,30 +13,39 @@ from copy import deepcopy
 from typing import Any
 
 from hardware.errors import MeshcastError
+from simulator.costs.regimes import least_known, step_class
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.job.framework import load_framework
+from simulator.report.metrics import REGIME
+from simulator.report.report import Report
 from validation.published.answer import Answer, map_chunks
 from validation.published.baseline import peak_format
 from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun
+from validation.published.stacks import FALLBACK
 
 FACTOR = 0.9
 """Time of the work of one kind in the second forecast over that in the first."""
+
+RELATIVES = {
+    "llm-foundry": "torchtitan",
+    "megatron-deepspeed": "megatron-lm-2021",
+    "megatron-lm-2021": "megatron-deepspeed",
+}
+"""Profile that is nearest to a known one, of those outside the family of `FALLBACK`."""
 
 RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
 """Factors of a framework, and whether time grows (1) or falls (-1) with them."""
 
 
 def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[Answer]:
-    """Derivatives of the forecasts of all runs that have a measured step and a forecast.
+    """Derivatives of the forecasts of all runs; `shares` is None for one without a measured step or a forecast.
 
-    Each row has the run's `source`, `stack`, `gpu`, `architecture`, `format` and `class`, `log_ratio`, the logarithm of
-    measured over forecast, and `shares` by kind of work.
+    Each row has the run's `source`, `stack`, `gpu`, `architecture`, `format` and `class` (`StepClass`); `log_ratio`,
+    the logarithm of measured over forecast; `shares` by kind of work; and `residuals`, see `forecast_residuals`.
     """
-    for row in map_chunks(_derive_chunk, runs, workers):
-        if row["shares"] is not None:
-            yield row
+    yield from map_chunks(_derive_chunk, runs, workers)
 
 
 def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
@@ -46,13 +55,14 @@ def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     """One row; its shares are None without a forecast or a measured step."""
-    found: Answer = {"id": run.id, "source": run.source, "stack": run.spec.stack, "class": run.spec.kind}
+    found: Answer = {"id": run.id, "source": run.source, "stack": run.spec.stack, "class": None}
     found |= {"gpu": run.spec.gpu, "format": peak_format(run.spec.precision), "shares": None}
     if run.step_time is None:
         return found
     try:
         mapped, report = forecast_run(run, shared)
         job = mapped.job
+        residuals = forecast_residuals(run, report, shared)
         step, given = report.step_time, job["framework"]
         framework = load_framework(given["name"], given["set"], given["release"])
         base = framework.effective_rates
@@ -71,5 +81,28 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
         return found
     shares["overhead"] = framework.step_overhead_s / step
     shares["gemm"] = shares.pop("kernel") - shares["attention"]
-    architecture = report.job.cluster.gpu.architecture
-    return found | {"shares": shares, "architecture": architecture, "log_ratio": math.log(run.step_time / step)}
+    found["class"] = step_class(report.job.model.moe is not None, report.job.adapters is not None)
+    found |= {"architecture": report.job.cluster.gpu.architecture, "log_ratio": math.log(run.step_time / step)}
+    return found | {"shares": shares, "residuals": residuals}
+
+
+def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) -> list[Answer]:
+    """Residuals of a run in its regime and, where `RELATIVES` has its profile, in those it would be in without it.
+
+    Without the profile its program is one of a known family, forecast by the profile of a relative; without its family
+    it is an unknown program, forecast by `FALLBACK`. Each has `regime`, `log_ratio`, the logarithm of
+    measured over forecast, and `others`: sigma of all contributions but that of the regime.
+    """
+    found = [(report.regime, report)]
+    if near := RELATIVES.get(report.job.framework.name):
+        found.append((least_known("family", report.regime), forecast_run(run, shared, near)[1]))
+        found.append(("unknown", forecast_run(run, shared, FALLBACK)[1]))
+    assert run.step_time is not None
+    return [
+        {
+            "regime": regime,
+            "log_ratio": math.log(run.step_time / one.step_time),
+            "others": math.hypot(*(sigma for key, sigma in one.sigmas.items() if key != REGIME)),
+        }
+        for regime, one in found
+    ]

@@ -22,15 +22,7 @@ from validation.published.clusters import blocks_launches, known_cluster
 from validation.published.recipes import Recipe, recipe_of, uneven_layers
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
-from validation.published.stacks import (
-    HOST_BOUND_SIGMA,
-    KEPT,
-    SIGMA,
-    Stack,
-    distance,
-    framework,
-    stack,
-)
+from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
 
 T = TypeVar("T")
 
@@ -94,9 +86,10 @@ class Assumptions:
             return usual
         return value
 
-    def combine_sigma(self, sigma: float) -> float:
-        """Combines `sigma` with the sigmas of all assumptions, taken as independent: the root of the sum of squares."""
-        return math.hypot(sigma, *self.fields.values())
+    @property
+    def widening(self) -> dict[str, float]:
+        """Sigmas of the assumptions that may be wrong, each with probability `WRONG`."""
+        return {field: math.sqrt(WRONG) * sigma for field, sigma in self.fields.items() if sigma}
 
 
 @dataclass(frozen=True)
@@ -107,10 +100,11 @@ class MappedJob:
     assumed: tuple[str, ...]
 
 
-def map_run(row: PublishedRun, chosen: Sequence[str] = ()) -> MappedJob:
+def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None = None) -> MappedJob:
     """Maps a run to its job.
 
     chosen: fields that were chosen among several possible values.
+    profile: framework profile to take instead of that of the run's program.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
     spec = row.spec
@@ -142,8 +136,8 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = ()) -> MappedJob:
         "train": _train(spec, assumptions),
         "plan": _plan(spec, recipe, defaults, assumptions),
     }
-    # Last, because the framework's sigma includes those of all assumptions.
-    job["framework"] = _framework(row, recipe, defaults, assumptions)
+    # Last, because the framework has the sigmas of all assumptions.
+    job["framework"] = _framework(row, recipe, defaults, assumptions, profile or framework(spec.stack))
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -256,15 +250,16 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Maps the training program to a framework profile, with the settings that the run states."""
+def _framework(
+    row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions, name: str
+) -> dict[str, Any]:
+    """Maps the training program to the framework profile `name`, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
-    name = framework(spec.stack)
     release = month_of(row, name)
     profile = load_framework(name, release=release)
     changes: dict[str, Any] = {}
     if name != spec.stack:
-        assumptions.add("stack", distance(spec.stack, profile))
+        assumptions.add("stack")
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
     changes["compile"] = assumptions.value_or_usual("compile", spec.compile, profile.compile)
@@ -288,7 +283,8 @@ def _framework(row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: 
         changes |= {"fp8_frozen_weights": True, "fp8_activation_inputs": True}
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
-    changes["sigma"] = assumptions.combine_sigma(profile.sigma)
+    changes["sigmas"] = assumptions.widening
+    changes["regime"] = regime_of(spec.stack, profile)
     return {"name": name, "release": release, "set": changes}
 
 

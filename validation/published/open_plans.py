@@ -19,19 +19,22 @@ MOST_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
 
 
-def forecast_run(run: PublishedRun, shared_work: SharedWork | None = None) -> tuple[MappedJob, Report]:
+def forecast_run(
+    run: PublishedRun, shared_work: SharedWork | None = None, profile: str | None = None
+) -> tuple[MappedJob, Report]:
     """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
 
+    profile: see `map_run`.
     Raises PlanError for a run that cannot be mapped, or none of whose plans is possible.
     """
     if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
-        job = map_run(run)
+        job = map_run(run, profile=profile)
         return job, simulate(job.job, shared_work=shared_work)
     found: list[tuple[MappedJob, Report]] = []
     refused: MeshcastError | None = None
     for one, chosen in _plans(run):
         try:
-            job = map_run(one, chosen)
+            job = map_run(one, chosen, profile)
             found.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
             refused = error

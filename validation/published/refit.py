@@ -6,17 +6,25 @@
   an architecture of GPUs) and of one of the member. Effects are pulled to 0 (ridge): a member towards its family, a
   family towards what meshcast ships. Their prior standard deviations are `PRIOR`.
 - Errors are of Student's t distribution, so single runs pull little; a source counts with the root of its runs.
-- A kind of work is kept only if sources that are left out, one after another, are forecast better with it than without.
+- A kind of work is kept only if sources that are left out, one after another, are forecast better with it than without,
+  by more than two standard errors of the difference over sources, and by `LEAST_GAIN`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from simulator.costs.calibration.calibration import STEPS, Calibration
+from simulator.costs.regimes import REGIMES, RESIDUALS, Regime, StepClass
+from simulator.job.framework import framework_names, load_framework
+from simulator.report.metrics import Z90
+from validation.published.summary import error_statistics
 
 Row = dict[str, Any]
 
@@ -25,6 +33,12 @@ PRIOR = (0.10, 0.05)
 SPREAD, FREEDOM = 0.05, 4.0
 """Scale and degrees of freedom of the errors."""
 ITERATIONS = 12
+
+LEAST_GAIN = 0.001
+"""Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
+
+FEW = 50
+"""Runs below which a class of a regime has no residual of its own."""
 
 FAMILIES = {
     **dict.fromkeys(("megatron-core", "nemo", "megatron-bridge", "mlperf-nemo", "primus"), "megatron-core"),
@@ -35,7 +49,8 @@ FAMILIES = {
 
 
 def _program(row: Row) -> tuple[str, str]:
-    return FAMILIES.get(row["stack"], row["stack"]), row["stack"]
+    name = str(row["stack"])
+    return FAMILIES.get(name, name), name
 
 
 def _gpu(row: Row) -> tuple[str, str]:
@@ -72,7 +87,7 @@ KINDS = {
 
 
 @dataclass
-class Fit:
+class FactorFit:
     """Effects by (kind, family) and (kind, family, member), and their standard errors."""
 
     effects: dict[tuple[str, ...], float]
@@ -88,7 +103,7 @@ class Fit:
         return total
 
 
-def fit(rows: Sequence[Row], kinds: Sequence[str]) -> Fit:
+def fit(rows: Sequence[Row], kinds: Sequence[str]) -> FactorFit:
     """The most probable effects of `kinds`."""
     places: dict[tuple[str, ...], int] = {}
     entries: list[tuple[int, int, float]] = []
@@ -113,7 +128,7 @@ def fit(rows: Sequence[Row], kinds: Sequence[str]) -> Fit:
         robust = (FREEDOM + 1) / (FREEDOM + left**2)
     errors = np.sqrt(np.diag(np.linalg.inv(precision))) if places else np.zeros(0)
     keys = list(places)
-    return Fit(dict(zip(keys, effects.tolist(), strict=True)), dict(zip(keys, errors.tolist(), strict=True)))
+    return FactorFit(dict(zip(keys, effects.tolist(), strict=True)), dict(zip(keys, errors.tolist(), strict=True)))
 
 
 def source_weights(rows: Sequence[Row]) -> np.ndarray:
@@ -154,23 +169,159 @@ def score(rows: Sequence[Row], errors: np.ndarray) -> float:
     return float((weights * np.abs(errors)).sum() / weights.sum())
 
 
-def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class KindTrial:
+    """How a kind of work fared: mean |error| of left-out sources with and without it.
+
+    standard_error: of the difference, over sources.
+    kept: whether the difference is more than twice that, and more than `LEAST_GAIN`.
+    """
+
+    kind: str
+    with_it: float
+    without: float
+    standard_error: float
+    kept: bool
+
+
+def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[KindTrial]]:
     """The kinds of work whose factors help sources that are left out, and how each of all kinds fared.
 
-    Begins with all, and drops the one without which left-out sources are forecast best, while that is better.
+    Begins with all, and drops the least useful one after another, while its use is within two standard errors.
     """
     kept = [name for name in KINDS if any(KINDS[name].share(row) for row in rows)]
-    dropped: dict[str, float] = {}
-    while True:
-        now = score(rows, left_out_errors(rows, kept, source_of))
-        without = {
-            name: score(rows, left_out_errors(rows, [one for one in kept if one != name], source_of)) for name in kept
-        }
-        worst = min(without, key=lambda name: without[name], default=None)
-        if worst is None or without[worst] > now:
-            break
-        kept.remove(worst)
-        dropped[worst] = now
-    table = [{"kind": name, "kept": True, "with": now, "without": without[name]} for name in kept]
-    table += [{"kind": name, "kept": False, "with": with_it, "without": None} for name, with_it in dropped.items()]
-    return kept, table
+    dropped: list[KindTrial] = []
+    while kept:
+        with_all = left_out_errors(rows, kept, source_of)
+        trials = [_try_without(rows, name, kept, with_all) for name in kept]
+        worst = min(trials, key=lambda trial: trial.without - trial.with_it - 2 * trial.standard_error)
+        if worst.kept:
+            return kept, trials + dropped
+        kept.remove(worst.kind)
+        dropped.append(worst)
+    return kept, dropped
+
+
+def _try_without(rows: Sequence[Row], name: str, kinds: Sequence[str], with_all: np.ndarray) -> KindTrial:
+    """Leaves one of `kinds` out. with_all: errors of left-out sources with all of them."""
+    without = left_out_errors(rows, [one for one in kinds if one != name], source_of)
+    gains, weights = np.abs(without) - np.abs(with_all), source_weights(rows)
+    mean = float((weights * gains).sum() / weights.sum())
+    by_source: dict[str, float] = {}
+    for row, gain, weight in zip(rows, gains.tolist(), weights.tolist(), strict=True):
+        by_source[row["source"]] = by_source.get(row["source"], 0.0) + weight * (gain - mean)
+    sources = len(by_source)
+    variance = sum(one**2 for one in by_source.values()) * sources / max(sources - 1, 1) / weights.sum() ** 2
+    error = math.sqrt(variance)
+    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, LEAST_GAIN))
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fit to all runs of one class: trials of kinds, error statistics, and the effects of kept kinds."""
+    kept, trials = choose_kinds(rows)
+    every = [trial.kind for trial in trials]
+    errors = {"shipped": np.array([np.expm1(-row["log_ratio"]) for row in rows])}
+    for name, kinds in (("all", every), ("kept", kept)):
+        errors[f"{name}_in_sample"] = in_sample_errors(rows, kinds)
+        errors[f"{name}_source_left_out"] = left_out_errors(rows, kinds, source_of)
+        errors[f"{name}_family_left_out"] = left_out_errors(rows, kinds, family_of)
+    made = fit(rows, kept)
+    return {
+        "rows": len(rows),
+        "sources": len({row["source"] for row in rows}),
+        "kept": kept,
+        "kinds": [asdict(trial) for trial in trials],
+        "errors": {name: error_statistics(found.tolist()) for name, found in errors.items()},
+        "effects": [
+            {
+                "kind": key[0], "family": key[1], "member": key[2] if len(key) > 2 else None,
+                "value": value, "standard_error": made.errors[key],
+            }
+            for key, value in sorted(made.effects.items())
+        ],
+    }  # fmt: skip
+
+
+def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Sigmas of the two sides of the residual of every class and regime, beside the shipped ones.
+
+    kept: kinds of work with factors, by class; runs of a known regime have those fitted to all other sources. Runs of
+        other regimes are forecast without their own profile.
+
+    The sides of an unknown program are equal, for the profile that stands for it may be faster or slower than it. A
+    class with fewer than `FEW` runs has, on each side, the larger of dense models' and of its own in the regime that is
+    better known.
+    """
+    found: dict[tuple[StepClass, Regime], list[tuple[Row, float, float]]] = {}
+    for name in sorted({row["class"] for row in rows}):
+        own = [row for row in rows if row["class"] == name]
+        left_out = np.log1p(left_out_errors(own, kept[name], source_of))
+        for row, log_error in zip(own, left_out.tolist(), strict=True):
+            for one in row["residuals"]:
+                log_ratio = -log_error if one["regime"] == "known" else one["log_ratio"]
+                found.setdefault((name, one["regime"]), []).append((row, log_ratio, one["others"]))
+    sides: dict[tuple[str, str], tuple[float, float]] = {}
+    table = []
+    for key, shipped in RESIDUALS.items():
+        (name, regime), held = key, found.get(key, [])
+        if name == "dense" or len(held) >= FEW:
+            sides[key] = _find_sides(held, is_symmetric=regime == "unknown")
+        else:
+            better = REGIMES[max(REGIMES.index(regime) - 1, 0)]
+            pairs = [sides[one] for one in (("dense", regime), (name, better)) if one in sides]
+            sides[key] = max(below for below, _ in pairs), max(above for _, above in pairs)
+        ratios = [ratio for _, ratio, _ in held]
+        table.append(
+            {
+                "class": name, "regime": regime, "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
+                "quantiles": np.quantile(ratios, (0.05, 0.95)).tolist() if held else None,
+                "below": sides[key][0], "above": sides[key][1],
+                "shipped": {"below": shipped.below, "above": shipped.above},
+            }
+        )  # fmt: skip
+    return table
+
+
+def _find_sides(held: Sequence[tuple[Row, float, float]], is_symmetric: bool) -> tuple[float, float]:
+    """Sigmas below and above the forecast that leave 5 % of the runs outside on each side, or 10 % on both together."""
+    weights = source_weights([row for row, _, _ in held])
+    others = [sigma for *_, sigma in held]
+    if is_symmetric:
+        both = _needed_sigma([abs(ratio) for _, ratio, _ in held], others, weights, 0.90)
+        return both, both
+    below, above = (
+        _needed_sigma([max(sign * ratio, 0.0) for _, ratio, _ in held], others, weights, 0.95) for sign in (-1, 1)
+    )
+    return below, above
+
+
+def _needed_sigma(reaches: Sequence[float], others: Sequence[float], weights: np.ndarray, share: float) -> float:
+    """The sigma with which Z90 x hypot(sigma, others) reaches as far as a share of the runs; 0 without runs."""
+    if not len(reaches):
+        return 0.0
+    needed = np.sqrt(np.maximum((np.array(reaches) / Z90) ** 2 - np.square(others), 0.0))
+    order = np.argsort(needed)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return float(needed[order][np.searchsorted(shares, share)])
+
+
+def list_fitted() -> list[dict[str, Any]]:
+    """The fitted coefficients that ship with meshcast: what each was fitted to, its value and its profiles."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for name in framework_names():
+        profile = load_framework(name)
+        for field, source in profile.fitted.items():
+            value: Any = profile.model_dump()
+            for key in field.split("."):
+                value = value[key]
+            entry = {"coefficient": field, "value": value, "fitted_to": source, "of": []}
+            found.setdefault((field, source), entry)["of"].append(name)
+    for architecture, entries in Calibration.shipped().sections(STEPS).items():
+        for field, entry in entries.items():
+            if entry["rows"]:
+                line = {"coefficient": field, "value": entry["value"], "fitted_to": entry["source"]}
+                found[field, architecture] = line | {"of": [architecture]}
+    return list(found.values())

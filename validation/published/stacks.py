@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from simulator.costs.regimes import Regime, least_known
 from simulator.job.framework import Framework, framework_names
 
 
@@ -46,9 +47,6 @@ FALLBACK = "megatron-core"
 
 MEGATRON_BASED = frozenset({"megatron-bridge"})
 """Programs built on Megatron-Core without a profile of their own; it was fitted on their published runs."""
-
-BENCHMARK_TUNED = frozenset({"mlperf-nemo"})
-"""Programs built on Megatron-Core and tuned for one benchmark."""
 
 ALL_GATHER = "sequence/all-gather"
 
@@ -125,15 +123,13 @@ def framework(name: str) -> str:
     return next((choice for choice in (name, *stack(name).near) if choice in known), FALLBACK)
 
 
-UNFITTED_SIGMA = 0.17
-"""Sigma of framework profiles without fitted coefficients: measured over forecast of unknown code lies within 0.78
-and 1.35 for nine of ten, ln(1.35 / 0.78) / 3.29."""
+WRONG = 0.25
+"""Probability that a run differs from the default of its program where it states nothing, so that its variance is a
+quarter of that between the values of a field. With it 852 published runs are as likely as without any assumptions; at
+probability 1 the logarithm of a likelihood of Student's t is 26 lower."""
 
 SIGMA = {
-    "stack": 0.15,  # unknown code: published steps lie within 0.78 and 1.35 of the forecast, nine of ten
-    "stack, near an unfitted profile": 0.0,  # whose own sigma is that of unknown code
-    "stack, built on megatron-core": 0.03,  # the framework's own sigma was fitted on such runs; releases differ
-    "stack, tuned for one benchmark": 0.12,  # MLPerf's submitters change kernels and settings beyond what a row states
+    "stack": 0.0,  # whose regime says it
     "stack_version": 0.03,  # releases within a year: 5 to 15 % from the oldest to the newest of dense models
     "class": 0.10,  # packed samples attend within themselves only: attention's share of a step
     "recompute.kind": 0.10,  # none against full is 31 % (26 to 33), and the usual choice is more likely than not
@@ -181,10 +177,9 @@ HOST_BOUND_SIGMA = {"cuda_graphs": 0.15, "compile": 0.05}
 """`SIGMA` of models with experts, whose many small kernels wait for the host without CUDA graphs."""
 
 
-def distance(name: str, profile: Framework) -> str:
-    """The key of `SIGMA` that says how far a program is from the profile that stands for it."""
-    if name in BENCHMARK_TUNED:
-        return "stack, tuned for one benchmark"
-    if name in MEGATRON_BASED:
-        return "stack, built on megatron-core"
-    return "stack, near an unfitted profile" if profile.sigma >= UNFITTED_SIGMA else "stack"
+def regime_of(name: str, profile: Framework) -> Regime:
+    """How well a program is known by the profile that stands for it."""
+    if name == profile.name:
+        return profile.regime
+    is_near = bool(stack(name).near) or name in MEGATRON_BASED
+    return least_known("family" if is_near else "unknown", profile.regime)

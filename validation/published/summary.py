@@ -1,4 +1,4 @@
-"""Error statistics of the forecasts of published runs: of all, and by source, GPU, class and training program."""
+"""Error statistics of forecasts of published runs: of all, and by source, GPU, class, training program and regime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-GROUPS = ("source", "gpu", "class", "stack")
+GROUPS = ("source", "gpu", "class", "stack", "regime")
 
 
 def summarize_answers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from simulator.costs.costs import Costs
+from simulator.costs.regimes import RESIDUALS, least_known, step_class
 from simulator.engine.task_time import task_seconds
 from simulator.forecast.program import build_program
 from simulator.ir.ops import Collective, Work
-from simulator.plan.plan import Plan
 from simulator.program.block import FREE, SUMS, Price
 from simulator.program.categories import COMPUTING
 from simulator.program.program import Program
@@ -48,15 +48,17 @@ def forecast_actions(forecaster: Forecaster) -> tuple[dict[StageAction, Forecast
     plan = forecaster.plan
     _, program = build_program(plan, make_price(forecaster, without_collectives=True))
     tasks = {(slot.stage, slot.kind): task for slot, task in zip(program.timetable.slots, program.tasks, strict=True)}
-    actions = {action: _forecast_task(task, program, plan) for action, task in tasks.items()}
-    return actions, [_forecast_task(task, program, plan) for task in program.updates]
+    actions = {action: _forecast_task(task, program, forecaster) for action, task in tasks.items()}
+    return actions, [_forecast_task(task, program, forecaster) for task in program.updates]
 
 
-def _forecast_task(task: Task, program: Program, plan: Plan) -> ForecastValue:
+def _forecast_task(task: Task, program: Program, forecaster: Forecaster) -> ForecastValue:
     """Seconds of a task that starts on an idle device, with an interval like that of a step."""
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
-    framework = plan.job.framework
+    job = forecaster.plan.job
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
-    sigma = math.hypot(framework.sigma, framework.sigma_experts if plan.job.model.moe else 0.0, *terms)
+    regime = least_known(job.framework.regime, forecaster.costs.regime)
+    residual = RESIDUALS[step_class(job.model.moe is not None, job.adapters is not None), regime]
+    sigma = math.hypot(residual.sigma, *job.framework.sigmas.values(), *terms)
     return with_interval(task_seconds(task, program.host), sigma)

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from experiments.cli import app as cli
+from experiments.pages.forecast import render
+from experiments.pages.published import fit_page
 from experiments.plots import published as plots
 from experiments.plots import style
 from validation.published import answer as module
@@ -175,3 +177,34 @@ def test_a_plot_without_runs_states_the_reason() -> None:
 def _offsets(group: Any) -> list[tuple[float, float]]:
     kind = type(group).__name__
     return [(float(x), float(y)) for x, y in group.get_offsets()] if kind == "PathCollection" else []
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    result = CliRunner().invoke(cli.app, ["validate", "fit", "--json", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    answered: dict[str, Any] = json.loads(result.stdout)
+    return answered
+
+
+def test_a_fit_says_what_it_tried_and_what_it_kept(found: dict[str, Any]) -> None:
+    dense = found["classes"]["dense"]
+    assert found["rows"] == dense["rows"] == len(read_shipped()) and dense["sources"] == 3
+    assert {trial["kind"] for trial in dense["kinds"] if trial["kept"]} == set(dense["kept"])
+    assert {one["kind"] for one in dense["effects"]} == set(dense["kept"])
+    # With all coefficients the runs are described better than by what ships; the sources left out say how much is luck.
+    errors = {name: of["median"] for name, of in dense["errors"].items()}
+    assert errors["all_in_sample"] < errors["shipped"] and errors["all_in_sample"] < errors["all_source_left_out"]
+    assert len(found["residuals"]) == 9 and found["shipped"]
+
+
+def test_the_page_of_a_fit_fits_its_width(found: dict[str, Any]) -> None:
+    text = render(fit_page(found))
+    assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+    for words in ("source left out", "GEMMs in 16 bits", "dense, known", "rates.memory_bound: fms-fsdp, llm-foundry"):
+        assert words in text
+
+
+def test_a_fit_draws_no_plot() -> None:
+    result = CliRunner().invoke(cli.app, ["validate", "fit", "--plot", "fit.png"])
+    assert result.exit_code != 0 and "validate fit takes no such option" in result.output

@@ -99,22 +99,24 @@ def test_contributions_add_up_to_the_variance_behind_the_interval() -> None:
     found = explain(load_job({**JOB, "model": "mixtral-8x7b"}))
     report, shares = found.report, list(found.variance.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
-    assert {"framework", "experts", "gemm", "tp"} <= set(found.variance)
-    assert found.variance["framework"] == pytest.approx(report.job.framework.sigma**2 / report.sigma**2)
+    assert {"regime", "gemm", "tp"} <= set(found.variance)
+    assert found.variance["regime"] == pytest.approx(report.residual.sigma**2 / report.sigma**2)
+    others = report.sigma**2 - report.residual.sigma**2
     low, high = report.interval_90
-    assert math.log(high / low) == pytest.approx(2 * Z90 * report.sigma)
+    assert math.log(high / report.step_time) == pytest.approx(Z90 * math.hypot(report.residual.above, others**0.5))
+    assert math.log(report.step_time / low) == pytest.approx(Z90 * math.hypot(report.residual.below, others**0.5))
     page = "".join(str(block) for block in sensitivity_page(found).renderables if isinstance(block, Text))  # type: ignore[attr-defined]
-    assert f"framework megatron-core {found.variance['framework']:.0%}" in page
+    assert f"steps of this regime {found.variance['regime']:.0%}" in page
 
 
 def test_a_kind_contributes_with_its_share_of_the_step() -> None:
-    """Slower links make communication longer and its errors weigh more; the framework's own stays the same."""
+    """Slower links make communication longer and its errors weigh more; the residual of the regime stays the same."""
     job = load_job(JOB)
     slow = next(one for one in hardware_figures(job) if one.name == "scale_up_bandwidth").change(job, 0.25)
     usual, slower = (simulate(one).sigmas for one in (job, slow))
     assert slower["tp"] > 1.5 * usual["tp"]
     assert slower["gemm"] < usual["gemm"]
-    assert slower["framework"] == usual["framework"]
+    assert slower["regime"] == usual["regime"]
 
 
 def test_nodes_of_several_kinds_are_refused() -> None:

@@ -100,8 +100,8 @@ def test_answers_do_not_depend_on_earlier_jobs() -> None:
 
 def test_no_accepted_value_ends_the_run() -> None:
     settings: list[dict[str, Any]] = [
-        {"sigma": 3},
-        {"sigma": 500},
+        {"sigmas": {"other": 3}},
+        {"sigmas": {"other": 500}},
         {"launch_s": 1},
         {"launch_s": 1e300},
         {"rates": {"kernel": 1e-3}},

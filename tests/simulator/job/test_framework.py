@@ -131,7 +131,10 @@ def test_all_engines_agree_on_framework_settings(plan: dict[str, Any]) -> None:
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
 
 
-@pytest.mark.parametrize(("old", "new"), [("spread", "sigma"), ("spread_experts", "sigma_experts")])
-def test_a_key_of_an_older_release_is_refused_with_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(PlanError, match=f"framework.set.{old} is 0.1: this key has another name. Write {new}"):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("spread", "sigmas"), ("sigma", "sigmas"), ("spread_experts", "regime"), ("sigma_experts", "regime")],
+)
+def test_a_key_of_an_older_release_is_refused_with_what_replaces_it(old: str, new: str) -> None:
+    with pytest.raises(PlanError, match=f"framework.set.{old} is 0.1: this key is of an older release. Write {new}: "):
         load_job({**JOB, "framework": {"name": "reference", "set": {old: 0.1}}})

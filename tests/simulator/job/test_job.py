@@ -382,8 +382,9 @@ def test_an_answer_has_the_keys_of_the_contract() -> None:
     answer = report({**SHORT, "id": "a", "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5}})
     assert list(answer) == [
         *["id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"],
-        *["hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run"],
+        *["hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run", "interval"],
     ]
+    assert answer["interval"]["regime"] == "known" and len(answer["interval"]["widest"]) == 3
     parts = answer["breakdown_s"]
     assert list(parts) == ["compute", "exposed", "bubble", "optimizer", "host", "idle"]
     assert list(parts["compute"]) == ["gemm", "attention", "memory_bound"]

@@ -7,7 +7,7 @@ import pytest
 from tests.validation.published.test_mapping import row
 from validation.published.mapping import map_run
 from validation.published.releases import month_of
-from validation.published.stacks import FALLBACK, SIGMA, framework
+from validation.published.stacks import FALLBACK, framework
 
 
 @pytest.mark.parametrize(
@@ -45,26 +45,29 @@ def test_a_run_gets_the_traits_of_its_release() -> None:
     assert old["release"] == "2021-04" and map_run(row(stack_version="0.12")).job["framework"]["release"] == "2025-05"
 
 
-def test_an_unknown_program_is_megatron_core_with_the_widest_sigma_of_programs() -> None:
+def test_an_unknown_program_is_megatron_core_in_the_unknown_regime() -> None:
     mapped = map_run(row(stack="never-heard-of"))
     assert mapped.job["framework"]["name"] == FALLBACK == "megatron-core" and "stack" in mapped.assumed
-    assert SIGMA["stack"] == max(value for key, value in SIGMA.items() if key.startswith("stack"))
+    assert mapped.job["framework"]["set"]["regime"] == "unknown"
 
 
 @pytest.mark.parametrize(
-    ("stack", "profile"),
+    ("stack", "profile", "regime"),
     [
-        ("jax", "maxtext"),
-        ("paxml", "maxtext"),
-        ("axolotl", "hf-trainer"),
-        ("accelerate", "hf-trainer"),
-        ("internlm", "internevo"),
-        ("mlperf-nemo", "nemo"),
-        ("megatron-bridge", "megatron-core"),
-        *((name, name) for name in ("nanotron", "fms-fsdp", "gpt-neox", "colossalai", "primus", "deepspeed", "nemo")),
+        ("jax", "maxtext", "unknown"),
+        ("paxml", "maxtext", "unknown"),
+        ("axolotl", "hf-trainer", "family"),
+        ("accelerate", "hf-trainer", "family"),
+        ("internlm", "internevo", "unknown"),
+        ("mlperf-nemo", "nemo", "family"),
+        ("megatron-bridge", "megatron-core", "family"),
+        ("torchtitan", "torchtitan", "family"),
+        ("llm-foundry", "llm-foundry", "known"),
+        ("nemo", "nemo", "known"),
+        *((name, name, "family") for name in ("fms-fsdp", "gpt-neox", "primus")),
+        *((name, name, "unknown") for name in ("nanotron", "colossalai", "deepspeed")),
     ],
 )
-def test_programs_get_their_profiles(stack: str, profile: str) -> None:
+def test_programs_get_their_profiles(stack: str, profile: str, regime: str) -> None:
     assert framework(stack) == profile
-    sigma = map_run(row(stack=stack)).job["framework"]["set"]["sigma"]
-    assert (sigma >= 0.17) == (profile not in ("nemo", "megatron-core"))
+    assert map_run(row(stack=stack)).job["framework"]["set"]["regime"] == regime

@@ -43,12 +43,13 @@ def row(
         "gpu": gpu,
         "class": "dense",
         "stack": "nemo",
+        "regime": "known",
     }
 
 
 def refused(reason: str, source: str | None = "a") -> dict[str, Any]:
     answer = row(None, 1.0) | {"status": "refused", "reason": reason, "predicted": None, "source": source}
-    return answer | {"gpu": None, "class": None, "stack": None} if source is None else answer
+    return answer | {"gpu": None, "class": None, "stack": None, "regime": None} if source is None else answer
 
 
 def test_runs_that_do_not_fit_are_named() -> None:

@@ -1,0 +1,172 @@
+"""Coefficients fitted to runs: planted ones are found, useless ones dropped, and left-out sources judge them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.costs.regimes import RESIDUALS
+from simulator.forecast.shared_work import SharedWork
+from simulator.job.framework import Framework
+from tests.validation.published.test_mapping import row as published
+from validation.published.derivatives import RELATIVES, derive
+from validation.published.refit import (
+    choose_kinds,
+    family_of,
+    fit,
+    in_sample_errors,
+    left_out_errors,
+    list_fitted,
+    measure_residuals,
+    refit_class,
+    source_of,
+    source_weights,
+)
+
+Row = dict[str, Any]
+SHARES = {"gemm": 0.0, "attention": 0.0, "memory_bound": 0.0, "communication": 0.0, "overhead": 0.0, "launch": 0.0}
+GEMM, COMMUNICATION = "GEMMs in 16 bits", "communication"
+
+
+def row(log_ratio: float, source: str = "a", stack: str = "nemo", gpu: str = "h100-sxm", **shares: float) -> Row:
+    return {
+        "source": source,
+        "stack": stack,
+        "gpu": gpu,
+        "architecture": "hopper",
+        "format": "bf16",
+        "class": "dense",
+        "log_ratio": log_ratio,
+        "shares": SHARES | shares,
+        "residuals": [{"regime": "known", "log_ratio": log_ratio, "others": 0.0}],
+    }
+
+
+def planted(factor: float, noise: float = 0.01, sources: int = 8, each: int = 12) -> list[Row]:
+    """Runs whose communication takes exp(factor) times as long as forecast; shares are drawn."""
+    draw = np.random.default_rng(7)
+    rows = []
+    for source in range(sources):
+        for _ in range(each):
+            share = float(draw.uniform(0.1, 0.6))
+            error = float(draw.normal(0.0, noise))
+            rows.append(row(factor * share + error, str(source), gemm=0.9 - share, communication=share))
+    return rows
+
+
+def test_a_planted_coefficient_is_recovered_within_its_error() -> None:
+    kinds, trials = choose_kinds(planted(0.3))
+    assert kinds == [COMMUNICATION]
+    assert {trial.kind: trial.kept for trial in trials} == {COMMUNICATION: True, GEMM: False}
+    kept = next(trial for trial in trials if trial.kept)
+    assert kept.without - kept.with_it > 2 * kept.standard_error > 0
+    made = fit(planted(0.3), kinds)
+    total = sum(made.effects.values())
+    assert set(made.effects) == {(COMMUNICATION, "megatron-core"), (COMMUNICATION, "megatron-core", "nemo")}
+    assert total == pytest.approx(0.3, abs=0.02)
+
+
+def test_runs_that_are_forecast_well_need_no_coefficient() -> None:
+    kinds, trials = choose_kinds(planted(0.0))
+    assert kinds == [] and {trial.kind for trial in trials} == {GEMM, COMMUNICATION}
+    found = refit_class(planted(0.0))
+    assert found["effects"] == [] and found["kept"] == []
+    assert found["errors"]["kept_source_left_out"] == found["errors"]["shipped"]
+
+
+def test_a_coefficient_of_one_source_does_not_help_the_others() -> None:
+    """Source 0 has slow communication, all others do not: in sample the fit gains, left out it loses."""
+    rows = [one if one["source"] != "0" else one | {"log_ratio": one["log_ratio"] + 0.2} for one in planted(0.0)]
+    held = [one["source"] == "0" for one in rows]
+    shipped = np.expm1([-one["log_ratio"] for one in rows])
+    inside, outside = in_sample_errors(rows, [COMMUNICATION]), left_out_errors(rows, [COMMUNICATION], source_of)
+    assert np.abs(inside[held]).mean() < np.abs(shipped[held]).mean()
+    assert np.abs(outside[held]).mean() == pytest.approx(np.abs(shipped[held]).mean(), rel=0.02)
+    assert np.abs(inside[held]).mean() < np.abs(outside[held]).mean()
+    assert choose_kinds(rows)[0] == []
+
+
+def test_a_fit_without_the_family_has_no_coefficient_of_it() -> None:
+    rows = planted(0.3)
+    assert {family_of(one) for one in rows} == {"megatron-core"}
+    shipped = np.expm1([-one["log_ratio"] for one in rows])
+    assert left_out_errors(rows, [COMMUNICATION], family_of) == pytest.approx(shipped)
+
+
+def test_ridge_shrinks_as_computed_by_hand() -> None:
+    """One run, share 0.5, log ratio r: precision of the data w / 0.05^2, of the priors 1 / 0.10^2 and 1 / 0.05^2.
+
+    The sum of both effects has prior variance 0.10^2 + 0.05^2 = 0.0125; errors have variance 0.0025 / w with the robust
+    weight w = 5 / (4 + (left / 0.05)^2). The family has 0.01 / 0.0125 = 80 % of the sum.
+    """
+    made = fit([row(0.1, communication=0.5)], [COMMUNICATION])
+    family, member = made.effects[COMMUNICATION, "megatron-core"], made.effects[COMMUNICATION, "megatron-core", "nemo"]
+    total = family + member
+    robust = 5 / (4 + ((0.1 - 0.5 * total) / 0.05) ** 2)
+    noise = 0.0025 / robust
+    assert total == pytest.approx(0.0125 * 0.5 * 0.1 / (0.25 * 0.0125 + noise), rel=1e-6)
+    assert family / total == pytest.approx(0.8)
+
+
+def test_a_member_without_runs_has_the_effect_of_its_family() -> None:
+    made = fit(planted(0.3), [COMMUNICATION])
+    other = row(0.0, stack="primus", communication=0.5)
+    stranger = row(0.0, stack="maxtext", communication=0.5)
+    family = made.effects[COMMUNICATION, "megatron-core"]
+    assert made.correction(other, [COMMUNICATION]) == pytest.approx(0.5 * family) and family > 0.2
+    assert made.correction(stranger, [COMMUNICATION]) == 0.0
+
+
+def test_a_source_counts_with_the_root_of_its_runs() -> None:
+    weights = source_weights([row(0.0, "a")] * 4 + [row(0.0, "b")])
+    assert weights[:4].sum() == pytest.approx(2 * weights[4]) and weights.mean() == pytest.approx(1.0)
+
+
+def test_residuals_are_quantiles_of_both_sides() -> None:
+    """101 runs at -0.25 to 0.75: 5 % lie below -0.2, 5 % above 0.7; what others explain is taken off."""
+    ratios = np.linspace(-0.25, 0.75, 101)
+    rows = [row(float(ratio), gemm=0.5) for ratio in ratios]
+    found = {(one["class"], one["regime"]): one for one in measure_residuals(rows, {"dense": []})}
+    known = found["dense", "known"]
+    assert known["quantiles"] == pytest.approx([-0.2, 0.7])
+    assert (known["below"], known["above"]) == pytest.approx((0.2 / 1.645, 0.7 / 1.645), rel=0.06)
+    # No runs with experts: dense models' of the same regime.
+    assert (found["experts", "known"]["below"], found["experts", "known"]["rows"]) == (known["below"], 0)
+    for one in rows:
+        one["residuals"][0]["others"] = 0.1
+    narrower = measure_residuals(rows, {"dense": []})[0]
+    assert narrower["below"] ** 2 == pytest.approx(known["below"] ** 2 - 0.01)
+
+
+def test_the_table_of_residuals_has_every_class_and_regime() -> None:
+    assert [(one["class"], one["regime"]) for one in measure_residuals([], {})] == list(RESIDUALS)
+
+
+def test_fitted_coefficients_are_fields_of_their_profiles() -> None:
+    found = list_fitted()
+    fields = {one["coefficient"].split(".")[0] for one in found if "sustained" not in one["coefficient"]}
+    assert fields == {"rates", "launch_s", "step_overhead_s", "memory"} <= set(Framework.model_fields)
+    rate = next(one for one in found if "llm-foundry" in one["of"])
+    assert rate["value"] == 2.0 and "90 A100 runs" in rate["fitted_to"]
+    assert {"ampere", "hopper"} <= {name for one in found for name in one["of"]}
+
+
+def test_derivatives_of_a_run_say_what_its_step_consists_of() -> None:
+    run = published(measured={"step_time_s": 10.0})
+    found = derive(run, SharedWork())
+    shares = found["shares"]
+    assert found["class"] == "dense" and found["architecture"] == "hopper"
+    assert 0.5 < shares["gemm"] < 1 and 0 < shares["communication"] < 0.3 and 0.8 < sum(shares.values()) < 1.1
+    (own,) = found["residuals"]
+    assert own["regime"] == "known" and own["log_ratio"] == found["log_ratio"]
+    assert derive(published(), SharedWork())["shares"] is None  # no measured step
+
+
+def test_runs_of_a_fitted_profile_are_forecast_without_it_too() -> None:
+    run = published(stack="megatron-lm-2021", gpu="a100-sxm-80", measured={"step_time_s": 10.0})
+    found = derive(run, SharedWork())["residuals"]
+    assert [one["regime"] for one in found] == ["known", "family", "unknown"]
+    # That of its relative has a longer constant time, so the same measured step is less of a surprise.
+    assert RELATIVES["megatron-lm-2021"] == "megatron-deepspeed" and found[1]["log_ratio"] < found[0]["log_ratio"]
