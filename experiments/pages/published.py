@@ -93,8 +93,8 @@ def validate_choice(paths: Sequence[Path], workers: int | None = None) -> tuple[
 
 def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out."""
-    from validation.published.derivatives import forecast_derivatives
-    from validation.published.refit import list_fitted, measure_residuals, refit_class
+    from validation.published.fit.derivatives import forecast_derivatives
+    from validation.published.fit.refit import list_fitted, measure_residuals, refit_class
     from validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]

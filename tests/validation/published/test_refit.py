@@ -11,8 +11,8 @@ from simulator.costs.regimes import RESIDUALS
 from simulator.forecast.shared_work import SharedWork
 from simulator.job.framework import Framework
 from tests.validation.published.test_mapping import row as published
-from validation.published.derivatives import RELATIVES, derive
-from validation.published.refit import (
+from validation.published.fit.derivatives import RELATIVES, derive
+from validation.published.fit.refit import (
     choose_kinds,
     family_of,
     fit,
