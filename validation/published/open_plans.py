@@ -46,7 +46,7 @@ def forecast_run(
 def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:
     """The run with each possible micro-batch and number of chunks, and the fields that were chosen."""
     spec = run.spec
-    chunks = possible_chunks(spec) if spec.mesh.vpp is None else [spec.mesh.vpp]
+    chunks = possible_chunks(spec) if spec.mesh.vpp is None and spec.width("pp") > 1 else [spec.mesh.vpp]
     for number in chunks if len(chunks) > 1 else [spec.mesh.vpp]:
         mesh = spec.mesh.model_copy(update={"vpp": number})
         micros = possible_micro_batches(spec)[:MOST_MICRO_BATCHES] if spec.batch.micro is None else []

@@ -125,6 +125,7 @@ def test_an_adaptive_degree_is_that_of_the_fastest_layer(network: float, ffn: in
                     "gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8,
                     "inter": {"kind": "infiniband", "gbps_per_gpu": network},
                 },
+                "framework": {"set": {"launch_s": 0.0}},
                 "batch": {"global": 16},
                 "plan": {
                     "mesh": {"dp": 16},

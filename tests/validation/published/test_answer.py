@@ -100,7 +100,7 @@ def test_a_defect_costs_one_row(runs: list[PublishedRun], monkeypatch: pytest.Mo
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(module, "simulate", fail)
+    monkeypatch.setattr(module, "forecast_run", fail)
     row = answer(runs[0])
     assert row["status"] == "refused" and "meshcast failed: KeyError" in row["reason"]
 

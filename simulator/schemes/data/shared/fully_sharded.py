@@ -175,7 +175,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         and any(unit_run.fragment.shared_weights for unit_run in unit_runs[1:])
     )
     if shared:
-        held[0] = _unit_shards(scheme, unit_runs[0], False)
+        held[0] = _unit_shards(scheme, unit_runs[0], False, stays=True)
         held[0] = replace(held[0], backward=whole_pass(unit_runs[0].fragment.backward, GatheredWeights()))
     # A unit without input from the previous one, as an embedding, starts a new row of neighbours.
     rows: list[list[int]] = []
@@ -203,7 +203,8 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     return replace(stage_ops, unit_runs=made)
 
 
-def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> UnitShards:
+def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stays: bool = False) -> UnitShards:
+    """What is gathered and reduced of a unit. stays: its weights stay whole for other units, and are not kept besides."""
     fragment = unit_run.fragment
     forward: list[tuple[Param, GatheredWeights]] = []
     backward: list[tuple[Param, GatheredWeights]] = []
@@ -212,7 +213,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> U
     for param in fragment.params:
         axes, away = scheme.shards_at_rest("parameters", param), bool(scheme.offloaded_to("parameters"))
         if axes or away:
-            second = scheme.secondary_shards(param)
+            second = None if stays else scheme.secondary_shards(param)
             live = param.size if second != () else 0
             forward.append((param, GatheredWeights(((axes, param.size),), live)))
             again = axes if second is None else second
