@@ -86,7 +86,7 @@ class Store:
         self.parts.mkdir(exist_ok=True)
         self._lock()
         self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
-        self.kept = {n for n in range(self.chunks) if self._part(n).exists() and self._read_part(n) is not None}
+        self.kept = {n for n in range(self.chunks) if self._read_part(n) is not None}
 
     def _fingerprint_of_out(self) -> Fingerprint | None:
         """Reads the fingerprint in the joined file; None if there is no file. Refuses a file that is no sweep's."""
@@ -139,7 +139,8 @@ class Store:
         import pyarrow.parquet as pq
 
         write = self._replacing(self.out)
-        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, **options) as writer:
             tables: list[pa.Table] = []
             for number in range(self.chunks):
                 if (rows := self._read_part(number)) is None:
@@ -161,7 +162,7 @@ class Store:
         try:
             with pq.ParquetFile(self._part(number), page_checksum_verification=True) as file:
                 rows = file.read(use_threads=False)
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, ValueError):  # ValueError: a name that is not UTF-8
             return None
         if not rows.schema.equals(self._part_schema(number), check_metadata=True):
             return None
@@ -241,14 +242,26 @@ class Store:
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
-        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points."""
+        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points.
+
+        Raises PlanError for a damaged file.
+        """
+        import pyarrow as pa
+
+        try:
+            return self._summarize()
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+            rule = f"{self.out} is damaged ({error})"
+            raise PlanError("--out", rule, "Forecast it again with --restart, or restore the file") from None
+
+    def _summarize(self) -> dict[str, Any]:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         shown = ["index", *self.sweep.fields, *(figure.name for figure in shown_in("best"))]
         statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
         best: list[Row] = []
-        with pq.ParquetFile(self.out) as file:
+        with pq.ParquetFile(self.out, page_checksum_verification=True) as file:
             for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
                 statuses.update(_count_values(batch["status"]))
                 for reason, count in _count_values(batch["reason"].drop_null()).items():
