@@ -55,16 +55,15 @@ class Interrupting:
 
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["meshcast", "list", "gpus"]
-runpy.run_module({module!r}, run_name="__main__")
+runpy.run_module("meshcast", run_name="__main__")
 """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a signal of POSIX")
-@pytest.mark.parametrize("module", ["meshcast", "experiments.cli"])
 @pytest.mark.parametrize("name", ["experiments.cli.app", "typer", "hardware.load"])
 @pytest.mark.parametrize("reaction", ["raise", "raise ValueError('a model cannot be built') from None"])
-def test_ctrl_c_during_imports_is_no_traceback(module: str, name: str, reaction: str, tmp_path: Path) -> None:
-    script = INTERRUPTED_IMPORT.format(module=module, name=name, reaction=reaction)
+def test_ctrl_c_during_imports_is_no_traceback(name: str, reaction: str, tmp_path: Path) -> None:
+    script = INTERRUPTED_IMPORT.format(name=name, reaction=reaction)
     stopped = run(["-c", script], tmp_path, ROOT)
     assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "")
 

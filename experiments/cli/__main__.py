@@ -1,5 +1,5 @@
 """``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun."""
 
-from meshcast.__main__ import main
+from experiments.cli.app import main
 
 main()
