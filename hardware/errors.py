@@ -9,6 +9,7 @@ breaks (with the rule's numbers) and what would work::
     +-- PlanError       a job or its parallel plan
     +-- ScheduleError   an order of pipeline actions that cannot be played
     +-- OutOfMemory     only under ``--strict``; otherwise not fitting is a result, not an error
+    +-- Defect          meshcast itself failed on one row of many; the others are answered
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class MeshcastError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
-        plain = isinstance(self.value, str | int | None) or (isinstance(self.value, float) and isfinite(self.value))
+        plain = isinstance(self.value, str | None) or (isinstance(self.value, int | float) and _is_short(self.value))
         return {
             "kind": type(self).__name__,
             "where": self.where,
-            "value": self.value if plain else shorten(self.value),  # infinity and NaN are no numbers of JSON
+            "value": self.value if plain else shorten(self.value),
             "rule": self.rule,
             "remedy": self.remedy,
         }
@@ -54,6 +55,11 @@ class MeshcastError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.where, self.rule, self.remedy, self.value)
+
+
+def _is_short(number: float) -> bool:
+    """Whether JSON can hold a number: not infinity or NaN, nor an integer of more digits than Python writes."""
+    return number.bit_length() < 10_000 if isinstance(number, int) else isfinite(number)
 
 
 class CatalogError(MeshcastError):
@@ -74,6 +80,16 @@ class ScheduleError(MeshcastError):
 
 class OutOfMemory(MeshcastError):
     """The plan does not fit into memory, and ``--strict`` makes that an error."""
+
+
+class Defect(MeshcastError):
+    """meshcast itself failed: the answer to one job, line or row of many."""
+
+    @classmethod
+    def of(cls, error: Exception, where: str = "") -> Defect:
+        """The answer that stands for an unexpected error."""
+        rule = f"meshcast failed: {type(error).__name__}: {str(error)[:500]}"
+        return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
 
 def shorten(value: Any, limit: int = 80) -> str:

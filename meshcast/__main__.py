@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 from meshcast.packages import check_packages
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 def main() -> None:
-    """Runs the command; a hidden package is one line and exit code 2, as for any other mistake in its use."""
+    """Runs the command; a hidden package is one line and exit code 2, as for any other mistake in its use.
+
+    Ctrl-C is exit code 130 without a traceback, also while modules are imported: most of the time of a short command.
+    """
+    interrupts = record_interrupts()
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception:
+        if interrupts:  # pydantic turns a KeyboardInterrupt in a model that it builds into an error of the model
+            sys.exit(INTERRUPTED)
+        raise
+
+
+def _run() -> None:
     try:
         check_packages()
     except ImportError as error:
@@ -17,6 +37,19 @@ def main() -> None:
     from experiments.cli.app import main as run
 
     run()
+
+
+def record_interrupts() -> list[int]:
+    """Returns a list to which every later SIGINT is added, before it raises KeyboardInterrupt as usual."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller handles or ignores it
+        signal.signal(signal.SIGINT, interrupt)
+    return received
 
 
 if __name__ == "__main__":

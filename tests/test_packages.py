@@ -40,6 +40,34 @@ def test_python_m_meshcast_is_the_command(tmp_path: Path) -> None:
     assert shown.returncode == 0 and shown.stdout.startswith("meshcast ")
 
 
+INTERRUPTED_IMPORT = """\
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets tests in its background ignore it
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                {reaction}
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["meshcast", "list", "gpus"]
+runpy.run_module("meshcast", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a signal of POSIX")
+@pytest.mark.parametrize("name", ["experiments.cli.app", "typer", "hardware.load"])
+@pytest.mark.parametrize("reaction", ["raise", "raise ValueError('a model cannot be built') from None"])
+def test_ctrl_c_during_imports_is_no_traceback(name: str, reaction: str, tmp_path: Path) -> None:
+    script = INTERRUPTED_IMPORT.format(name=name, reaction=reaction)
+    stopped = run(["-c", script], tmp_path, ROOT)
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_of_the_user_that_hides_ours_is_named(name: str, tmp_path: Path) -> None:
     own = tmp_path / name

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hardware.errors import PlanError
+from hardware.load import validate_data
 from simulator.bridges.torch_schedule import read_csv, write_csv
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Timetable
@@ -24,10 +25,15 @@ PAGE_COLUMNS = 100
 """Columns of characters of a page; a wider table continues below."""
 
 
+MOST_CELLS = 100_000
+"""Rows times slots of a page: some seconds, and a thousand screens."""
+
+
 def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
     """A schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
 
     name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
+    Raises PlanError for numbers beyond the limits of `ScheduleCase` and a schedule that does not exist for them.
     """
     case: dict[str, Any] = {"schedule": name, "p": p, "m": m}
     if name.endswith(".csv"):
@@ -40,7 +46,8 @@ def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> Sch
         option = "--p" if p is None else "--m"
         rule = "a schedule is for a number of devices and of micro-batches"
         raise PlanError(option, rule, f"Write meshcast list schedule {name} --p 4 --m 8")
-    return replay(ScheduleCase(**case, v=v or 1, t_f=1.0, t_b=1.0, t_w=1.0))
+    durations = dict.fromkeys(("t_f", "t_b", "t_w"), 1.0)
+    return replay(validate_data(ScheduleCase, {**case, "v": v or 1, **durations}, "schedule ", PlanError))
 
 
 def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
@@ -99,6 +106,9 @@ def page(name: str, run: ScheduleReplay) -> RenderableType:
     shape, unit = run.table.shape, _slot_time(run)
     lanes = [lane for device in range(shape.p) for lane in _lanes(run, device, unit)]
     steps = max((at + length for _, cells in lanes for at, (length, _, _) in cells.items()), default=0)
+    if len(lanes) * steps > MOST_CELLS:
+        rule = f"its table has {len(lanes):,} rows of {steps:,} slots, and a page shows at most {MOST_CELLS:,} cells"
+        raise PlanError(name, rule, "Use fewer micro-batches or devices, or --json")
     width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for length, text, _ in c.values())])
     head = max(len(title) for title, _ in lanes) + 2
     fit = max(1, (PAGE_COLUMNS - head) // width)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import MeshcastError, PlanError
+from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
@@ -26,12 +26,14 @@ def forecast_lines(
 ) -> Iterator[dict[str, Any]]:
     """Answers of all lines that are not empty; the answer of an invalid line is its error.
 
+    If meshcast itself fails on a line, the answer is a `Defect` with the job that reproduces it.
+
     name: the file in error messages.
     base: folder of relative paths in jobs.
     changes: fields that are set in every job first.
     engine, skip, calibration: see simulator.forecast.simulate.
     """
-    shared_work = SharedWork()
+    shared_work = SharedWork(calibration)
     for number, line in enumerate(lines, 1):
         if line.strip():
             where, stated = f"{name}:{number}", dict[str, Any]()
@@ -40,9 +42,15 @@ def forecast_lines(
                 report = simulate(load_job(stated, changes, base), engine, skip, shared_work, calibration)
                 yield report.to_dict()
             except MeshcastError as error:
-                known = stated.get("id")
-                known = known if isinstance(known, str | int) else None
-                yield {"id": known, "line": number, "error": error.at(where).to_dict()}
+                yield {"id": _job_id(stated), "line": number, "error": error.at(where).to_dict()}
+            except Exception as error:  # a defect of meshcast costs one line
+                shared_work = SharedWork(calibration)  # the failure may have left it half made
+                yield {"id": _job_id(stated), "line": number, "error": Defect.of(error, where).to_dict(), "job": stated}
+
+
+def _job_id(stated: dict[str, Any]) -> str | int | None:
+    found = stated.get("id")
+    return found if isinstance(found, str | int) else None
 
 
 def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:

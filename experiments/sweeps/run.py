@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from experiments.sweeps.expressions import Expression, parse_constraint
 from experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
 from experiments.sweeps.store import Row, Store
-from hardware.errors import MeshcastError, PlanError
+from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
 from simulator.report.figures import row_of
@@ -169,4 +169,5 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
         place = error.where.removeprefix("job.")
         return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}
     except Exception as error:  # a defect of meshcast costs one row, not the sweep
-        return {**changes, "status": "invalid", "reason": f"meshcast failed: {type(error).__name__}: {error}"}
+        _local.shared_work = SharedWork()  # the failure may have left it half made
+        return {**changes, "status": "invalid", "reason": Defect.of(error).rule}

@@ -3,12 +3,12 @@ file at the end.
 
 After a crash a part is complete or absent: it is written under another name, flushed to disk and renamed. A resumed
 sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has the same
-bytes. A lock keeps a second process from writing the same parts.
+bytes. A part that was damaged or renamed since then is forecast again: the pages of its columns have checksums, and its
+metadata the fingerprint and the number of its chunk. A lock keeps a second process from writing the same parts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import io
 import json
@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, fingerprint, parse_fingerprint
 from experiments.sweeps.grid import Sweep
 from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
@@ -42,25 +43,6 @@ RANKED_BY = "tokens_per_s_per_gpu"
 """Figure by which the best plans are ranked, largest value first."""
 
 Row = dict[str, Any]
-
-
-def fingerprint(sweep: Sweep, chunk: int) -> str:
-    """Hashes everything that the rows depend on: points, job, files that the job names, version of meshcast."""
-    inputs = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
-    found = hashlib.sha256(json.dumps(inputs).encode())
-    for word in sorted(set(_strings_in([sweep.job, sweep.axes]))):
-        with suppress(OSError, ValueError):  # a string that is not a path
-            path = sweep.base / word
-            found.update((path / "config.json" if path.is_dir() else path).read_bytes())
-    return found.hexdigest()
-
-
-def _strings_in(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict | list | tuple):
-        for inner in data.values() if isinstance(data, dict) else data:
-            yield from _strings_in(inner)
 
 
 class Store:
@@ -93,10 +75,9 @@ class Store:
         begun = _read_fingerprint(about)
         whole = self._fingerprint_of_out()
         if not restart:
-            for mark, path in ((begun, self.parts), (whole if begun is None else None, self.out)):
-                if mark not in (None, self.fingerprint):
-                    rule = f"{path} holds rows of another sweep, or of another version of meshcast"
-                    raise PlanError("--out", rule, "Name another --out, or discard them with --restart")
+            for stored, path in ((begun, self.parts), (whole if begun is None else None, self.out)):
+                if stored not in (None, self.fingerprint):
+                    raise _other_inputs(path, stored, self.fingerprint)
             self.finished = begun is None and whole is not None
         if begun is None or restart:
             self._clear()
@@ -105,9 +86,9 @@ class Store:
         self.parts.mkdir(exist_ok=True)
         self._lock()
         self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
-        self.kept = {n for n in range(self.chunks) if self._part(n).exists()}
+        self.kept = {n for n in range(self.chunks) if self._read_part(n) is not None}
 
-    def _fingerprint_of_out(self) -> str | None:
+    def _fingerprint_of_out(self) -> Fingerprint | None:
         """Reads the fingerprint in the joined file; None if there is no file. Refuses a file that is no sweep's."""
         if not self.out.exists():
             return None
@@ -115,12 +96,10 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            stated = (pq.read_schema(self.out).metadata or {}).get(b"meshcast")
-        except pa.ArrowException:
-            stated = None
-        if stated is None:
-            raise PlanError("--out", f"{self.out} exists and is not the result of a sweep", "Name another file")
-        return str(json.loads(stated)["fingerprint"])
+            return parse_fingerprint(json.loads((pq.read_schema(self.out).metadata or {})[b"meshcast"])["fingerprint"])
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+            rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
+            raise PlanError("--out", rule, "Name another file, or delete this one") from None
 
     def _lock(self) -> None:
         """Locks the parts, or raises PlanError if another process has; the system frees it when a process ends."""
@@ -149,7 +128,7 @@ class Store:
             for name, kind in zip(self._schema.names, self._schema.types, strict=True)
         }
         file = io.BytesIO()
-        pq.write_table(pa.table(columns, schema=self._schema), file)
+        pq.write_table(pa.table(columns, schema=self._part_schema(number)), file, write_page_checksum=True)
         with self._writing():
             self._write(self._part(number), file.getbuffer())
         self.kept.add(number)
@@ -160,16 +139,41 @@ class Store:
         import pyarrow.parquet as pq
 
         write = self._replacing(self.out)
-        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, **options) as writer:
             tables: list[pa.Table] = []
             for number in range(self.chunks):
-                tables.append(pq.read_table(self._part(number), partitioning=None, use_threads=False))
+                if (rows := self._read_part(number)) is None:
+                    rule = f"{self._part(number)} was damaged while the sweep was running"
+                    raise PlanError("--out", rule, "Run the command again: only its points are forecast again")
+                tables.append(rows)
                 if sum(map(len, tables)) >= GROUP or number == self.chunks - 1:
                     writer.write_table(pa.concat_tables(tables).combine_chunks())
                     tables.clear()
         self.finished = True
         with suppress(OSError):  # the next run removes what stays
             self._clear()
+
+    def _read_part(self, number: int) -> pa.Table | None:
+        """Reads the rows of a chunk; None for a file that is damaged, or holds rows of another chunk or sweep."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self._part(number), page_checksum_verification=True) as file:
+                rows = file.read(use_threads=False)
+        except (pa.ArrowException, OSError, ValueError):  # ValueError: a name that is not UTF-8
+            return None
+        if not rows.schema.equals(self._part_schema(number), check_metadata=True):
+            return None
+        first, last = number * self.chunk, min((number + 1) * self.chunk, self.sweep.points)
+        found = rows["index"].to_pylist()
+        in_place = found == sorted(set(found)) and all(first <= index < last for index in found)
+        complete = len(found) == last - first or bool(self.sweep.where)
+        return rows.replace_schema_metadata(self._schema.metadata) if in_place and complete else None
+
+    def _part_schema(self, number: int) -> pa.Schema:
+        return self._schema.with_metadata({**self._schema.metadata, b"chunk": str(number)})
 
     def _part(self, number: int) -> Path:
         return self.parts / f"{number:07}.parquet"
@@ -238,14 +242,26 @@ class Store:
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
-        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points."""
+        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points.
+
+        Raises PlanError for a damaged file.
+        """
+        import pyarrow as pa
+
+        try:
+            return self._summarize()
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+            rule = f"{self.out} is damaged ({error})"
+            raise PlanError("--out", rule, "Forecast it again with --restart, or restore the file") from None
+
+    def _summarize(self) -> dict[str, Any]:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         shown = ["index", *self.sweep.fields, *(figure.name for figure in shown_in("best"))]
         statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
         best: list[Row] = []
-        with pq.ParquetFile(self.out) as file:
+        with pq.ParquetFile(self.out, page_checksum_verification=True) as file:
             for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
                 statuses.update(_count_values(batch["status"]))
                 for reason, count in _count_values(batch["reason"].drop_null()).items():
@@ -275,13 +291,22 @@ def parts_folder(out: Path) -> Path:
     return out.with_name(out.name + ".parts")
 
 
-def _read_fingerprint(path: Path) -> str | None:
+def _read_fingerprint(path: Path) -> Fingerprint | None:
     try:
-        return str(json.loads(path.read_bytes())["fingerprint"])
+        return parse_fingerprint(json.loads(path.read_bytes())["fingerprint"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, LookupError, TypeError):
-        return "unreadable"
+        return parse_fingerprint("unreadable")
+
+
+def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
+    """The error for rows that were made from other inputs: it names the kinds of input that differ."""
+    if "version" in stored:
+        rule = f"{path} is damaged, or was written by another version of meshcast"
+    else:
+        rule = f"{path} holds rows of another sweep; changed: {', '.join(changed_inputs(stored, current))}"
+    return PlanError("--out", rule, "Undo the change, name another --out, or discard these rows with --restart")
 
 
 def _count_values(column: Any) -> dict[str, int]:

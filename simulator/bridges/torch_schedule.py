@@ -88,7 +88,11 @@ def read_csv(path: str | Path) -> TorchSchedule:
 
 def parse_csv(content: str, where: str = "schedule") -> TorchSchedule:
     """The schedule in the text of a file; otherwise as `read_csv`."""
-    rows = list(csv.reader(io.StringIO(content, newline="")))
+    reader = csv.reader(io.StringIO(content, newline=""))
+    try:
+        rows = list(reader)
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise PlanError(f"{where}:{reader.line_num}", f"not a CSV file ({error})", REMEDY) from None
     if not any(cell.strip() for row in rows for cell in row):
         raise PlanError(where, "the file has no actions", REMEDY)
     found = [

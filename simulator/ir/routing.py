@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,6 +27,9 @@ from simulator.ir.ops import Attention, Exchange, Gemm, Memory
 
 MOST_UNEVEN = 10.0
 """Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
+
+LARGEST_COUNT = 1e18
+"""Largest count of tokens: sums of more could overflow."""
 
 REMEDY = "Name a JSON or CSV file with a count for each expert, or a row of counts for each rank that holds experts"
 
@@ -251,10 +254,10 @@ def read_counts(path: Path) -> tuple[tuple[float, ...], ...]:
         raise PlanError(str(path), f"it cannot be read ({error.strerror})", REMEDY) from None
     except ValueError:
         raise PlanError(str(path), "it is not UTF-8 text", REMEDY) from None
-    rows = _of_json(path, text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]
+    rows = _of_json(path, text) if path.suffix == ".json" else _of_csv(path, text)
     if not rows:
         raise PlanError(str(path), "it holds no counts", REMEDY)
-    return tuple(_row(path, i, row, len(rows[0])) for i, row in enumerate(rows, 1))
+    return tuple(_row(f"{path} row {i}", row, len(rows[0])) for i, row in enumerate(rows, 1))
 
 
 def _of_json(path: Path, text: str) -> list[Any]:
@@ -267,18 +270,36 @@ def _of_json(path: Path, text: str) -> list[Any]:
     return found if not found or isinstance(found[0], list) else [found]
 
 
-def _row(path: Path, number: int, row: Any, length: int) -> tuple[float, ...]:
-    where = f"{path} row {number}"
-    if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != length:
-        raise PlanError(where, f"every row has as many counts as the first one, {length}", REMEDY)
+def _of_csv(path: Path, text: str) -> list[Any]:
+    reader = csv.reader(text.splitlines())
     try:
-        # Integer counts stay integers, so that even counts give exactly even shares.
-        found = tuple(float(one) for one in row)
-    except (TypeError, ValueError, OverflowError):
-        raise PlanError(where, "counts are numbers", REMEDY) from None
-    if not all(0 <= one < math.inf for one in found) or not sum(found):
-        raise PlanError(where, "counts are not negative, and at least one is positive", REMEDY)
+        return [[_number(cell) for cell in row] for row in reader if row]
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", REMEDY) from None
+
+
+def _row(where: str, row: Any, length: int) -> tuple[float, ...]:
+    if not isinstance(row, list) or len(row) != length:
+        raise PlanError(where, f"every row has as many counts as the first one, {length}", REMEDY)
+    found = tuple(_count(f"{where} count {place}", one) for place, one in enumerate(row, 1))
+    if not any(found):
+        raise PlanError(where, "at least one count of a row is positive", REMEDY)
     return found
+
+
+def _count(where: str, given: Any) -> float:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= LARGEST_COUNT:
+        rule = f"a count is a number from 0 to {LARGEST_COUNT:g}, in JSON without quotes"
+        raise PlanError(where, rule, REMEDY, given)
+    return float(given)
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def slowest_rank(work: Any) -> Any:

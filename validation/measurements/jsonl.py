@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def _parse_object(where: str, line: str) -> dict[str, Any] | str:
     try:
-        found = json.loads(line, parse_constant=_refuse_constant)
+        found = json.loads(line, parse_constant=_refuse_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON ({error})"
         return f"{where}: {reason}. {REMEDY}"
@@ -39,3 +40,11 @@ def _parse_object(where: str, line: str) -> dict[str, Any] | str:
 def _refuse_constant(name: str) -> None:
     """Rejects NaN and Infinity, which Python's parser would accept."""
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse_finite(digits: str) -> float:
+    """Rejects numbers like 1e400, which Python's parser would read as infinity."""
+    number = float(digits)
+    if isinf(number):
+        raise ValueError(f"{digits} is too large for a number of 64 bits")
+    return number

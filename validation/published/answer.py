@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from itertools import chain
 from typing import Any, TypeVar
 
-from hardware.errors import MeshcastError, shorten
+from hardware.errors import Defect, MeshcastError, PlanError, shorten
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
 from simulator.report.report import Report
 from validation.published.baseline import peak_format, seconds_at_peak
-from validation.published.mapping import MappedJob
+from validation.published.mapping import MappedJob, map_run
 from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun, UnreadableLine
 
@@ -49,17 +49,27 @@ def map_chunks(
     pool = ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
         yield from chain.from_iterable(pool.map(answer_chunk, chunks))
+    except BrokenExecutor:
+        rule = "a worker was killed, most likely for lack of memory"
+        raise PlanError("--jobs", rule, "Run it again with fewer processes", count) from None
     finally:  # after an interrupt running chunks finish, queued ones are cancelled
         pool.shutdown(cancel_futures=True)
 
 
 def _answer_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:
-    shared_work = SharedWork()
-    return [answer(run, shared_work) for run in runs]
+    shared_work, found = SharedWork(), []
+    for run in runs:
+        found.append(answer(run, shared_work))
+        if "job" in found[-1]:  # the failure may have left it half made
+            shared_work = SharedWork()
+    return found
 
 
 def answer(run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None) -> Answer:
-    """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason."""
+    """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason.
+
+    If meshcast itself fails, the answer also has the `job` that reproduces it.
+    """
     if isinstance(run, UnreadableLine):
         return _refusal_answer(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
     found = _answer_run(run, shared_work)
@@ -74,8 +84,16 @@ def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"
         return _refusal_answer(run.id, f"{error.where}{given}: {error.rule}") | {"measured": measured}
-    except Exception as error:  # a defect of meshcast should cost one row, not the whole table
-        return _refusal_answer(run.id, f"meshcast failed: {type(error).__name__}: {error}") | {"measured": measured}
+    except Exception as error:  # a defect of meshcast costs one row, not the whole table
+        return _refusal_answer(run.id, Defect.of(error).rule) | {"measured": measured, "job": _job_of(run)}
+
+
+def _job_of(run: PublishedRun) -> dict[str, Any] | None:
+    """The job that reproduces a defect; None if the mapping of the run has failed."""
+    try:
+        return map_run(run).job
+    except Exception:
+        return None
 
 
 def _refusal_answer(name: str | None, reason: str) -> Answer:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml, validate_data
@@ -19,6 +19,12 @@ from validation.measurements.jsonl import read_lines
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+STEP_SECONDS = 1e-6, 1e7
+"""Shortest and longest measured step that is read [s]: a microsecond, 115 days."""
+
+PEAK_GIB = 1e-6, 1e6
+"""Smallest and largest measured peak memory of a GPU that is read [GiB]: a KiB, a PiB."""
 
 
 class SpecModel(BaseModel):
@@ -144,13 +150,13 @@ class Spec(SpecModel):
 
 
 class PublishedFigures(BaseModel):
-    """Measured figures; unknown keys are kept."""
+    """Measured figures; unknown keys are kept. Other magnitudes than of `STEP_SECONDS` are mistakes of units."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    step_time_s: Positive | None = None
+    step_time_s: Annotated[float, Field(ge=STEP_SECONDS[0], le=STEP_SECONDS[1])] | None = None
     tokens_per_s_per_gpu: Positive | None = None
-    peak_memory_gib: Positive | None = None
+    peak_memory_gib: Annotated[float, Field(ge=PEAK_GIB[0], le=PEAK_GIB[1])] | None = None
 
 
 class PublishedPlan(BaseModel):
@@ -185,6 +191,15 @@ class PublishedRun(BaseModel):
     hardware: PublishedHardware = PublishedHardware()
     plan: PublishedPlan = PublishedPlan()
     measured: PublishedFigures = PublishedFigures()
+
+    @model_validator(mode="after")
+    def _check_throughput(self) -> Self:
+        shortest, longest = STEP_SECONDS
+        if self.step_time is not None and not shortest <= self.step_time <= longest:
+            rate = f"measured.tokens_per_s_per_gpu of {self.measured.tokens_per_s_per_gpu:g}"
+            rule = f"{rate} makes a step of {self.step_time:g} s, and a step takes {shortest:g} s to {longest:g} s"
+            raise ValueError(f"{rule}. Correct it, or gpus, batch.global or batch.seq in spec")
+        return self
 
     @property
     def token_dispatcher(self) -> str:

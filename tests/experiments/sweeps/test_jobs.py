@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
+from experiments.sweeps import jobs as module
 from experiments.sweeps.jobs import forecast_lines
 from simulator import simulate
+from simulator.costs.calibration import calibration
 
 JOBS: list[dict[str, Any]] = [
     {"id": "a", "model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": {"tp": 4, "pp": 2}},
@@ -137,6 +139,37 @@ def test_a_bad_line_answers_with_its_error(line: Any, where: str, words: str) ->
     error = bad["error"]
     assert error["where"].startswith(where) and error["remedy"]
     assert words in json.dumps(error)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("oh"), RecursionError("deep"), OSError(5, "lost"), MemoryError()])
+def test_a_defect_costs_one_line_and_gives_its_job(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(job: Any, *more: Any) -> Any:
+        if job.id == "bad":
+            raise error
+        return simulate(job, *more)
+
+    monkeypatch.setattr(module, "simulate", failing)
+    bad = {**JOBS[2], "id": "bad"}
+    first, failed, last = forecast_lines(lines([JOBS[0], bad, JOBS[1]]), "jobs.jsonl", Path("."))
+    assert first["id"] == "a" and last == simulate(JOBS[1]).to_dict()
+    assert failed["id"] == "bad" and failed["line"] == 2 and failed["job"] == bad
+    assert failed["error"]["kind"] == "Defect" and failed["error"]["where"] == "jobs.jsonl:2"
+    assert failed["error"]["rule"] == f"meshcast failed: {type(error).__name__}: {error}"
+
+
+def test_jobs_are_forecast_with_a_calibration_of_their_own(tmp_path: Path) -> None:
+    shipped = Path(calibration.__file__).with_name("h100-sxm.yaml").read_text()
+    (tmp_path / "h100-sxm.yaml").write_text(shipped)
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(JOBS[1]))
+    result = run("--jobs", str(tmp_path / "jobs.jsonl"), "--calibration", str(tmp_path))
+    assert result.exit_code == 0 and json.loads(result.stdout)["step_time_s"] > 0
+
+
+def test_numbers_that_no_text_holds_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(JOBS[0]))
+    result = run("--jobs", str(tmp_path / "jobs.jsonl"), "--set", "batch.micro=0x1" + "0" * 5000)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["error"]["value"] == "a number of more than 4,300 digits"
 
 
 def test_empty_lines_are_no_jobs_but_count(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_file_that_the_job_names_belongs_to_the_sweep(tmp_path: Path) -> None:
     run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet", Lazy())
     assert run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet")["rows"] == 2
     (tmp_path / "model.yaml").write_text("{preset: gpt2-124m, layers: 4}")
-    with pytest.raises(PlanError, match="another sweep"):
+    with pytest.raises(PlanError, match=r"another sweep; changed: file model\.yaml\. Undo"):
         run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet", Lazy())
 
 

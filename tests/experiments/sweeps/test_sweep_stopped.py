@@ -183,6 +183,6 @@ def test_a_worker_that_dies_ends_in_one_message(small_chunks: None, tmp_path: Pa
     of = load_sweep(GRID)
     deadly = Sweep({**of.job, "id": Dying()}, of.base, of.axes, of.where)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "fingerprint", lambda *_: "same")
+        patch.setattr(stored, "fingerprint", lambda *_: {"job": "same"})
         with pytest.raises(PlanError, match="a worker was killed"):
             run(deadly, tmp_path / "rows.parquet", workers=2)

@@ -86,6 +86,11 @@ def test_stages_that_no_pipeline_has_are_refused(text: str, words: str) -> None:
     assert words in str(refused.value)
 
 
+def test_a_cell_of_any_length_is_refused_with_its_line() -> None:
+    with pytest.raises(PlanError, match=r"schedule:2: not a CSV file \(field larger than field limit"):
+        parse_csv("0F0\n" + "1" * 200_000)
+
+
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         read_csv(tmp_path / "nothing.csv")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hardware.errors import PlanError
+from simulator import simulate
 from validation.published import answer as module
-from validation.published.answer import answer, answers
+from validation.published.answer import answer, answers, map_chunks
 from validation.published.baseline import add_baselines
+from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
 from validation.published.summary import summarize_answers
 
@@ -96,13 +101,59 @@ def test_the_reason_of_a_refusal_is_that_of_the_simulator(runs: list[PublishedRu
     assert row["status"] == "refused" and "abacus" in row["reason"]
 
 
-def test_a_defect_costs_one_row(runs: list[PublishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise KeyError("lost")
+def test_a_defect_costs_one_row_and_gives_its_job(runs: list[PublishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: PublishedRun, shared_work: Any) -> Any:
+        if run is runs[1]:
+            raise KeyError("lost")
+        return forecast_run(run, shared_work)
 
     monkeypatch.setattr(module, "forecast_run", fail)
-    row = answer(runs[0])
-    assert row["status"] == "refused" and "meshcast failed: KeyError" in row["reason"]
+    first, failed, last = answers(runs[:3], workers=1)
+    assert first["status"] == last["status"] == "predicted" and "job" not in first
+    assert failed["status"] == "refused" and failed["reason"] == "meshcast failed: KeyError: 'lost'"
+    report = simulate(failed["job"])
+    assert report.step_time == pytest.approx(answer(runs[1])["measured"]["step_time_s"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"step_time_s": 1e18}, "measured.step_time_s is 1e+18: must be at most 10000000"),
+        ({"step_time_s": 1e-300}, "measured.step_time_s is 1e-300: must be at least 1e-06"),
+        ({"peak_memory_gib": 1e18}, "measured.peak_memory_gib is 1e+18: must be at most 1000000"),
+        ({"step_time_s": True}, "measured.step_time_s is True: must be a number"),
+        ({"step_time_s": "200"}, "measured.step_time_s is '200': must be a number"),
+        ({"tokens_per_s_per_gpu": 1e-200}, "makes a step of 6.25e+203 s, and a step takes 1e-06 s to 1e+07 s"),
+        ({"tokens_per_s_per_gpu": 1e200}, "makes a step of 6.25e-197 s"),
+    ],
+)
+def test_impossible_figures_cost_one_row(figures: dict[str, Any], words: str, tmp_path: Path) -> None:
+    # 50,000 x 1,024 tokens over 8,192 GPUs are 6,250 a GPU: 6.25e203 s at 1e-200 tokens/s.
+    spec = {"class": "dense", "stack": "megatron-core", "gpus": 8192, "batch": {"global": 50_000, "seq": 1024}}
+    lines = [{"id": "a-1", "spec": spec, "measured": figures}, {"id": "a-2", "spec": spec}]
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    bad, good = read(tmp_path / "runs.jsonl")
+    assert isinstance(bad, UnreadableLine) and bad.id == "a-1" and isinstance(good, PublishedRun)
+    assert words in bad.reason and "runs.jsonl:1" in bad.reason
+    rows = list(answers([bad, good], workers=1))
+    add_baselines(rows)
+    sound(rows)
+
+
+def test_a_number_beyond_64_bits_costs_one_row(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text('{"id": "a", "spec": {}, "measured": {"tflops": 1e400}}\n{}')
+    first, second = read(tmp_path / "runs.jsonl")
+    assert isinstance(first, UnreadableLine) and "1e400 is too large" in first.reason
+    assert isinstance(second, UnreadableLine) and "runs.jsonl:2" in second.reason
+
+
+def test_a_worker_that_dies_ends_in_one_message() -> None:
+    with pytest.raises(PlanError, match="--jobs is 2: a worker was killed"):
+        list(map_chunks(_die, range(2 * module.CHUNK), workers=2))
+
+
+def _die(_: Any) -> Any:
+    os._exit(1)
 
 
 # -------------------------------------------------------------------------------- the whole data set

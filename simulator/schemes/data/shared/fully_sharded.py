@@ -204,7 +204,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
 
 
 def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stays: bool = False) -> UnitShards:
-    """What is gathered and reduced of a unit. stays: its weights stay whole for other units, and are not kept besides."""
+    """What is gathered and reduced of a unit. stays: its weights stay whole for other units, and are not kept twice."""
     fragment = unit_run.fragment
     forward: list[tuple[Param, GatheredWeights]] = []
     backward: list[tuple[Param, GatheredWeights]] = []
