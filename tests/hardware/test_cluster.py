@@ -8,7 +8,8 @@ import pytest
 
 from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
 from hardware.cluster import STAGING
-from hardware.load import MAX_BYTES, line_of
+from hardware.documents.input_file import DESCRIPTION
+from hardware.load import line_of
 
 INLINE = {
     "gpu": "h100-sxm",
@@ -360,7 +361,7 @@ BAD_FILES: list[tuple[bytes, str, str]] = [
     (b"a: &x [*x]\n", "c.yaml", "aliases"),
     (b"date: 2026-13-45\n", "c.yaml", "not valid YAML"),
     (b"a: 1" + b"0" * 5000 + b"\n", "c.yaml", "not valid YAML"),
-    (b" " * (MAX_BYTES + 1), "c.yaml", "at most 10,000,000"),
+    (b" " * (DESCRIPTION.nbytes + 1), "c.yaml", "at most 10,000,000"),
 ]
 
 

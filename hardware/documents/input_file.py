@@ -1,0 +1,170 @@
+"""Opens input files: regular files within a stated size, on disk and decompressed; JSON without repeated keys.
+
+A pipe or a device would be read forever, and 8 MB of gzip may hold 8 GB of zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from hardware.errors import MeshcastError
+
+GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file, whatever its name."""
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time."""
+
+
+class SizeLimit(NamedTuple):
+    """Largest file of one kind.
+
+    Attributes:
+        nbytes: bytes, decompressed.
+        lines: number of lines; a line costs more memory than its bytes.
+        remedy: what to do about a larger one.
+    """
+
+    nbytes: int
+    lines: int
+    remedy: str
+
+
+DESCRIPTION = SizeLimit(10_000_000, 1_000_000, "Name the description itself, not data")
+"""Jobs, sweeps, clusters, models, calibrations, campaigns: none is near it, and parsing more would look like a hang."""
+
+DATA = SizeLimit(200_000_000, 2_000_000, "Split the file")
+"""Tables, logs, rows of runs, schedules, measurements. The largest public log of nccl-tests has less than 1 MB."""
+
+TRACE = SizeLimit(1_000_000_000, 1_000_000_000, "Record fewer steps, without stacks and shapes")
+"""Traces of a profiler. Parsed, they take about ten times as much memory."""
+
+
+class Unreadable(Exception):
+    """A file that cannot be read: the rule, what to do about it ("" where the reader knows better), and the line.
+
+    Readers say what they expect, so each of them turns this into its own error; see `read_text`.
+    """
+
+    def __init__(self, rule: str, remedy: str = "", line: int = 0) -> None:
+        super().__init__(rule)
+        self.rule, self.remedy, self.line = rule, remedy, line
+
+    def error(self, kind: type[MeshcastError], where: str, remedy: str, value: str | None = None) -> MeshcastError:
+        """The same as an error for users. remedy: where the file's own fault names none."""
+        place = f"{where}:{self.line}" if self.line and value is None else where
+        rule = f"line {self.line}: {self.rule}" if self.line and value is not None else self.rule
+        return kind(place, rule, self.remedy or remedy, value)
+
+
+def read_bytes(path: Path, limit: SizeLimit) -> bytes:
+    """The content of a regular file, decompressed if it is gzipped. Raises Unreadable for anything else.
+
+    The file is opened before it is looked at, so that it cannot be exchanged in between; without waiting for the writer
+    of a pipe.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            _check_regular(os.fstat(file.fileno()), limit)
+            packed = file.peek(2)[:2] == GZIP
+            content = _read_up_to(_gunzip(file) if packed else iter(lambda: file.read(CHUNK), b""), limit.nbytes + 1)
+    except zlib.error:
+        raise Unreadable("it is compressed and damaged") from None
+    except IsADirectoryError:
+        raise Unreadable("it is a folder, not a regular file", "Name a file in it") from None
+    except OSError as error:
+        raise Unreadable(f"it cannot be read ({error.strerror or error})") from None
+    except ValueError as error:  # a null byte in the name
+        raise Unreadable(f"it cannot be read ({error})") from None
+    if len(content) > limit.nbytes:
+        raise Unreadable(
+            f"{'decompressed ' if packed else ''}it has more than {limit.nbytes:,} bytes, the most that is read",
+            limit.remedy,
+        )
+    if (count := content.count(b"\n")) > limit.lines:
+        raise Unreadable(f"it has {count:,} lines, at most {limit.lines:,} are read", limit.remedy)
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        raise Unreadable("it is a pipe, not a regular file", "Save what the pipe brings to a file, and name that")
+    if not stat.S_ISREG(found.st_mode):
+        raise Unreadable("it is a device, not a regular file", "Name a file")
+    if found.st_size > limit.nbytes:
+        raise Unreadable(f"it has {found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
+
+
+def _read_up_to(parts: Iterable[bytes], most: int) -> bytes:
+    found = bytearray()
+    for part in parts:
+        found += part
+        if len(found) >= most:
+            break
+    return bytes(found)
+
+
+def _gunzip(file: BinaryIO) -> Iterator[bytes]:
+    """The decompressed content, of all members of the file, at most `CHUNK` bytes at a time."""
+    stream = zlib.decompressobj(wbits=31)
+    while raw := stream.unused_data.lstrip(b"\0") or file.read(CHUNK):  # members may be padded with zeros
+        if stream.eof:
+            stream = zlib.decompressobj(wbits=31)
+        while raw:
+            yield stream.decompress(raw, CHUNK)
+            raw = stream.unconsumed_tail
+    if not stream.eof:
+        raise Unreadable("it is compressed and incomplete")
+
+
+def read_text(path: Path, limit: SizeLimit) -> str:
+    """The text of a file in UTF-8. Raises Unreadable, with the line, for other files."""
+    content = read_bytes(path, limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable("not UTF-8 text", "", content.count(b"\n", 0, error.start) + 1) from None
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def parse_json(text: str, strict: bool = True) -> Any:
+    """The value of JSON text. Raises Unreadable for invalid JSON, and if `strict` also for what Python's parser accepts
+    although JSON has no NaN and Infinity, and nobody can say which of two equal keys counts.
+
+    strict: False for traces, whose writers put both into events that nobody reads.
+    """
+    hooks: Any = {"object_pairs_hook": _refuse_repeated, "parse_constant": _refuse_constant} if strict else {}
+    try:
+        return json.loads(text, **hooks)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not valid JSON ({error.msg})", "", error.lineno) from None
+    except RecursionError:
+        raise Unreadable("JSON nested too deeply") from None
+    except ValueError as error:
+        rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
+        raise Unreadable(f"not valid JSON ({rule})") from None
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise Unreadable(f"the key {counts.most_common(1)[0][0]!r} is given twice", "Keep one of the two")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise Unreadable(f"{name} is not a number in JSON", "Write a finite number, or null")
