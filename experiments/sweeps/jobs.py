@@ -64,7 +64,7 @@ def _parse_job(line: str) -> dict[str, Any]:
     try:
         stated = parse_json(line)
     except Unreadable as error:
-        rule = f"not a job in JSON ({error.rule})"
+        rule = f"not a job: {error.rule}"
         raise PlanError("", rule, error.remedy or "Write one job as one JSON object a line") from None
     if not isinstance(stated, dict):
         raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", stated)

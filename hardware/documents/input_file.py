@@ -76,7 +76,7 @@ def read_bytes(path: Path, limit: SizeLimit) -> bytes:
             packed = file.peek(2)[:2] == GZIP
             content = _read_up_to(_gunzip(file) if packed else iter(lambda: file.read(CHUNK), b""), limit.nbytes + 1)
     except zlib.error:
-        raise Unreadable("it is compressed and damaged") from None
+        raise Unreadable("it cannot be read (compressed and damaged)") from None
     except IsADirectoryError:
         raise Unreadable("it is a folder, not a regular file", "Name a file in it") from None
     except OSError as error:
@@ -84,12 +84,10 @@ def read_bytes(path: Path, limit: SizeLimit) -> bytes:
     except ValueError as error:  # a null byte in the name
         raise Unreadable(f"it cannot be read ({error})") from None
     if len(content) > limit.nbytes:
-        raise Unreadable(
-            f"{'decompressed ' if packed else ''}it has more than {limit.nbytes:,} bytes, the most that is read",
-            limit.remedy,
-        )
+        kind = "decompressed bytes" if packed else "bytes"
+        raise Unreadable(f"more than {limit.nbytes:,} {kind}, which is the most that is read", limit.remedy)
     if (count := content.count(b"\n")) > limit.lines:
-        raise Unreadable(f"it has {count:,} lines, at most {limit.lines:,} are read", limit.remedy)
+        raise Unreadable(f"{count:,} lines, at most {limit.lines:,} are read", limit.remedy)
     return content
 
 
@@ -103,7 +101,7 @@ def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise Unreadable("it is a device, not a regular file", "Name a file")
     if found.st_size > limit.nbytes:
-        raise Unreadable(f"it has {found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
+        raise Unreadable(f"{found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
 
 
 def _read_up_to(parts: Iterable[bytes], most: int) -> bytes:
@@ -125,7 +123,7 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
             yield stream.decompress(raw, CHUNK)
             raw = stream.unconsumed_tail
     if not stream.eof:
-        raise Unreadable("it is compressed and incomplete")
+        raise Unreadable("it cannot be read (compressed and incomplete)")
 
 
 def read_text(path: Path, limit: SizeLimit) -> str:
@@ -140,15 +138,16 @@ def read_text(path: Path, limit: SizeLimit) -> str:
 # ---------------------------------------------------------------------------------------------- JSON
 
 
-def parse_json(text: str, strict: bool = True) -> Any:
-    """The value of JSON text. Raises Unreadable for invalid JSON, and if `strict` also for what Python's parser accepts
-    although JSON has no NaN and Infinity, and nobody can say which of two equal keys counts.
+def parse_json(text: str, constants: bool = False, repeated: bool = False) -> Any:
+    """The value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser accepts,
+    and for a key given twice, of which Python's parser keeps the last.
 
-    strict: False for traces, whose writers put both into events that nobody reads.
+    constants: accept NaN, Infinity and -Infinity, which transformers writes into a config.json.
+    repeated: accept repeated keys, of which the last counts, as trace viewers do.
     """
-    hooks: Any = {"object_pairs_hook": _refuse_repeated, "parse_constant": _refuse_constant} if strict else {}
+    pairs, constant = None if repeated else _refuse_repeated, None if constants else _refuse_constant
     try:
-        return json.loads(text, **hooks)
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON ({error.msg})", "", error.lineno) from None
     except RecursionError:

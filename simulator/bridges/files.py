@@ -36,10 +36,10 @@ def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
     return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
 
 
-def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, strict: bool = True) -> dict[str, Any]:
-    """Reads the JSON object in a file; see `parse_json`. Raises PlanError, with the line, if it holds none."""
+def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **lenient: bool) -> dict[str, Any]:
+    """Reads the JSON object in a file; lenient: see `parse_json`. Raises PlanError, with the line, if it holds none."""
     try:
-        found = parse_json(text(path, remedy, limit), strict)
+        found = parse_json(text(path, remedy, limit), **lenient)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
     if not isinstance(found, dict):

@@ -213,7 +213,7 @@ class _CallTree:
 
 def read(path: Path) -> Trace:
     """Reads a trace. Raises PlanError for a file that is no trace."""
-    data = json_object(path, REMEDY, TRACE, strict=False)
+    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True)
     rows = [
         (f"{path} traceEvents.{i}", row)
         for i, row in enumerate(member(data, "traceEvents", list, str(path), REMEDY))

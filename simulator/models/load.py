@@ -162,7 +162,7 @@ def _read_json(path: Path) -> Document:
     """The content of a JSON file; a duplicate key is an error, though JSON lets the last one win."""
     try:
         text = read_text(path, DESCRIPTION)
-        return Document(parse_json(text), text, str(path))
+        return Document(parse_json(text, constants=True), text, str(path))
     except Unreadable as error:
         raise error.error(ModelError, str(path), "Give a Hugging Face config.json") from None
 

@@ -87,7 +87,7 @@ def test_an_invalid_routing_is_refused(routing: Any, message: str) -> None:
         ("a.json", '[1, "many"]', "counts are numbers"),
         ("a.json", "[1, -1]", "counts are not negative"),
         ("a.json", "[0, 0]", "at least one is positive"),
-        ("a.json", "[1, NaN]", "counts are not negative"),
+        ("a.json", "[1, NaN]", "NaN is not a number in JSON"),
         ("a.csv", "expert,tokens\n1,2", "row 1: counts are numbers"),
         ("a.csv", "", "no counts"),
         ("a.csv", None, "cannot be read"),
