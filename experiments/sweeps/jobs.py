@@ -5,14 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from hardware.documents.input_file import Unreadable, parse_json
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
+
+
+def read_jobs(file: TextIO, name: str) -> Iterator[str]:
+    """The lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be, as the
+    only one of /dev/zero is."""
+    number = 0
+    while line := file.readline(DESCRIPTION.nbytes):
+        number += 1
+        if len(line) == DESCRIPTION.nbytes:
+            rule = f"a line of {DESCRIPTION.nbytes:,} characters or more is no job"
+            raise PlanError(f"{name}:{number}", rule, "Write one JSON object a line")
+        yield line
 
 
 def forecast_lines(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from experiments.sweeps.grid import Sweep
+from hardware.documents.input_file import DATA, Unreadable, read_bytes
 from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
@@ -49,9 +50,9 @@ def fingerprint(sweep: Sweep, chunk: int) -> str:
     inputs = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
     found = hashlib.sha256(json.dumps(inputs).encode())
     for word in sorted(set(_strings_in([sweep.job, sweep.axes]))):
-        with suppress(OSError, ValueError):  # a string that is not a path
+        with suppress(OSError, ValueError, Unreadable):  # a string that is not a path
             path = sweep.base / word
-            found.update((path / "config.json" if path.is_dir() else path).read_bytes())
+            found.update(read_bytes(path / "config.json" if path.is_dir() else path, DATA))
     return found.hexdigest()
 
 

@@ -5,14 +5,15 @@ A pipe or a device would be read forever, and 8 MB of gzip may hold 8 GB of zero
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from hardware.errors import MeshcastError
 
@@ -74,8 +75,10 @@ def read_bytes(path: Path, limit: SizeLimit) -> bytes:
         with open(path, "rb", opener=_open_without_waiting) as file:
             _check_regular(os.fstat(file.fileno()), limit)
             packed = file.peek(2)[:2] == GZIP
-            content = _read_up_to(_gunzip(file) if packed else iter(lambda: file.read(CHUNK), b""), limit.nbytes + 1)
-    except zlib.error:
+            content = _read_up_to((gzip.GzipFile(fileobj=file) if packed else file).read, limit.nbytes + 1)
+    except EOFError:
+        raise Unreadable("it cannot be read (compressed and incomplete)") from None
+    except (zlib.error, gzip.BadGzipFile):
         raise Unreadable("it cannot be read (compressed and damaged)") from None
     except IsADirectoryError:
         raise Unreadable("it is a folder, not a regular file", "Name a file in it") from None
@@ -104,26 +107,11 @@ def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
         raise Unreadable(f"{found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
 
 
-def _read_up_to(parts: Iterable[bytes], most: int) -> bytes:
+def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
     found = bytearray()
-    for part in parts:
+    while len(found) < most and (part := read(CHUNK)):
         found += part
-        if len(found) >= most:
-            break
     return bytes(found)
-
-
-def _gunzip(file: BinaryIO) -> Iterator[bytes]:
-    """The decompressed content, of all members of the file, at most `CHUNK` bytes at a time."""
-    stream = zlib.decompressobj(wbits=31)
-    while raw := stream.unused_data.lstrip(b"\0") or file.read(CHUNK):  # members may be padded with zeros
-        if stream.eof:
-            stream = zlib.decompressobj(wbits=31)
-        while raw:
-            yield stream.decompress(raw, CHUNK)
-            raw = stream.unconsumed_tail
-    if not stream.eof:
-        raise Unreadable("it cannot be read (compressed and incomplete)")
 
 
 def read_text(path: Path, limit: SizeLimit) -> str:
