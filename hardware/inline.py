@@ -29,7 +29,7 @@ class Inter(Strict):
     """
 
     kind: Network | None = None
-    gbps_per_gpu: Annotated[float, Field(strict=True, gt=0, le=100_000)] | None = None
+    gbps_per_gpu: Annotated[float, Field(strict=True, ge=1e-6, le=100_000)] | None = None
     ports: Annotated[int, Field(strict=True, gt=0, le=1000)] | None = None
 
     @model_validator(mode="after")

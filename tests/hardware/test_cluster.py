@@ -297,9 +297,9 @@ BAD: list[tuple[Any, str, str, str]] = [
                 {"node": {"gpu": "l40s", "gpus": {"value": 10**300, "kind": "assumed", "source": "a"}}, "nodes": 2}
             ]
         },
-        "cluster",
-        "GPUs are more than 1,000,000",
-        "Write fewer nodes",
+        "cluster.groups[0].node.gpus",
+        "a count quantity is from 1 to 1e+12",
+        "Write it like '8'",
     ),
     (
         {
@@ -330,7 +330,12 @@ BAD: list[tuple[Any, str, str, str]] = [
     ({**INLINE, "inter": {"kind": "infinband"}}, "cluster.inter.kind", "valid words", "Did you mean 'infiniband'?"),
     ({**INLINE, "inter": {"kind": "none"}}, "cluster", "no network between them", "Give the nodes a network"),
     ({**INLINE, "inter": {"kind": "none", "gbps_per_gpu": 4}}, "cluster.inter", "kind is none", "Name the network"),
-    ({**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}}, "cluster.inter.gbps_per_gpu", "above 0", "above 0"),
+    (
+        {**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}},
+        "cluster.inter.gbps_per_gpu",
+        "at least 1e-06",
+        "or more",
+    ),
     ({**INLINE, "inter": {"kind": "roce", "gbps": 1}}, "cluster.inter.gbps", "no such key", "'gbps_per_gpu'"),
     ({**INLINE, "inter": "infiniband"}, "cluster.inter", "must be a mapping", "Keys: kind, gbps_per_gpu"),
     ({**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": float("nan")}}, "gbps_per_gpu", "finite", "number"),
