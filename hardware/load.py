@@ -23,12 +23,12 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from hardware import units
-from hardware.documents.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
+from hardware.documents.document import MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
 from hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
 from hardware.errors import CatalogError, nearest
 
 __all__ = [
-    "MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
+    "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
     "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed_value",
     "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys",
     "validate_data",

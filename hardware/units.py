@@ -34,6 +34,19 @@ UNITS: dict[str, dict[str, float]] = {
 }
 """Sizes of units in SI, by dimension and unit."""
 
+RANGES: dict[str, tuple[float, float]] = {
+    "bytes": (1.0, 1e21),
+    "bandwidth": (1.0, 1e18),
+    "flops": (1.0, 1e24),
+    "time": (1e-15, 1e9),
+    "frequency": (1.0, 1e15),
+    "power": (1e-3, 1e12),
+    "count": (1.0, 1e12),
+    "ratio": (1e-6, 1e6),
+}
+"""Smallest and largest quantities above zero, by dimension, in SI. No hardware is near them, and beyond them times and
+rates that follow from a quantity overflow."""
+
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\D*)")
 
 
@@ -57,6 +70,11 @@ def parse(text: str | int | float, dimension: str) -> float:
     result = number * units[unit]
     if not math.isfinite(result) or result < 0:
         raise ValueError(f"a {dimension} quantity is finite and not negative. Write it like {_example(dimension)!r}")
+    low, high = RANGES[dimension]
+    if result and not low <= result <= high:
+        unit = next(unit for unit, size in units.items() if size == 1.0)
+        limits = f"from {low:g} {unit}".strip(), f"to {high:g} {unit}".strip()
+        raise ValueError(f"a {dimension} quantity is {' '.join(limits)}. Write it like {_example(dimension)!r}")
     if dimension == "count" and result != int(result):
         raise ValueError("a count is whole. Write it like '8'")
     return result

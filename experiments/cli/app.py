@@ -185,7 +185,7 @@ def forecast_all(
     jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
 ) -> bool:
     """Writes the answers to `jobs` to `out` (kept if interrupted) or stdout; returns whether a plan does not fit."""
-    from experiments.sweeps.jobs import forecast_lines, progress
+    from experiments.sweeps.jobs import forecast_lines, progress, read_jobs
 
     if jobs.is_dir() or not jobs.exists():
         rule = "it is a folder" if jobs.is_dir() else "no such file"
@@ -197,7 +197,7 @@ def forecast_all(
     misfit = False
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
         target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
-        wanted = progress(lines, jobs, out is not None and jobs.is_file())
+        wanted = progress(read_jobs(lines, str(jobs)), jobs, out is not None and jobs.is_file())
         for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= answer.get("status") == "does-not-fit"
             target.write(json.dumps(answer) + "\n")

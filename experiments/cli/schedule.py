@@ -28,7 +28,7 @@ def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None,
 
     if name is None:
         raise PlanError("NAME", "the name of a schedule is missing", "Write meshcast list schedule 1f1b --p 4 --m 8")
-    run = pages.play_in_slots(name, p, m, v)
+    run = pages.play_to_show(name, p, m, v)
     if as_json:
         emit(pages.answer(name, run))
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,17 @@ COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magent
 
 PAGE_COLUMNS = 100
 """Columns of characters of a page; a wider table continues below."""
+
+MAX_SHOWN = 100_000
+"""Most forward passes of chunks in a schedule that is shown: some ten seconds, and 20 MB of JSON."""
+
+
+def play_to_show(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
+    """The same as `play_in_slots`. Raises PlanError, before any work, for a schedule too long to read."""
+    if p is not None and m is not None and (chunks := p * m * (v or 1)) > MAX_SHOWN:
+        rule = f"p x m x v is {chunks:,}, and at most {MAX_SHOWN:,} are shown"
+        raise PlanError("--m", rule, "Show fewer micro-batches: the order repeats. `export` writes longer ones", m)
+    return play_in_slots(name, p, m, v)
 
 
 MOST_CELLS = 100_000
@@ -105,11 +118,11 @@ def page(name: str, run: ScheduleReplay) -> RenderableType:
     """The table in a terminal: a row a device, a column a slot, continued below where it is too wide."""
     shape, unit = run.table.shape, _slot_time(run)
     lanes = [lane for device in range(shape.p) for lane in _lanes(run, device, unit)]
-    steps = max((at + length for _, cells in lanes for at, (length, _, _) in cells.items()), default=0)
+    steps = max((at + length for _, cells in lanes for at, length, _, _ in cells), default=0)
     if len(lanes) * steps > MOST_CELLS:
         rule = f"its table has {len(lanes):,} rows of {steps:,} slots, and a page shows at most {MOST_CELLS:,} cells"
         raise PlanError(name, rule, "Use fewer micro-batches or devices, or --json")
-    width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for length, text, _ in c.values())])
+    width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for _, length, text, _ in c)])
     head = max(len(title) for title, _ in lanes) + 2
     fit = max(1, (PAGE_COLUMNS - head) // width)
     title = f"{Path(name).name}: {shape.p} devices, {shape.m} micro-batches, {shape.stages} stages"
@@ -127,8 +140,8 @@ def page(name: str, run: ScheduleReplay) -> RenderableType:
     return Group(*lines)
 
 
-Cells = dict[int, tuple[int, str, str]]
-"""By first slot: number of slots, text, style."""
+Cells = list[tuple[int, int, str, str]]
+"""First slot, number of slots, text, style; in the order of slots."""
 
 
 def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cells]]:
@@ -145,9 +158,10 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
             passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", "cyan")
         else:
             passes[at] = (length, _label(action, several), COLOURS[action.kind])
-    found = [(f"device {device}", passes)]
+    found = [(f"device {device}", sorted((at, *cell) for at, cell in passes.items()))]
     if transfers:
-        found.append(("  transfers", {at: (1, " ".join(words), "bright_black") for at, words in transfers.items()}))
+        cells = sorted((at, 1, " ".join(words), "bright_black") for at, words in transfers.items())
+        found.append(("  transfers", cells))
     return found
 
 
@@ -163,8 +177,9 @@ def _label(action: Action, several: bool) -> str:
 def _line(title: str, cells: Cells, start: int, stop: int, width: int) -> Text:
     """The slots from `start` to `stop` of a row: idle slots are empty, passes of several slots continue in dots."""
     line = Text(title, no_wrap=True)
-    at = start
-    for begin, (length, text, style) in sorted(cells.items()):
+    at, slot = start, itemgetter(0)
+    before = max(0, bisect_right(cells, start, key=slot) - 1)  # it may continue into this line
+    for begin, length, text, style in cells[before : bisect_left(cells, stop, key=slot)]:
         first, last = max(begin, start), min(begin + length, stop)
         if first >= last:
             continue

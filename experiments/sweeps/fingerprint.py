@@ -16,6 +16,8 @@ from typing import Any
 import hardware
 import simulator
 from experiments.sweeps.grid import Sweep
+from hardware.documents.input_file import DATA as LIMIT
+from hardware.documents.input_file import Unreadable, read_bytes
 from hardware.errors import MeshcastError
 from hardware.load import FILES, read_yaml
 
@@ -88,7 +90,8 @@ def _read_named_files(data: Any, base: Path) -> Iterator[tuple[str, bytes]]:
         seen.add(word)
         if path is None:
             continue
-        yield word, path.read_bytes()
+        with suppress(Unreadable):  # every point that needs the file is answered with the mistake
+            yield word, read_bytes(path, LIMIT)
         if path.suffix in FILES:
             with suppress(MeshcastError):  # every point that needs the file is answered with the mistake
                 left += [(inner, path.parent) for inner in _strings_in(read_yaml(path).data)]

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
+
+
+def read_jobs(file: TextIO, name: str) -> Iterator[str]:
+    """The lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be, as the
+    only one of /dev/zero is."""
+    number = 0
+    while line := file.readline(DESCRIPTION.nbytes):
+        number += 1
+        if len(line) == DESCRIPTION.nbytes:
+            rule = f"a line of {DESCRIPTION.nbytes:,} characters or more is no job"
+            raise PlanError(f"{name}:{number}", rule, "Write one JSON object a line")
+        yield line
 
 
 def forecast_lines(
@@ -70,22 +82,10 @@ def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
 
 def _parse_job(line: str) -> dict[str, Any]:
     try:
-        stated = json.loads(line, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise PlanError("", f"not a job in JSON ({reason})", "Write one job as one JSON object a line") from None
+        stated = parse_json(line)
+    except Unreadable as error:
+        rule = f"not a job: {error.rule}"
+        raise PlanError("", rule, error.remedy or "Write one job as one JSON object a line") from None
     if not isinstance(stated, dict):
         raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", stated)
     return stated
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")

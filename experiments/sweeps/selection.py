@@ -10,6 +10,9 @@ from hardware.errors import PlanError
 
 Row = dict[str, Any]
 
+MAX_ROWS = 1_000_000
+"""Most rows of a sweep that are read into memory: some 3 kB each."""
+
 
 def read_rows(path: Path) -> list[Row]:
     """Reads the rows of a sweep's Parquet file. Raises PlanError for any other file."""
@@ -20,6 +23,9 @@ def read_rows(path: Path) -> list[Row]:
         rule = "it is a folder" if path.is_dir() else "no such file"
         raise PlanError(str(path), rule, "Name the --out of a finished sweep")
     try:
+        if (rows := pq.read_metadata(path).num_rows) > MAX_ROWS:
+            rule = f"{rows:,} rows, at most {MAX_ROWS:,} are drawn"
+            raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         found: list[Row] = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise PlanError(str(path), f"not a Parquet file ({error})", "Name the --out of a finished sweep") from None

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
 from hardware.errors import CatalogError, MeshcastError
 
 try:
     from yaml import CSafeLoader as SafeLoader  # libyaml, many times faster
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
-
-MAX_BYTES = 10_000_000
-"""Largest file that is read [bytes]: no description is near it, and parsing a larger one would look like a hang."""
 
 MAX_NODES = 1_000_000
 """Most items of a document with its aliases expanded (``*a`` of ``*b`` of ``*c`` grows without bound)."""
@@ -146,21 +144,15 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
 
 
 def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError]) -> str:
-    content = b""
     try:
-        if not path.is_file():
-            there = isinstance(path, Path) and path.exists()
-            rule = "not a regular file" if there else "no such file"
-            raise error(where, rule, "Name a YAML file that exists")
-        if isinstance(path, Path) and (size := path.stat().st_size) > MAX_BYTES:
-            rule = f"{size:,} bytes, a description has at most {MAX_BYTES:,}"
-            raise error(where, rule, "Name the description itself, not data")
-        content = path.read_bytes()
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = content.count(b"\n", 0, e.start) + 1
-        raise error(f"{where}:{line}", "not UTF-8 text", "Name a YAML file, saved as UTF-8") from None
-    except (OSError, ValueError) as e:
+        if not isinstance(path, Path):  # of an installed package, perhaps in a zip file
+            return path.read_text("utf-8")
+        if not path.exists():
+            raise Unreadable("no such file", "Name a YAML file that exists")
+        return read_text(path, DESCRIPTION)
+    except Unreadable as e:
+        raise e.error(error, where, "Name a YAML file, saved as UTF-8") from None
+    except (OSError, ValueError) as e:  # exists() of an overlong name, or of one with a null byte
         reason = getattr(e, "strerror", None) or str(e)
         raise error(where, f"cannot be read ({reason})", "Name a readable YAML file") from None
 

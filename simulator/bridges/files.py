@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hardware.documents.input_file import DATA, SizeLimit, Unreadable, parse_json, read_text
 from hardware.errors import PlanError
-
-GZIP = b"\x1f\x8b"
-"""First bytes of a gzip file, whatever its name."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Escape sequences of terminals, such as colours."""
@@ -23,23 +18,16 @@ AHEAD = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:\s?|\[(?:rank|default)\d+\]
 Plain = TypeVar("Plain")
 
 
-def text(path: Path, remedy: str) -> str:
+def text(path: Path, remedy: str, limit: SizeLimit = DATA) -> str:
     """Reads the text of a file, decompressed if it is gzipped.
 
     remedy: advice of the error message.
-    Raises PlanError for a file that cannot be read, or holds no text.
+    Raises PlanError for a file that cannot be read, holds no text or is larger than `limit`.
     """
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise PlanError(str(path), "it is not UTF-8 text", remedy) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise PlanError(str(path), "it is compressed and incomplete", remedy) from None
-    except OSError as error:
-        raise PlanError(str(path), f"it cannot be read ({error.strerror})", remedy) from None
-    except ValueError:  # a null byte in the name
-        raise PlanError("FILE", "no file has such a name", remedy, str(path)) from None
+        return read_text(path, limit)
+    except Unreadable as error:
+        raise error.error(PlanError, str(path), remedy) from None
 
 
 def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
@@ -48,14 +36,12 @@ def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
     return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
 
 
-def json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """Reads the JSON object in a file. Raises PlanError, with the line, if it holds none."""
+def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **lenient: bool) -> dict[str, Any]:
+    """Reads the JSON object in a file; lenient: see `parse_json`. Raises PlanError, with the line, if it holds none."""
     try:
-        found = json.loads(text(path, remedy))
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{path}:{error.lineno}", f"it is not valid JSON ({error.msg})", remedy) from None
-    except (ValueError, RecursionError):
-        raise PlanError(str(path), "it is JSON that is nested too deeply or has too long numbers", remedy) from None
+        found = parse_json(text(path, remedy, limit), **lenient)
+    except Unreadable as error:
+        raise error.error(PlanError, str(path), remedy) from None
     if not isinstance(found, dict):
         raise PlanError(str(path), f"it holds {_kind(found)} where an object is expected", remedy)
     return found

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hardware.documents.input_file import TRACE
 from hardware.errors import PlanError
 from simulator.bridges.files import json_object, member
 
@@ -212,7 +213,7 @@ class _CallTree:
 
 def read(path: Path) -> Trace:
     """Reads a trace. Raises PlanError for a file that is no trace."""
-    data = json_object(path, REMEDY)
+    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True)
     rows = [
         (f"{path} traceEvents.{i}", row)
         for i, row in enumerate(member(data, "traceEvents", list, str(path), REMEDY))

@@ -11,7 +11,6 @@ per rank, top k and E experts. The shares of a source rank add up to E.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import PlainValidator, WithJsonSchema
 
+from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
 from hardware.errors import PlanError, nearest
 from simulator.ir.ops import Attention, Exchange, Gemm, Memory
 
@@ -249,22 +249,17 @@ def read_counts(path: Path) -> tuple[tuple[float, ...], ...]:
     Raises PlanError for a file without valid counts.
     """
     try:
-        text = path.read_text("utf-8-sig")
-    except OSError as error:
-        raise PlanError(str(path), f"it cannot be read ({error.strerror})", REMEDY) from None
-    except ValueError:
-        raise PlanError(str(path), "it is not UTF-8 text", REMEDY) from None
-    rows = _of_json(path, text) if path.suffix == ".json" else _of_csv(path, text)
+        text = read_text(path, DATA)
+        rows = _of_json(path, text) if path.suffix == ".json" else _of_csv(path, text)
+    except Unreadable as error:
+        raise error.error(PlanError, str(path), REMEDY) from None
     if not rows:
         raise PlanError(str(path), "it holds no counts", REMEDY)
     return tuple(_row(f"{path} row {i}", row, len(rows[0])) for i, row in enumerate(rows, 1))
 
 
 def _of_json(path: Path, text: str) -> list[Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(str(path), f"it is not valid JSON ({error})", REMEDY) from None
+    found = parse_json(text)
     if not isinstance(found, list):
         raise PlanError(str(path), "it holds no list", REMEDY)
     return found if not found or isinstance(found[0], list) else [found]

@@ -13,15 +13,15 @@ A new preset is a new file in ``presets/``: the fields of `Model`, and their pub
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from hardware.errors import ModelError, nearest
-from hardware.load import MAX_BYTES, Document, read_yaml
+from hardware.load import Document, read_yaml
 from hardware.shared import shared_instance
 from simulator.models.huggingface import from_config
 from simulator.models.model import Model, error_place, explain_errors
@@ -161,28 +161,10 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
 def _read_json(path: Path) -> Document:
     """The content of a JSON file; a duplicate key is an error, though JSON lets the last one win."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"longer than {MAX_BYTES:,} bytes")
-        text = path.read_text(encoding="utf-8-sig")
-        return Document(json.loads(text, object_pairs_hook=_refuse_duplicates), text, str(path))
-    except OSError as error:
-        raise ModelError(str(path), f"cannot be read ({error.strerror})", "Give a readable file") from None
-    except RecursionError:
-        raise ModelError(str(path), "nested too deeply", "Give a Hugging Face config.json") from None
-    except UnicodeDecodeError:
-        raise ModelError(str(path), "not UTF-8 text", "Give a Hugging Face config.json") from None
-    except json.JSONDecodeError as error:
-        where = f"{path}:{error.lineno}"
-        raise ModelError(where, f"not valid JSON ({error.msg})", "Give a Hugging Face config.json") from None
-    except ValueError as error:
-        raise ModelError(str(path), f"not valid JSON ({error})", "Give a Hugging Face config.json") from None
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
-    return dict(pairs)
+        text = read_text(path, DESCRIPTION)
+        return Document(parse_json(text, constants=True), text, str(path))
+    except Unreadable as error:
+        raise error.error(ModelError, str(path), "Give a Hugging Face config.json") from None
 
 
 def _family_and_size(name: str) -> tuple[str, float]:

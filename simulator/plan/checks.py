@@ -37,6 +37,15 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 MAX_PASSES = 2_000_000
 """Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
 
+MAX_NOISY_STEP = 400_000
+"""Most passes of micro-batches through layers in a step with noise: its ops take some 6 kB each, 2.5 GB in all."""
+
+MAX_NOISY_STEPS = 4_000_000
+"""The same in all steps with noise, of up to `VECTOR` ranks a stage: some ten minutes at 0.15 ms each."""
+
+VECTOR = 3_000
+"""Ranks of a stage that double the time of an op which is played for all of them at once."""
+
 
 def check_formats(plan: Plan) -> None:
     """The GPU has a peak rate for the number format of the GEMMs."""
@@ -153,6 +162,24 @@ def check_size(plan: Plan) -> None:
         sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
         rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
+
+
+def check_noisy_steps(plan: Plan) -> None:
+    """Steps with noise, which are played op by op, are not too many, and none of them is too large."""
+    noise, shape = plan.job.noise, plan.shape
+    if noise is None:
+        return
+    directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
+    passes = directions * shape.m * shape.slices * plan.job.model.layers
+    if passes > MAX_NOISY_STEP:
+        rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
+        remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
+        raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
+    ranks = plan.mesh.world // shape.p
+    most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
+    if noise.steps > most:
+        rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"
+        raise PlanError("noise.steps", rule, f"At most {most:,}, which take some ten minutes", noise.steps)
 
 
 def check_roles(plan: Plan) -> None:

@@ -19,7 +19,7 @@ from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.job.locate import locate_errors
-from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
+from simulator.plan.checks import ALWAYS, check_divisible, check_noisy_steps, check_size, check_slices
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, SliceDuration
@@ -64,6 +64,7 @@ def resolve(
             scheme.check_job(job)
         plan = replace(plan, shape=_shape(plan))
         check_size(plan)
+        check_noisy_steps(plan)
         plan.schedule.check(plan.shape)
         plan = replace(plan, mesh=_place_devices(plan))
         plan = _choose_alternatives(plan, layer_costs, known)
@@ -187,4 +188,5 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: Step
     ]
     for one in plans:
         check_size(one)
+        check_noisy_steps(one)
     return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)

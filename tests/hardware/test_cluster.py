@@ -8,7 +8,8 @@ import pytest
 
 from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
 from hardware.cluster import STAGING
-from hardware.load import MAX_BYTES, line_of
+from hardware.documents.input_file import DESCRIPTION
+from hardware.load import line_of
 
 INLINE = {
     "gpu": "h100-sxm",
@@ -296,9 +297,9 @@ BAD: list[tuple[Any, str, str, str]] = [
                 {"node": {"gpu": "l40s", "gpus": {"value": 10**300, "kind": "assumed", "source": "a"}}, "nodes": 2}
             ]
         },
-        "cluster",
-        "GPUs are more than 1,000,000",
-        "Write fewer nodes",
+        "cluster.groups[0].node.gpus",
+        "a count quantity is from 1 to 1e+12",
+        "Write it like '8'",
     ),
     (
         {
@@ -329,7 +330,12 @@ BAD: list[tuple[Any, str, str, str]] = [
     ({**INLINE, "inter": {"kind": "infinband"}}, "cluster.inter.kind", "valid words", "Did you mean 'infiniband'?"),
     ({**INLINE, "inter": {"kind": "none"}}, "cluster", "no network between them", "Give the nodes a network"),
     ({**INLINE, "inter": {"kind": "none", "gbps_per_gpu": 4}}, "cluster.inter", "kind is none", "Name the network"),
-    ({**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}}, "cluster.inter.gbps_per_gpu", "above 0", "above 0"),
+    (
+        {**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}},
+        "cluster.inter.gbps_per_gpu",
+        "at least 1e-06",
+        "or more",
+    ),
     ({**INLINE, "inter": {"kind": "roce", "gbps": 1}}, "cluster.inter.gbps", "no such key", "'gbps_per_gpu'"),
     ({**INLINE, "inter": "infiniband"}, "cluster.inter", "must be a mapping", "Keys: kind, gbps_per_gpu"),
     ({**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": float("nan")}}, "gbps_per_gpu", "finite", "number"),
@@ -360,7 +366,7 @@ BAD_FILES: list[tuple[bytes, str, str]] = [
     (b"a: &x [*x]\n", "c.yaml", "aliases"),
     (b"date: 2026-13-45\n", "c.yaml", "not valid YAML"),
     (b"a: 1" + b"0" * 5000 + b"\n", "c.yaml", "not valid YAML"),
-    (b" " * (MAX_BYTES + 1), "c.yaml", "at most 10,000,000"),
+    (b" " * (DESCRIPTION.nbytes + 1), "c.yaml", "at most 10,000,000"),
 ]
 
 

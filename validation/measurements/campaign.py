@@ -38,6 +38,14 @@ CALIBRATION = "calibration"
 AUTO, ANY_GPU = "auto", "h100-sxm"
 """Name of this machine's GPU in jobs, and the GPU in its place where jobs are only checked."""
 
+OPTIONS = {
+    "kernels": ("modes", "tps", "dtypes", "repeat", "warmup", "cold"),
+    "stages": ("recompute", "repeat", "warmup"),
+    "distributed": ("steps", "warmup", "check", "trace"),
+    "collectives": ("sizes", "operations", "repeat", "warmup", "busy"),
+}
+"""Arguments of the measuring functions that a run may set, by kind of measurement."""
+
 
 class CampaignRun(FileModel):
     """One measurement.
@@ -108,6 +116,10 @@ def load(path: Path) -> Campaign:
         twice = next(name for name in names if names.count(name) > 1)
         raise PlanError(f"{path} runs", "two runs have the same name, and so the same file", "Rename one", twice)
     for run in found.runs:
+        for option in run.options:
+            if option not in OPTIONS[run.measure]:
+                remedy = nearest(option, OPTIONS[run.measure])
+                raise PlanError(f"{path} runs {run.name} options", f"{run.measure} have no such option", remedy, option)
         load_job(found.job(run))
     return found
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
 from hardware.errors import PlanError
 from hardware.load import validate_data
 
@@ -182,11 +183,9 @@ def read(path: Path) -> Measurement:
     """Reads a measurement file. Raises PlanError if it is not one."""
     remedy = "Name a file that meshcast measure wrote"
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise PlanError("--data", f"it cannot be read ({error.strerror})", "Name a file", str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError("--data", f"it is not valid JSON ({error})", remedy, str(path)) from None
+        data = parse_json(read_text(path, DATA))
+    except Unreadable as error:
+        raise error.error(PlanError, "--data", remedy, str(path)) from None
     if not isinstance(data, dict) or "kind" not in data or "rows" not in data:
         raise PlanError("--data", "it is not a measurement file: kind or rows is missing", remedy, str(path))
     if data.get("version") != VERSION:

@@ -35,7 +35,7 @@ class SpecModel(BaseModel):
 
 class Network(SpecModel):
     kind: Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"] | None = None
-    gbps_per_gpu: Positive | None = None
+    gbps_per_gpu: Annotated[float, Field(ge=1e-6, le=100_000)] | None = None
     stated: bool | None = None
 
 
@@ -149,14 +149,18 @@ class Spec(SpecModel):
         return self.scale_up_domain or self.gpus_per_node
 
 
-class PublishedFigures(BaseModel):
-    """Measured figures; unknown keys are kept. Other magnitudes than of `STEP_SECONDS` are mistakes of units."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+class PublishedFigures(SpecModel):
+    """Measured figures; those after `peak_memory_gib` are kept for answers, and not compared. Other magnitudes than of
+    `STEP_SECONDS` are mistakes of units."""
 
     step_time_s: Annotated[float, Field(ge=STEP_SECONDS[0], le=STEP_SECONDS[1])] | None = None
     tokens_per_s_per_gpu: Positive | None = None
     peak_memory_gib: Annotated[float, Field(ge=PEAK_GIB[0], le=PEAK_GIB[1])] | None = None
+    samples_per_s: Positive | None = None
+    tflops_per_gpu: Positive | None = None
+    mfu: Positive | None = None
+    hfu: Positive | None = None
+    flops_convention: str | None = None
 
 
 class PublishedPlan(BaseModel):
@@ -239,8 +243,17 @@ class UnreadableLine(BaseModel):
 
 
 def read(path: Path) -> list[PublishedRun | UnreadableLine]:
-    """Runs of a JSONL file, in order. Raises PlanError for a file that cannot be read."""
-    return [_parse_run(where, found) for where, found in read_lines(path)]
+    """Runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that cannot
+    be read."""
+    found: list[PublishedRun | UnreadableLine] = []
+    places: dict[str, str] = {}
+    for where, line in read_lines(path):
+        run = _parse_run(where, line)
+        if isinstance(run, PublishedRun) and places.setdefault(run.id, where) != where:
+            reason = f"{where} id is {run.id!r}: {places[run.id]} has this id. Remove one of the two, or rename it"
+            run = UnreadableLine(id=run.id, reason=reason)
+        found.append(run)
+    return found
 
 
 def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | UnreadableLine:

@@ -23,6 +23,17 @@ ROUNDING = 1e-3
 """Files hold four digits of a value."""
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
 
+KEYS = {
+    "section": {"common", "libraries", "unnamed"},
+    "common": {"rows", "source", "coefficients"},
+    "library": {"format", "rows", "source", "sigma", "sigma_short", "kinds", "coefficients", "tuned"},
+    "sigmas": {"sigma", "sigma_short", "kinds"},
+    "coefficient": {"value", "sigma", "meaning"},
+    "architecture": {"sustained", "sustained_fp8"},
+    "rate": {"value", "sigma", "rows", "meaning", "source"},
+}
+"""Keys of the mappings in a file, by what they describe; architecture and rate are those of `steps.yaml`."""
+
 RENAMED = {"spread": "sigma", "spread_short": "sigma_short", "pair": "all_to_all", "message": "p2p"}
 """Keys of files that meshcast wrote before, and what they are called now."""
 
@@ -49,10 +60,10 @@ def read_checked(file: Path) -> dict[str, Any]:
     data = {} if read is None else _mapping(read, str(file))
     for name, given in data.items():
         where = f"{file} {name}"
-        section = _mapping(given, where)
+        section = _mapping(given, where, "architecture" if file.stem == STEPS else "section")
         if file.stem == STEPS:
             for part in ("sustained", *({"sustained_fp8"} & section.keys())):
-                entry = _mapping(section.get(part), f"{where}.{part}")
+                entry = _mapping(section.get(part), f"{where}.{part}", "rate")
                 for key, most in (("value", 10.0), ("sigma", LARGEST_SIGMA)):
                     _check_number(entry, key, 0.0, most, f"{where}.{part}")
             continue
@@ -60,10 +71,10 @@ def read_checked(file: Path) -> dict[str, Any]:
             remedy = _new_name(name) or nearest(str(name), COST_MODELS)
             raise CatalogError(where, "there is no such section", remedy, name)
         parts = {key: _mapping(section.get(key), f"{where}.{key}") for key in ("common", "libraries", "unnamed")}
-        _check_values(COST_MODELS[name], parts["common"], f"{where}.common")
+        _check_values(COST_MODELS[name], _mapping(parts["common"], f"{where}.common", "common"), f"{where}.common")
         for key, library in parts["libraries"].items():
             place = f"{where}.libraries.{key}"
-            _check_values(COST_MODELS[name], _mapping(library, place), place)
+            _check_values(COST_MODELS[name], _mapping(library, place, "library"), place)
             _check_sigmas(library, place)
             if library.get("format") not in ("fp8", "bf16", "any"):
                 rule = "a format is fp8, bf16 or any"
@@ -71,7 +82,7 @@ def read_checked(file: Path) -> dict[str, Any]:
         if not parts["unnamed"]:
             raise CatalogError(f"{where}.unnamed", "it names no number format", f"Calibrate again: {SHAPE}")
         for form, sigmas in parts["unnamed"].items():
-            _check_sigmas(_mapping(sigmas, f"{where}.unnamed.{form}"), f"{where}.unnamed.{form}")
+            _check_sigmas(_mapping(sigmas, f"{where}.unnamed.{form}", "sigmas"), f"{where}.unnamed.{form}")
     return data
 
 
@@ -83,24 +94,36 @@ def _check_values(model: type, part: Mapping[str, Any], where: str) -> None:
             remedy = f"{nearest(str(name), known)}. Files of an older release: calibrate again"
             raise CatalogError(f"{where}.coefficients", "there is no such coefficient", remedy, name)
         place = f"{where}.coefficients.{name}"
-        _check_number(_mapping(given, place), "value", known[name].low, known[name].high, place)
+        entry = _mapping(given, place, "coefficient")
+        _check_number(entry, "value", known[name].low, known[name].high, place)
+        _check_number({"sigma": 0.0, **entry}, "sigma", 0.0, LARGEST_SIGMA, place)
 
 
 def _check_sigmas(part: Mapping[str, Any], where: str) -> None:
     kinds = _mapping(part.get("kinds", {}), f"{where}.kinds")
-    every = [(where, part), *((f"{where}.kinds.{kind}", own) for kind, own in kinds.items())]
+    every = [(where, part)]
+    every += [
+        (place, _mapping(own, place, "sigmas")) for kind, own in kinds.items() for place in [f"{where}.kinds.{kind}"]
+    ]
     for place, own in every:
         for key in ("sigma", "sigma_short"):
-            _check_number(_mapping(own, place), key, 0.0, LARGEST_SIGMA, place)
+            _check_number(own, key, 0.0, LARGEST_SIGMA, place)
 
 
-def _mapping(data: Any, where: str) -> dict[str, Any]:
-    """`data` as a dict, without keys that are called otherwise now. Raises CatalogError."""
+def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
+    """`data` as a dict. Raises CatalogError for anything else, for keys that are called otherwise now, and for keys
+    that none of its kind has.
+
+    kind: one of `KEYS`; "": any key is valid.
+    """
     if not isinstance(data, Mapping):
         raise CatalogError(where, "must be a mapping", f"Calibrate again: {SHAPE}", data)
     for key in ("spread", "spread_short"):
         if key in data:
             raise CatalogError(f"{where}.{key}", "this key has another name", _new_name(key), key)
+    for key in data:
+        if kind and key not in KEYS[kind]:
+            raise CatalogError(where, "no such key", nearest(str(key), KEYS[kind]), key)
     return dict(data)
 
 

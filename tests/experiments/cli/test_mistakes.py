@@ -209,7 +209,7 @@ def test_files_that_are_not_there_or_too_long(tmp_path: Path) -> None:
     sparse = tmp_path / "large.yaml"
     with sparse.open("wb") as file:
         file.truncate(100 * 2**20)
-    assert "104,857,600 bytes, a description has at most 10,000,000" in refusal("predict", sparse)
+    assert "104,857,600 bytes, at most 10,000,000 are read" in refusal("predict", sparse)
     for key, name in (("cluster", CLUSTER), ("model", MODEL)):
         (tmp_path / "job.yaml").write_text(changed(JOB, name, "large.yaml"), "utf-8")
         assert "large.yaml: 104,857,600 bytes" in refusal("predict", tmp_path / "job.yaml"), key
@@ -252,21 +252,21 @@ def test_a_mistake_in_a_config(tmp_path: Path, content: str | bytes, words: str)
 GOOD = '{"id": 1, "model": "gpt2", "cluster": "dgx-h100:1", "plan": {"tp": 2}}'
 
 LINES: list[tuple[str, str]] = [
-    ("not json", "not a job in JSON (Expecting value"),
+    ("not json", "not a job: not valid JSON (Expecting value"),
     ("[]", "a job is a mapping"),
     ("null", "a job is a mapping"),
-    (GOOD[:-1], "not a job in JSON"),
-    (GOOD + GOOD, "not a job in JSON (Extra data"),
+    (GOOD[:-1], "not a job: not valid JSON"),
+    (GOOD + GOOD, "not a job: not valid JSON (Extra data"),
     (GOOD.replace('"tp": 2', '"tp": 2, "tp": 4'), "the key 'tp' is given twice"),
     (GOOD.replace('"tp": 2', '"tp": NaN'), "NaN is not a number in JSON"),
     (GOOD.replace('"tp": 2', '"tp": 1e999'), "plan.tp is inf: must be a whole number"),
     (GOOD.replace('"tp": 2', '"tp": -2'), "plan.tp is -2: must be above 0"),
-    (GOOD.replace('"tp": 2', '"tp": 1' + "0" * 5000), "not a job in JSON"),
+    (GOOD.replace('"tp": 2', '"tp": 1' + "0" * 5000), "not a job: not valid JSON"),
     (GOOD.replace('"tp"', '"pt"'), "Did you mean 'tp'"),
     (GOOD.replace("gpt2", "gtp2"), "Did you mean 'gpt2'"),
     (GOOD.replace("dgx-h100:1", "\\ud800"), "no such cluster"),
     ("[" * 100_000, "nested too deeply"),
-    (bytes(8).decode() + "\ufffd", "not a job in JSON"),
+    (bytes(8).decode() + "\ufffd", "not a job: not valid JSON"),
 ]
 
 

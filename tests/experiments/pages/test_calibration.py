@@ -222,7 +222,7 @@ def test_a_damaged_archive_is_reported(tmp_path, table, cut):
 
 
 def test_a_folder_and_a_table_of_the_other_kind(tmp_path, table):
-    assert "directory" in run("validate", "kernels", tmp_path).output.lower()
+    assert "it is a folder, not a regular file" in run("validate", "kernels", tmp_path).output
     result = run("validate", "collectives", table)
     assert result.exit_code == 2 and "Write kernels in place of collectives" in result.output.replace("\n", " ")
 

@@ -35,19 +35,19 @@ def test_lines_that_are_no_runs_keep_their_place(tmp_path: Path) -> None:
         GOOD | {"measured": {"step_time_s": 0}},
         {"id": 7},
         '{"id": "a-1", "measured": {"mfu": NaN}}',
+        GOOD | {"measured": {"step_times_s": 2}},
+        '{"id": "a-2", "id": "a-3"}',
         GOOD,
+        GOOD | {"id": "a-2"},
     )
     found = read(path)
-    assert [isinstance(run, PublishedRun) for run in found] == [True, *[False] * 8, True]
+    assert [isinstance(run, PublishedRun) for run in found] == [True, *[False] * 11, True]
     reasons = [(run.id, run.reason) for run in found if isinstance(run, UnreadableLine)]
-    for (name, reason), line, words in zip(
-        reasons,
-        (3, 4, 5, 6, 7, 8, 9, 10),
-        ("JSON", "object", "stack", "recompute", "gpus", "step_time_s", "id", "NaN"),
-        strict=True,
-    ):
-        assert f"runs.jsonl:{line}" in reason and words in reason
-        assert name == ("a-1" if 5 <= line <= 8 else None)
+    words = ["JSON", "object", "stack", "recompute", "gpus", "step_time_s", "id", "NaN", "Did you mean 'step_time_s'"]
+    words += ["'id' is given twice", "runs.jsonl:1 has this id"]
+    for (name, reason), line, word in zip(reasons, range(3, 14), words, strict=True):
+        assert f"runs.jsonl:{line}" in reason and word in reason
+        assert name == ("a-1" if line in (5, 6, 7, 8, 11, 13) else None)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -85,6 +85,6 @@ def test_times_of_table_1_follow_from_its_teraflops() -> None:
     for run in read_shipped():
         if run.source == "narayanan":
             model = load_model(map_run(run).job["model"])
-            batch, rate = run.spec.batch, (run.measured.model_extra or {})["tflops_per_gpu"]
+            batch, rate = run.spec.batch, run.measured.tflops_per_gpu or 0.0
             flops = step_flops("megatron_2021", model, 2048, batch.total or 0)
             assert run.step_time == pytest.approx(flops / ((run.spec.gpus or 0) * rate * 1e12), rel=1e-4), run.id

@@ -7,10 +7,8 @@ answered with a reason, like one that no cost model can price.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from hardware.documents.input_file import DATA, Unreadable, read_text
 from hardware.errors import PlanError, shorten
 
 WORDS = frozenset(
@@ -129,17 +128,9 @@ def sheet(path: Path) -> CsvSheet:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz" or content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "damaged"
-        raise _unread(path, reason, "Name a CSV file with a header") from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise _unread(path, f"line {line} is not UTF-8 text", "Name a .csv or .csv.gz file, saved as UTF-8") from None
+        return read_text(path, DATA)
+    except Unreadable as error:
+        raise error.error(PlanError, "--data", "Name a .csv or .csv.gz file, saved as UTF-8", str(path)) from None
 
 
 def _unread(path: Path, reason: str, remedy: str) -> PlanError:

@@ -1,0 +1,168 @@
+"""Opens input files: regular files within a stated size, on disk and decompressed; JSON without repeated keys.
+
+A pipe or a device would be read forever, and 8 MB of gzip may hold 8 GB of zeros.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from math import isinf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hardware.errors import MeshcastError
+
+GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file, whatever its name."""
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time."""
+
+
+class SizeLimit(NamedTuple):
+    """Largest file of one kind.
+
+    Attributes:
+        nbytes: bytes, decompressed.
+        lines: number of lines; a line costs more memory than its bytes.
+        remedy: what to do about a larger one.
+    """
+
+    nbytes: int
+    lines: int
+    remedy: str
+
+
+DESCRIPTION = SizeLimit(10_000_000, 1_000_000, "Name the description itself, not data")
+"""Jobs, sweeps, clusters, models, calibrations, campaigns: none is near it, and parsing more would look like a hang."""
+
+DATA = SizeLimit(200_000_000, 2_000_000, "Split the file")
+"""Tables, logs, rows of runs, schedules, measurements. The largest public log of nccl-tests has less than 1 MB."""
+
+TRACE = SizeLimit(1_000_000_000, 1_000_000_000, "Record fewer steps, without stacks and shapes")
+"""Traces of a profiler. Parsed, they take about ten times as much memory."""
+
+
+class Unreadable(Exception):
+    """A file that cannot be read: the rule, what to do about it ("" where the reader knows better), and the line.
+
+    Readers say what they expect, so each of them turns this into its own error; see `read_text`.
+    """
+
+    def __init__(self, rule: str, remedy: str = "", line: int = 0) -> None:
+        super().__init__(rule)
+        self.rule, self.remedy, self.line = rule, remedy, line
+
+    def error(self, kind: type[MeshcastError], where: str, remedy: str, value: str | None = None) -> MeshcastError:
+        """The same as an error for users. remedy: where the file's own fault names none."""
+        place = f"{where}:{self.line}" if self.line and value is None else where
+        rule = f"line {self.line}: {self.rule}" if self.line and value is not None else self.rule
+        return kind(place, rule, self.remedy or remedy, value)
+
+
+def read_bytes(path: Path, limit: SizeLimit) -> bytes:
+    """The content of a regular file, decompressed if it is gzipped. Raises Unreadable for anything else.
+
+    The file is opened before it is looked at, so that it cannot be exchanged in between; without waiting for the writer
+    of a pipe.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            _check_regular(os.fstat(file.fileno()), limit)
+            packed = file.peek(2)[:2] == GZIP
+            content = _read_up_to((gzip.GzipFile(fileobj=file) if packed else file).read, limit.nbytes + 1)
+    except EOFError:
+        raise Unreadable("it cannot be read (compressed and incomplete)") from None
+    except (zlib.error, gzip.BadGzipFile):
+        raise Unreadable("it cannot be read (compressed and damaged)") from None
+    except IsADirectoryError:
+        raise Unreadable("it is a folder, not a regular file", "Name a file in it") from None
+    except OSError as error:
+        raise Unreadable(f"it cannot be read ({error.strerror or error})") from None
+    except ValueError as error:  # a null byte in the name
+        raise Unreadable(f"it cannot be read ({error})") from None
+    if len(content) > limit.nbytes:
+        kind = "decompressed bytes" if packed else "bytes"
+        raise Unreadable(f"more than {limit.nbytes:,} {kind}, which is the most that is read", limit.remedy)
+    if (count := content.count(b"\n")) > limit.lines:
+        raise Unreadable(f"{count:,} lines, at most {limit.lines:,} are read", limit.remedy)
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        raise Unreadable("it is a pipe, not a regular file", "Save what the pipe brings to a file, and name that")
+    if not stat.S_ISREG(found.st_mode):
+        raise Unreadable("it is a device, not a regular file", "Name a file")
+    if found.st_size > limit.nbytes:
+        raise Unreadable(f"{found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
+
+
+def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
+    found = bytearray()
+    while len(found) < most and (part := read(CHUNK)):
+        found += part
+    return bytes(found)
+
+
+def read_text(path: Path, limit: SizeLimit) -> str:
+    """The text of a file in UTF-8. Raises Unreadable, with the line, for other files."""
+    content = read_bytes(path, limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable("not UTF-8 text", "", content.count(b"\n", 0, error.start) + 1) from None
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def parse_json(text: str, constants: bool = False, repeated: bool = False) -> Any:
+    """The value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser accepts,
+    and for a key given twice, of which Python's parser keeps the last.
+
+    constants: accept NaN, Infinity and -Infinity, which transformers writes into a config.json.
+    repeated: accept repeated keys, of which the last counts, as trace viewers do.
+    """
+    pairs, constant = None if repeated else _refuse_repeated, None if constants else _refuse_constant
+    try:
+        return json.loads(
+            text, object_pairs_hook=pairs, parse_constant=constant, parse_float=None if constants else _parse_finite
+        )
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not valid JSON ({error.msg})", "", error.lineno) from None
+    except RecursionError:
+        raise Unreadable("JSON nested too deeply") from None
+    except ValueError as error:
+        rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
+        raise Unreadable(f"not valid JSON ({rule})") from None
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise Unreadable(f"the key {counts.most_common(1)[0][0]!r} is given twice", "Keep one of the two")
+    return found
+
+
+def _parse_finite(digits: str) -> float:
+    """Refuses numbers like 1e400, which Python's parser reads as infinity."""
+    number = float(digits)
+    if isinf(number):
+        raise Unreadable(f"{digits} is too large for a number of 64 bits", "Write a smaller number, or null")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise Unreadable(f"{name} is not a number in JSON", "Write a finite number, or null")

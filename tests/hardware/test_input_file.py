@@ -1,0 +1,119 @@
+"""Input files of any kind: limits, pipes, devices, gzip, and what JSON is accepted."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from hardware.documents.input_file import DATA, DESCRIPTION, SizeLimit, Unreadable, parse_json, read_bytes, read_text
+from hardware.errors import PlanError
+
+SMALL = SizeLimit(1000, 10, "Split it")
+
+
+def test_content_is_that_of_the_file_plain_or_packed(tmp_path: Path) -> None:
+    path, content = tmp_path / "a", bytes(range(256)) * 10_000
+    for packed in (
+        content,
+        gzip.compress(content),
+        gzip.compress(content[:7]) + gzip.compress(content[7:]) + b"\0" * 9,
+    ):
+        path.write_bytes(packed)
+        assert read_bytes(path, DATA._replace(lines=10**6)) == content
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_limits_are_of_the_content(tmp_path: Path, pack: object) -> None:
+    path = tmp_path / "a"
+    for content, rule in (
+        (b"x" * 1000, ""),
+        (b"x" * 1001, "1,00[01]"),
+        (b"\n" * 10, ""),
+        (b"\n" * 11, "11 lines, at most 10 are read"),
+    ):
+        path.write_bytes(pack(content))  # type: ignore[operator]
+        if not rule:
+            assert read_bytes(path, SMALL) == content
+            continue
+        with pytest.raises(Unreadable, match=rule) as refused:
+            read_bytes(path, SMALL)
+        assert refused.value.remedy == "Split it"
+
+
+def test_a_gzip_bomb_is_not_decompressed_in_whole(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(2**26)))
+    assert path.stat().st_size < 2**17
+    tracemalloc.start()
+    with pytest.raises(Unreadable, match="more than 10,000,000 decompressed bytes"):
+        read_bytes(path, DESCRIPTION)
+    assert tracemalloc.get_traced_memory()[1] < 4 * DESCRIPTION.nbytes
+    tracemalloc.stop()
+    path.write_bytes(gzip.compress(b"\n" * 10_000_000))  # 10 kB
+    with pytest.raises(Unreadable, match="10,000,000 lines, at most 2,000,000 are read"):
+        read_text(path, DATA)
+
+
+@pytest.mark.parametrize("cut", [5, 30, -1])
+def test_incomplete_archives_are_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"some text, and more of it")[:cut])
+    with pytest.raises(Unreadable, match="compressed and incomplete"):
+        read_bytes(path, DATA)
+    path.write_bytes(gzip.compress(b"some text") + b"more")
+    with pytest.raises(Unreadable, match="compressed and damaged"):
+        read_bytes(path, DATA)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: opening it would wait forever
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    for path, rule in (
+        (tmp_path / "pipe", "it is a pipe, not a regular file"),
+        (Path("/dev/zero"), "it is a device, not a regular file"),
+        (tmp_path, "it is a folder, not a regular file"),
+        (tmp_path / "none", r"it cannot be read \(No such file or directory\)"),
+        (tmp_path / "a\0b", "it cannot be read"),
+        (tmp_path / "sparse", "1,099,511,627,776 bytes, at most 200,000,000 are read"),
+    ):
+        with pytest.raises(Unreadable, match=rule):
+            read_bytes(path, DATA)
+
+
+def test_errors_name_the_line_of_the_file_or_of_an_options_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a\nb\n\xff")
+    with pytest.raises(Unreadable) as refused:
+        read_text(path, DATA)
+    assert (
+        str(refused.value.error(PlanError, "a.csv", "Save it as UTF-8")) == "a.csv:3: not UTF-8 text. Save it as UTF-8"
+    )
+    assert str(refused.value.error(PlanError, "--data", "Convert it", "a.csv")) == (
+        "--data is 'a.csv': line 3: not UTF-8 text. Convert it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"),
+        ('{"a": [NaN]}', "NaN is not a number in JSON"),
+        ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
+        ("[1,\n2", r"not valid JSON \(Expecting"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
+    ],
+)
+def test_json_that_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(Unreadable, match=rule):
+        parse_json(text)
+
+
+def test_json_of_other_programs() -> None:
+    assert parse_json('{"a": 1, "a": 2}', repeated=True) == {"a": 2}
+    assert parse_json('{"time_step_limit": [0.0, Infinity]}', constants=True) == {"time_step_limit": [0, float("inf")]}
