@@ -333,7 +333,7 @@ BAD: list[tuple[Any, str, str, str]] = [
     (
         {**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}},
         "cluster.inter.gbps_per_gpu",
-        "at least 1e-06",
+        "at least 0.001",
         "or more",
     ),
     ({**INLINE, "inter": {"kind": "roce", "gbps": 1}}, "cluster.inter.gbps", "no such key", "'gbps_per_gpu'"),

@@ -60,6 +60,7 @@ def campaign(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         if "set" in run and "batch" in run["set"]:
             run["set"]["batch"]["sequence"] = 32
         few = {"kernels": {"repeat": 1, "warmup": 1, "tps": [1]}, "stages": {"repeat": 1, "warmup": 0}}
+        few["collectives"] = {"repeat": 1}
         options |= few.get(run["measure"], {"steps": 2, "warmup": 1})
         options["modes"] = [mode for mode in options.get("modes", ()) if mode != "compile"] or ["eager"]
         if run["measure"] != "kernels":
