@@ -14,6 +14,7 @@ breaks (with the rule's numbers) and what would work::
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
@@ -35,7 +36,7 @@ class MeshcastError(Exception):
 
     def __str__(self) -> str:
         got = "" if self.value is None else f" is {shorten(self.value)}"
-        return f"{self.where}{got}: {self.rule}. {self.remedy}"
+        return escape_controls(f"{self.where}{got}: {self.rule}. {self.remedy}")
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
@@ -74,6 +75,15 @@ class ScheduleError(MeshcastError):
 
 class OutOfMemory(MeshcastError):
     """The plan does not fit into memory, and ``--strict`` makes that an error."""
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that terminals act upon: C0 and C1 controls (escape sequences begin with one), marks of direction."""
+
+
+def escape_controls(text: str) -> str:
+    """`text` with escapes, such as ``\\x1b``, in place of control characters: names in files may hold any."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shorten(value: Any, limit: int = 80) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from meshcast.packages import check_packages
+from meshcast.import_path import drop_working_directory
+
+if __name__ == "__main__":
+    drop_working_directory()
+
+from meshcast.packages import check_packages  # noqa: E402
 
 
 def main() -> None:
