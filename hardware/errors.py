@@ -36,7 +36,8 @@ class MeshcastError(Exception):
 
     def __str__(self) -> str:
         got = "" if self.value is None else f" is {shorten(self.value)}"
-        return escape_controls(f"{self.where}{got}: {self.rule}. {self.remedy}")
+        where = self.where.replace("\n", "\\n")  # a rule may have several lines, the name of a file is in one
+        return escape_controls(f"{where}{got}: {self.rule}. {self.remedy}")
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
@@ -77,8 +78,9 @@ class OutOfMemory(MeshcastError):
     """The plan does not fit into memory, and ``--strict`` makes that an error."""
 
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that terminals act upon: C0 and C1 controls (escape sequences begin with one), marks of direction."""
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that terminals act upon: C0 and C1 controls (escape sequences begin with one) except the end of a line, and marks
+of direction."""
 
 
 def escape_controls(text: str) -> str:

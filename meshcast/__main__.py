@@ -9,7 +9,7 @@ from meshcast.import_path import drop_working_directory
 if __name__ == "__main__":
     drop_working_directory()
 
-from meshcast.packages import check_packages  # noqa: E402
+from meshcast.packages import check_packages
 
 
 def main() -> None:

@@ -5,6 +5,6 @@ from meshcast.import_path import drop_working_directory
 if __name__ == "__main__":
     drop_working_directory()
 
-from experiments.cli.app import main  # noqa: E402
+from experiments.cli.app import main
 
 main()

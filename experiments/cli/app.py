@@ -7,7 +7,6 @@ that does not fit, under ``--strict``; 130 interrupted. Heavy modules are import
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Sequence

@@ -77,7 +77,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else "\n".join(map(escape_controls, text.split("\n"))), style, control)
+            yield Segment(text if control else escape_controls(text), style, control)
 
 
 def _console(file: IO[str], width: int) -> Console:
