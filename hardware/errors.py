@@ -79,8 +79,8 @@ class OutOfMemory(MeshcastError):
 
 
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that terminals act upon: C0 and C1 controls (escape sequences begin with one) except the end of a line, and marks
-of direction."""
+"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, and marks of direction; all
+but the end of a line."""
 
 
 def escape_controls(text: str) -> str:

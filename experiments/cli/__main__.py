@@ -1,10 +1,6 @@
-"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun."""
+"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun; the same
+as ``python -m meshcast``."""
 
-from meshcast.import_path import drop_working_directory
+import runpy
 
-if __name__ == "__main__":
-    drop_working_directory()
-
-from experiments.cli.app import main
-
-main()
+runpy.run_module("meshcast", run_name="__main__")
