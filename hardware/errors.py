@@ -15,6 +15,7 @@ breaks (with the rule's numbers) and what would work::
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
@@ -36,7 +37,8 @@ class MeshcastError(Exception):
 
     def __str__(self) -> str:
         got = "" if self.value is None else f" is {shorten(self.value)}"
-        return f"{self.where}{got}: {self.rule}. {self.remedy}"
+        where = self.where.replace("\n", "\\n")  # a rule may have several lines, the name of a file is in one
+        return escape_controls(f"{where}{got}: {self.rule}. {self.remedy}")
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
@@ -90,6 +92,16 @@ class Defect(MeshcastError):
         """The answer that stands for an unexpected error."""
         rule = f"meshcast failed: {type(error).__name__}: {str(error)[:500]}"
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
+
+
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, and marks of direction;
+all but the end of a line."""
+
+
+def escape_controls(text: str) -> str:
+    """`text` with escapes, such as ``\\x1b``, in place of control characters: names in files may hold any."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shorten(value: Any, limit: int = 80) -> str:

@@ -6,11 +6,13 @@
 True
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from meshcast.packages import check_packages
+TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for it in the working directory
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from hardware import load_cluster
     from hardware.errors import MeshcastError
     from simulator import Job, Report, SharedWork, load_job, simulate
@@ -22,6 +24,8 @@ def __getattr__(name: str) -> Any:
     # Looked up on first use, as in `simulator`: `import meshcast` is quick.
     if name not in __all__:
         raise AttributeError(f"module 'meshcast' has no attribute {name!r}")
+    from meshcast.packages import check_packages
+
     check_packages()
     if name == "__version__":
         from simulator.report.report import product_version

@@ -6,6 +6,11 @@ import signal
 import sys
 from types import FrameType
 
+from meshcast.import_path import drop_working_directory
+
+if __name__ == "__main__":
+    drop_working_directory()
+
 from meshcast.packages import check_packages
 
 INTERRUPTED = 130

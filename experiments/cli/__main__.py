@@ -1,5 +1,6 @@
-"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun."""
+"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun; the same
+as ``python -m meshcast``."""
 
-from experiments.cli.app import main
+import runpy
 
-main()
+runpy.run_module("meshcast", run_name="__main__")

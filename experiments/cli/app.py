@@ -7,7 +7,6 @@ that does not fit, under ``--strict``; 130 interrupted. Heavy modules are import
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -30,9 +29,10 @@ from experiments.cli.console import (
     check_place,
     emit,
     plot_files,
+    to_json,
     unwritable,
 )
-from hardware.errors import OutOfMemory, PlanError, nearest
+from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
     from simulator.costs.calibration.calibration import Calibration
@@ -200,7 +200,7 @@ def forecast_all(
         wanted = progress(read_jobs(lines, str(jobs)), jobs, out is not None and jobs.is_file())
         for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= answer.get("status") == "does-not-fit"
-            target.write(json.dumps(answer) + "\n")
+            target.write(to_json(answer) + "\n")
     return misfit
 
 
@@ -319,7 +319,7 @@ def plot(
         cells = heatmap.group_cells(rows, x, y, value)
         if why is not None:
             for line in heatmap.explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
-                typer.echo(line)
+                typer.echo(escape_controls(line))
         for file in files.values():
             file.parent.mkdir(parents=True, exist_ok=True)
             heatmap.draw(rows, x, y, value, title or results.stem, [f"{len(rows):,} plans"], file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hardware.errors import MeshcastError, PlanError
+from hardware.errors import MeshcastError, PlanError, escape_controls
 
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 """Exit codes."""
@@ -45,7 +46,32 @@ def answering(as_json: bool = False) -> Iterator[None]:
 
 def emit(answer: Any) -> None:
     """Prints an answer as JSON; equal answers give equal bytes."""
-    typer.echo(json.dumps(answer, indent=2))
+    typer.echo(to_json(answer, indent=2))
+
+
+def to_json(answer: Any, indent: int | None = None) -> str:
+    """An answer as JSON. Numbers that JSON does not have, NaN and infinity, become null; a message says which."""
+    try:
+        return json.dumps(answer, indent=indent, allow_nan=False)
+    except ValueError:
+        places: list[str] = []
+        finite = _without_constants(answer, "", places)
+        more = f" and {len(places) - 3:,} more" if len(places) > 3 else ""
+        rule = f"{', '.join(places[:3])}{more}: no finite number, so null in JSON"
+        typer.echo(f"meshcast: {escape_controls(rule)}. Report it if all inputs are plausible", err=True)
+        return json.dumps(finite, indent=indent, allow_nan=False)
+
+
+def _without_constants(data: Any, place: str, places: list[str]) -> Any:
+    """`data` with None in place of NaN and infinity, whose places are added to `places`."""
+    if isinstance(data, dict):
+        return {key: _without_constants(one, f"{place}.{key}".lstrip("."), places) for key, one in data.items()}
+    if isinstance(data, list | tuple):
+        return [_without_constants(one, f"{place}[{i}]", places) for i, one in enumerate(data)]
+    if isinstance(data, float) and not math.isfinite(data):
+        places.append(f"{place} is {data}")
+        return None
+    return data
 
 
 def plot_files(
@@ -76,6 +102,11 @@ def check_place(path: Path, option: str) -> None:
         raise unwritable(path, f"there is no folder {path.parent}", option)
     if path.is_dir():
         raise unwritable(path, "it is a folder", option)
+    if path.is_symlink():
+        rule = f"it is a symbolic link to {os.readlink(path)}, which would be overwritten"
+        raise PlanError(option, rule, "Name that file itself, or remove the link", str(path))
+    if path.exists() and not (path.is_file() or path.is_char_device()):
+        raise unwritable(path, "it is a pipe or a device", option)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise unwritable(path, "permission denied", option)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
@@ -224,6 +224,7 @@ def _measuring_function(kind: str) -> Any:
 def _with_progress(measuring: Any) -> Any:
     """A measuring function that prints its progress to stderr."""
 
+    @wraps(measuring)
     def run(*given: Any, **options: Any) -> Any:
         return measuring(*given, progress=lambda line: typer.echo(line, err=True), **options)
 

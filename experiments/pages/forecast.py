@@ -8,15 +8,17 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hardware.errors import escape_controls
 from simulator.job.framework import load_framework
 from simulator.job.job import Job
 from simulator.program.memory_profile import CATEGORIES
@@ -70,8 +72,16 @@ def render(what: RenderableType) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
+class SafeConsole(Console):
+    """Prints control characters of names as escapes, so that no file can send commands to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escape_controls(text), style, control)
+
+
 def _console(file: IO[str], width: int) -> Console:
-    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    return SafeConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from experiments.pages.forecast import SafeConsole
 from experiments.pages.published import format_percent
 from hardware.errors import PlanError
 from hardware.units import GIB
@@ -84,7 +85,7 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
     answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
     """
     with path.open("w", encoding="utf-8") as file:
-        console = Console(file=file, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
+        console = SafeConsole(file=file, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
         for answer in answers:
             console.print(page(answer, brief), Text())
     return path

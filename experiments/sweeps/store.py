@@ -42,6 +42,9 @@ MOST_REASONS = 1_000
 RANKED_BY = "tokens_per_s_per_gpu"
 """Figure by which the best plans are ranked, largest value first."""
 
+PART = re.compile(r"\d{7}\.parquet")
+"""Names of the files of chunks."""
+
 Row = dict[str, Any]
 
 
@@ -71,6 +74,11 @@ class Store:
         if not self.out.parent.is_dir():
             rule = f"there is no folder {self.out.parent}"
             raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
+        for path in (self.out, self.parts):
+            if path.is_symlink():
+                rule = f"{path} is a symbolic link to {os.readlink(path)}, which would be overwritten"
+                raise PlanError("--out", rule, "Name that file itself, or remove the link")
+        self._refuse_foreign_parts()
         about = self.parts / "_sweep.json"
         begun = _read_fingerprint(about)
         whole = self._fingerprint_of_out()
@@ -88,10 +96,20 @@ class Store:
         self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
         self.kept = {n for n in range(self.chunks) if self._read_part(n) is not None}
 
+    def _refuse_foreign_parts(self) -> None:
+        """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
+        names = set(os.listdir(self.parts)) if self.parts.is_dir() else set()
+        ours = "_lock" in names or _read_fingerprint(self.parts / "_sweep.json") is not None
+        if not ours and (found := sorted(filter(PART.fullmatch, names))):
+            rule = f"{self.parts} holds {found[0]}, and no sweep has made this folder"
+            raise PlanError("--out", rule, "Name another --out, or move the folder away")
+
     def _fingerprint_of_out(self) -> Fingerprint | None:
         """Reads the fingerprint in the joined file; None if there is no file. Refuses a file that is no sweep's."""
         if not self.out.exists():
             return None
+        if not self.out.is_file():
+            raise PlanError("--out", f"{self.out} is not a regular file", "Name another file")
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -103,11 +121,11 @@ class Store:
 
     def _lock(self) -> None:
         """Locks the parts, or raises PlanError if another process has; the system frees it when a process ends."""
+        self._locked = (self.parts / "_lock").open("w")
         try:
             import fcntl
         except ImportError:  # not on Windows
             return
-        self._locked = (self.parts / "_lock").open("w")
         try:
             fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
         except (BlockingIOError, PermissionError):
@@ -211,12 +229,13 @@ class Store:
             raise PlanError("--out", rule, remedy) from None
 
     def _clear(self) -> None:
-        """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
+        """Removes the parts; the fingerprint first, since a folder without it counts as empty, and the lock, by which a
+        folder is known as ours, last."""
         if not self.parts.is_dir():
             return
-        names = sorted(os.listdir(self.parts), key=lambda name: name != "_sweep.json")
-        for name in names:
-            if name in ("_sweep.json", "_lock", "_writing") or re.fullmatch(r"\d{7}\.parquet", name):
+        names = set(os.listdir(self.parts))
+        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing", "_lock"):
+            if name in names:
                 (self.parts / name).unlink()
         with suppress(OSError):  # it holds files of somebody else
             self.parts.rmdir()

@@ -124,5 +124,6 @@ def write(path: Path, title: str, data: Mapping[str, Any]) -> None:
     """Writes a file whole or not at all. Raises OSError where it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)  # a link would be followed
     partial.write_text(text(title, data), "utf-8")
     partial.replace(path)

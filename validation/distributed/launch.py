@@ -102,7 +102,9 @@ def environment(device: str) -> dict[str, str]:
     """Environment of the processes: one thread each; on a CPU `MALLOC_TUNABLES` and gloo over the loopback device."""
     found = dict(os.environ)
     ours = str(Path(__file__).resolve().parents[2])
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, found.get("PYTHONPATH", "")]))
+    # Without the working directory, where a torch.py of the user may lie; an empty entry stands for it, too.
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, *found.get("PYTHONPATH", "").split(os.pathsep)]))
+    found["PYTHONSAFEPATH"] = "1"
     found.setdefault("OMP_NUM_THREADS", "1")
     if device == "cpu":
         found.setdefault("GLIBC_TUNABLES", MALLOC_TUNABLES)

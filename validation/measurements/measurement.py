@@ -151,6 +151,7 @@ class Measurement(FileModel):
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)  # a link would be followed
             partial.write_text(to_json(self), "utf-8")
             partial.replace(path)
         except OSError as error:

@@ -41,6 +41,12 @@ def test_activation_transfers_have_a_row_of_their_own() -> None:
     assert transfers[1][:4] == ["transfers", "0K1", "0K2", "0G1"]
 
 
+def test_a_table_that_nobody_reads_is_refused_at_once() -> None:
+    found = run("list", "schedule", "1f1b", "--p", 4, "--m", 1_000_000)
+    said = "--m is 1000000: p x m x v is 4,000,000, and at most 100,000 are shown. Show fewer micro-batches"
+    assert found.exit_code == 2 and said in found.stderr
+
+
 def test_a_wide_table_continues_below() -> None:
     found = run("list", "schedule", "gpipe", "--p", 3, "--m", 40)
     lines = found.stdout.splitlines()

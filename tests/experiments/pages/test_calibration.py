@@ -326,6 +326,20 @@ GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {sigma: 0.1, 
             "Did you mean 'pipeline_depth'",
         ),
         ("gemm: {" + GOOD.replace("libraries: {}", "libraries: {mine: {coefficients: {}}}") + "}", "libraries.mine"),
+        ("gemm: {" + GOOD.replace("libraries:", "librarys: {}, libraries:") + "}", "Did you mean 'libraries'"),
+        ("gemm: {" + GOOD.replace("sigma_short: 0.1}", "sigma_short: 0.1, sigma_long: 1}") + "}", "sigma_long"),
+        *(
+            (
+                "gemm: {" + GOOD.replace("coefficients: {}", f"coefficients: {{pipeline_depth: {{{given}}}}}") + "}",
+                words,
+            )
+            for given, words in (
+                ("value: 1, sigma: -0.1", "pipeline_depth.sigma is -0.1: must be a number from 0 to 300"),
+                ("value: 1, sigma: .nan", "pipeline_depth.sigma is nan"),
+                ("value: 1, sigm: 0.1", "Did you mean 'sigma'"),
+                ("value: 1, value: 2", "the key 'value' is given twice"),
+            )
+        ),
     ],
 )
 def test_broken_calibrations(tmp_path, table, text, words):

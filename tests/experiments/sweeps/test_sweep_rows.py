@@ -237,6 +237,23 @@ def test_foreign_files_in_the_folder_of_parts_stay(tmp_path: Path) -> None:
     assert note.read_text() == "mine" and [path.name for path in note.parent.iterdir()] == ["note.txt"]
 
 
+def test_a_folder_of_parts_that_no_sweep_made_is_not_emptied(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    parts_folder(out).mkdir()
+    own = parts_folder(out) / "0000000.parquet"
+    own.write_text("mine")
+    for restart in (False, True):
+        with pytest.raises(PlanError, match=r"holds 0000000\.parquet, and no sweep has made this folder"):
+            run(sweep(vary={"plan.tp": [1]}), out, Lazy(), restart=restart)
+        assert own.read_text() == "mine" and not out.exists()
+    own.rename(tmp_path / "0000000.parquet")
+    parts_folder(out).rmdir()
+    parts_folder(out).symlink_to(tmp_path)
+    with pytest.raises(PlanError, match="is a symbolic link to"):
+        run(sweep(vary={"plan.tp": [1]}), out, Lazy())
+    assert (tmp_path / "0000000.parquet").exists()
+
+
 def test_millions_of_points_take_little_memory(tmp_path: Path) -> None:
     of = sweep(
         vary={"run.tokens": {"range": [1, 10_000]}, "plan.tp": [1, 2], "batch.micro": [1, 2]},

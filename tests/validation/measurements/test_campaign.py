@@ -1,5 +1,6 @@
 """Campaigns: every shipped job can be run, finished files are not measured again."""
 
+import inspect
 import os
 from importlib import resources
 from pathlib import Path
@@ -196,12 +197,24 @@ def test_auto_is_the_gpu_of_this_machine(small: Path, tmp_path: Path) -> None:
         ("measure: kernels", "measure: nothing", "measure"),
         ("gpt2-124m", "gpt2-124", "model"),
         ("title: two runs", "titel: two runs", "titel"),
+        ("options: {steps: 3}", "options: {step: 3}", "runs second options is 'step': .* Did you mean 'steps'"),
+        ("options: {steps: 3}", "options: {out: /etc/passwd}", "runs second options is 'out'"),
     ],
 )
 def test_mistakes_are_reported_before_any_work(small: Path, old: str, new: str, message: str) -> None:
     small.write_text(SMALL.replace(old, new, 1), "utf-8")
     with pytest.raises(Exception, match=message):
         campaign.load(small)
+
+
+def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
+    pytest.importorskip("torch")
+    from experiments.cli.measure import _measuring_function
+
+    for kind, options in campaign.OPTIONS.items():
+        arguments = inspect.signature(_measuring_function(kind)).parameters
+        common = {"job", "device", "out", "calibration", "command", "progress"}
+        assert set(options) == set(arguments) - common, kind
 
 
 def test_what_holds_memory_of_a_gpu_runs_in_a_process_of_its_own() -> None:

@@ -1,0 +1,117 @@
+"""Names and folders of strangers: terminal escapes, links, modules in the working directory, numbers JSON lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from experiments.cli.console import to_json
+from experiments.pages.forecast import render
+from hardware.errors import PlanError, escape_controls
+from tests.experiments.cli.samples import JOB, ROOT, run
+from tests.experiments.cli.test_mistakes import refusal
+from validation.distributed.launch import environment
+
+RED = "\x1b[31m"
+
+
+# ------------------------------------------------------------------------------------------- escapes
+
+
+def test_control_characters_are_escaped() -> None:
+    assert escape_controls("a\x1b]0;b\x07\n\x9b1m\u202e é 中 🙂") == "a\\x1b]0;b\\x07\n\\x9b1m\\u202e é 中 🙂"
+    assert str(PlanError(f"{RED}a\nb", "bad", "Correct it")) == "\\x1b[31ma\\nb: bad. Correct it"
+    assert render(Text(f"one {RED}red\ntwo", style="red")) == "one \\x1b[31mred\ntwo\n"
+
+
+def test_no_name_in_a_file_reaches_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    named = '{preset: llama3-8b, name: "a\\x1b[31mb"}'
+    path.write_text(JOB.replace("llama3-8b", named), "utf-8")
+    found = run("predict", path)
+    assert found.exit_code == 0 and "a\\x1b[31mb" in found.stdout and "\x1b" not in found.output
+    path.write_text(JOB.replace("tp: 4", '"t\\x1b[31mp": 4'), "utf-8")
+    assert "plan.t\\x1b[31mp: no such key" in refusal("predict", path)
+
+
+# ------------------------------------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "--jobs", "jobs.jsonl", "--out", "LINK.jsonl"),
+        ("predict", "job.yaml", "--trace", "LINK.json"),
+        ("predict", "job.yaml", "--plot", "LINK.png"),
+        ("sweep", "sweep.yaml", "--out", "LINK.parquet"),
+        ("export", "schedule", "1f1b", "--p", "2", "--m", "2", "--out", "LINK.csv"),
+        ("init", "LINK.yaml", "--force"),
+    ],
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_outputs_follow_no_links(tmp_path: Path, words: tuple[str, ...], exists: bool) -> None:
+    (tmp_path / "job.yaml").write_text(JOB, "utf-8")
+    (tmp_path / "jobs.jsonl").write_text("{}\n", "utf-8")
+    (tmp_path / "sweep.yaml").write_text("job: job.yaml\nvary: {plan.tp: [4]}\n", "utf-8")
+    target, name = tmp_path / "target", next(word for word in words if word.startswith("LINK"))
+    if exists:
+        target.write_text("mine", "utf-8")
+    (tmp_path / name).symlink_to(target)
+    line = refusal(*(tmp_path / word if "." in word else word for word in words))
+    assert name in line and f"is a symbolic link to {target}" in line
+    assert (target.read_text("utf-8") == "mine") if exists else not target.exists()
+
+
+def test_an_output_is_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.csv")
+    words = ("export", "schedule", "1f1b", "--p", "2", "--m", "2", "--out", tmp_path / "out.csv")
+    assert "it is a pipe or a device" in refusal(*words)
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def test_numbers_that_json_lacks_are_null_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"a": [1.0, float("nan")], "b": {"c": float("-inf"), "d": "NaN"}, "e": (float("inf"),) * 2}
+    assert json.loads(to_json(answer)) == {"a": [1.0, None], "b": {"c": None, "d": "NaN"}, "e": [None, None]}
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("meshcast: a[1] is nan, b.c is -inf, e[0] is inf and 1 more: no")
+    assert to_json({"a": 1.5}, indent=2) == '{\n  "a": 1.5\n}' and capsys.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------------- imports
+
+MODULES = ("yaml", "numpy", "torch", "pydantic", "typer", "rich", "typing", "pathlib", "json", "re", "random", "gc")
+
+
+@pytest.fixture
+def traps(tmp_path: Path) -> Path:
+    """A folder with modules that end the process."""
+    for name in MODULES:
+        (tmp_path / f"{name}.py").write_text(f"import os; os.write(2, b'{name} was imported'); os._exit(9)", "utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("module", ["meshcast", "experiments.cli"])
+def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: str) -> None:
+    command = [sys.executable, "-m", module, "list", "gpus"]
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, cwd=traps, env=path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "h100-sxm" in found.stdout
+
+
+@pytest.mark.parametrize("path", ["", os.pathsep, f"{os.pathsep}/absent"])
+def test_processes_that_measure_do_not_import_from_the_working_directory(
+    traps: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", path)
+    command = [sys.executable, "-m", "validation.calibration.write"]
+    found = subprocess.run(command, cwd=traps, env=environment("cpu"), capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
