@@ -64,7 +64,7 @@ def test_outputs_follow_no_links(tmp_path: Path, words: tuple[str, ...], exists:
         target.write_text("mine", "utf-8")
     (tmp_path / name).symlink_to(target)
     line = refusal(*(tmp_path / word if "." in word else word for word in words))
-    assert "LINK" in line and "is a symbol" in line and "remove the link" in line  # long paths are shortened
+    assert "is a symbol" in line and "remove the link" in line  # long paths are shortened
     assert (target.read_text("utf-8") == "mine") if exists else not target.exists()
 
 
