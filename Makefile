@@ -23,8 +23,8 @@ OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pypr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme docs-schemes \
-        clean help
+.PHONY: demo test test-all test-oldest-torch fuzz gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme \
+        docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

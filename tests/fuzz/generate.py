@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import gzip
+import io
 import json
 import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 ODD: list[Any] = [
@@ -40,6 +43,9 @@ ODD_WORDS = [
     ),
 ]
 """Words that take the place of a number or a cell."""
+
+ODD_CELLS = [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 5000, b"\xff", [1], {"a": 1}]
+"""Values that fill a column of a Parquet file."""
 
 ODD_LETTERS = [*"[]{}:,-#&*!|>'\"%@`?~ \t\0\r\n\x85\u2028é", "<<: ", "*a ", "&a ", "!!int ", "- ", "1e", "\\ud800"]
 
@@ -173,6 +179,31 @@ def mutate_column(content: bytes, form: str, rng: random.Random) -> bytes:
     return "\n".join(map(",".join, rows)).encode()
 
 
+def mutate_table(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Drops, renames or fills a column of a Parquet file, or leaves out or repeats its rows."""
+    table = pq.read_table(io.BytesIO(content))
+    i = rng.randrange(table.num_columns)
+    match rng.choice(["drop", "rename", "fill", "fill", "fill", "empty", "repeat"]):
+        case "drop" if table.num_columns > 1:
+            table = table.remove_column(i)
+        case "rename":
+            names = table.column_names
+            names[i] = rng.choice([*ODD_WORDS, *names])
+            table = table.rename_columns(names)
+        case "fill":
+            odd = rng.choice(
+                [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 5000, b"\xff", [1], {"a": 1}]
+            )
+            table = table.set_column(i, table.column_names[i], pa.array([odd] * len(table)))
+        case "empty":
+            table = table.slice(0, 0)
+        case "repeat":
+            table = pa.concat_tables([table] * 3)
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
 # --------------------------------------------------------------------------------------------- bytes
 
 
@@ -204,8 +235,13 @@ def compress(content: bytes, form: str, rng: random.Random) -> bytes:
 Layer = Callable[[bytes, str, random.Random], bytes]
 
 TREE: list[tuple[Layer, ...]] = [
-    *4 * [(mutate_data,)], *2 * [(mutate_text,)], (mutate_data, mutate_text), (mutate_bytes,), (nest,), (mutate_data, compress)
-]  # fmt: skip
+    *4 * [(mutate_data,)],
+    *2 * [(mutate_text,)],
+    (mutate_data, mutate_text),
+    (mutate_data, compress),
+    (mutate_bytes,),
+    (nest,),
+]
 LINES: list[tuple[Layer, ...]] = [
     *4 * [(mutate_text,)],
     (mutate_text, mutate_text),
@@ -219,6 +255,12 @@ LAYERS: dict[str, list[tuple[Layer, ...]]] = {
     "jsonl": TREE,
     "csv": [*LINES, *3 * [(mutate_column,)], (mutate_column, mutate_text)],
     "text": LINES,
-    "binary": [(mutate_bytes,), (mutate_bytes, mutate_bytes)],
+    "parquet": [
+        (mutate_bytes,),
+        (mutate_table,),
+        (mutate_table,),
+        (mutate_table, mutate_table),
+        (mutate_table, mutate_bytes),
+    ],
 }
 """Mutations of each format, one of which is applied."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from validation.measurements.import_nccl_tests import import_nccl_tests
 from validation.measurements.measurement import to_json
 from validation.pipelines.cases import EXAMPLES
 
+PART = "0000000.parquet"
 DATA = "tests/data"
 CATALOG = "hardware/catalog"
 CALIBRATIONS = "simulator/costs/calibration"
@@ -115,10 +117,19 @@ def stop_sweep(folder: Path) -> list[bytes]:
             raise KeyboardInterrupt
 
     (folder / "parts.yaml").write_text(yaml.safe_dump(SWEEP), "utf-8")
-    out = folder / "rows.parquet"
     with suppress(KeyboardInterrupt):
-        run_sweep(load_sweep(folder / "parts.yaml"), out, workers=1, watch=stop)
-    return [path.read_bytes() for path in sorted(parts_folder(out).glob("*.parquet"))]
+        run_sweep(load_sweep(folder / "parts.yaml"), folder / "stopped.parquet", workers=1, watch=stop)
+    return [path.read_bytes() for path in parts_folder(folder / "stopped.parquet").glob(PART)]
+
+
+def resume_sweep(path: Path) -> Result:
+    """Resumes a copy of the stopped sweep, whose part is `path`."""
+    out = path.with_name("resumed.parquet")
+    out.unlink(missing_ok=True)
+    shutil.rmtree(parts_folder(out), ignore_errors=True)
+    shutil.copytree(parts_folder(path.with_name("stopped.parquet")), parts_folder(out))
+    shutil.copy(path, parts_folder(out) / PART)
+    return invoke(f"sweep {path.parent}/parts.yaml --out {out} --workers 1 --json")
 
 
 def finish_sweep(folder: Path) -> list[bytes]:
@@ -126,11 +137,6 @@ def finish_sweep(folder: Path) -> list[bytes]:
     out = folder / "finished.parquet"
     run_sweep(load_sweep(SWEEP, folder), out, workers=1)
     return [out.read_bytes()]
-
-
-def resume_sweep(path: Path) -> Result:
-    """Goes on with the stopped sweep, one of whose parts is `path`."""
-    return invoke(f"sweep {path.parent.parent}/parts.yaml --out {path.parent.parent}/rows.parquet --workers 1 --json")
 
 
 def invoke(arguments: str) -> Result:
@@ -145,8 +151,8 @@ READERS: dict[str, Reader] = {
     "sweep": Reader(
         "yaml", "sweep.yaml", "sweep {}/sweep.yaml --out {}/out.parquet --workers 1 --restart --json", as_yaml(SWEEP)
     ),
-    "sweep part": Reader("binary", "rows.parquet.parts/0000000.parquet", resume_sweep, stop_sweep),
-    "sweep rows": Reader("binary", "given.parquet", "plot {}/given.parquet --why 1,1", finish_sweep),
+    "sweep part": Reader("parquet", "given.parquet", resume_sweep, stop_sweep),
+    "sweep rows": Reader("parquet", "given.parquet", "plot {}/given.parquet --why 1,1", finish_sweep),
     "cluster": Reader(
         "yaml",
         "given.yaml",

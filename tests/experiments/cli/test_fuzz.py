@@ -77,6 +77,7 @@ JOBS: list[dict[str, Any]] = [
     },
 ]
 
+
 @st.composite
 def slipped(draw: st.DrawFn) -> Any:
     """A valid job with one to three slips in it."""
