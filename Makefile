@@ -7,6 +7,9 @@ WORKERS ?= 2
 GPU_PYTHON ?= python3
 MEASURED   ?= measured
 MINUTES    ?= 9
+# make fuzz: number of files in all, and the first seed.
+N    ?= 100000
+SEED ?= 0
 VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
@@ -20,8 +23,8 @@ OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pypr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme docs-schemes \
-        clean help
+.PHONY: demo test test-all test-oldest-torch fuzz gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme \
+        docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +54,9 @@ lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: $(DEV) ## give N=100000 malformed files to every command that reads one; SEED=100000 goes on with others
+	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
 
 bench: $(DEV) ## time the simulator itself
 	$(BIN)/python -m pytest benchmarks/ --benchmark-only

@@ -42,7 +42,7 @@ class MeshcastError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
-        plain = isinstance(self.value, str | None) or (isinstance(self.value, int | float) and _is_short(self.value))
+        plain = self.value is None or (isinstance(self.value, str | int | float) and _is_short(self.value))
         return {
             "kind": type(self).__name__,
             "where": self.where,
@@ -59,9 +59,16 @@ class MeshcastError(Exception):
         return type(self), (self.where, self.rule, self.remedy, self.value)
 
 
-def _is_short(number: float) -> bool:
-    """Whether JSON can hold a number: not infinity or NaN, nor an integer of more digits than Python writes."""
-    return number.bit_length() < 10_000 if isinstance(number, int) else isfinite(number)
+MOST_LETTERS = 1_000
+"""Longest text that the error object of ``--json`` repeats in full."""
+
+
+def _is_short(value: str | float) -> bool:
+    """Whether an error object repeats a value: no long text, and a number that JSON can hold, which is not infinity or
+    NaN, nor an integer of more digits than Python writes."""
+    if isinstance(value, str):
+        return len(value) <= MOST_LETTERS
+    return value.bit_length() < 10_000 if isinstance(value, int) else isfinite(value)
 
 
 class CatalogError(MeshcastError):

@@ -28,7 +28,8 @@ def read_rows(path: Path) -> list[Row]:
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         found: list[Row] = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise PlanError(str(path), f"not a Parquet file ({error})", "Name the --out of a finished sweep") from None
+        reason = " ".join(str(error).split())  # Arrow's may have several lines
+        raise PlanError(str(path), f"not a Parquet file ({reason})", "Name the --out of a finished sweep") from None
     if not found or not {"index", "status", "reason"} <= set(found[0]):
         raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
     return found

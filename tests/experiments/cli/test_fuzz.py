@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import string
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from experiments.sweeps.jobs import forecast_lines
 from hardware.errors import MeshcastError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
+from tests.fuzz.generate import ODD, places
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 8, "vocab": 96, "seq": 32}
 EXPERTS = {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1, "first_dense": 1, "capacity": 1.25}
@@ -77,21 +76,6 @@ JOBS: list[dict[str, Any]] = [
         "plan": {"pp": 2, "schedule": "gpipe", "fsdp": True, "recompute": "full", "partition": "even"},
     },
 ]
-
-ODD: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**53 + 1, 10**30, -(10**30), 10**400, 0.5, -0.0, 1e-308, 1e308),
-    *(math.nan, math.inf, -math.inf, "", " ", "1", "2", "80 GiB", "nan", "none", "\0", "ä\U0001f600", "..", "/", "~x"),
-    *("a" * 5000, "dgx-h100:1", "data/ddp", "llama3-8b", [], [[]], [1, 2], ["tp"], {}, {"a": 1}, {"": None}, {1: 2}),
-]
-"""Values of the wrong type or size."""
-
-
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in `tree` and key in it."""
-    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        yield tree, key
-        if isinstance(value, dict | list):
-            yield from places(value)
 
 
 @st.composite

@@ -1,0 +1,235 @@
+"""Gives malformed files to every reader: ``make fuzz``, or ``python -m tests.fuzz.run --reader job --seed 17 -n 1``.
+
+Whatever a file holds, the answer is exit code 0, 1 or 2; a refusal is one line; JSON holds finite numbers only; and it
+takes less than `SECONDS` and `NBYTES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+from typer.testing import Result
+
+from hardware.errors import MeshcastError
+from tests.fuzz.generate import mutate
+from tests.fuzz.readers import READERS, Reader, invoke, prepare
+
+SECONDS = 20
+"""Most seconds for one file."""
+
+NBYTES = 2 * 2**30
+"""Most bytes of memory of the process that reads the files."""
+
+BATCH = 500
+"""Files that one process reads before a fresh one takes its place."""
+
+FAILED = "meshcast failed"
+"""Start of the rule of a `Defect`, which answers one row of many."""
+
+
+class TooSlow(BaseException):
+    """A file took longer than `SECONDS`. No Exception, so that no reader takes it for an error of the file."""
+
+
+class Outcome(NamedTuple):
+    """What one file came to.
+
+    Attributes:
+        reader: key of `READERS`.
+        seed: that makes the file again.
+        answer: "accepted", "refused" or "failed".
+        failure: the rule that was broken; empty unless failed.
+    """
+
+    reader: str
+    seed: int
+    answer: str
+    failure: str = ""
+
+
+# --------------------------------------------------------------------------------------------- checks
+
+
+def check(result: Result, arguments: Sequence[str]) -> str:
+    """Returns whether a command "accepted" or "refused" its file. Raises AssertionError for any other end."""
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code in (0, 1, 2), f"exit code {result.exit_code}"
+    assert "Traceback" not in result.output and FAILED not in result.output, "an error of meshcast"
+    lines = result.stderr.splitlines()
+    answers = []
+    if "--json" in arguments or "--jobs" in arguments:
+        texts = result.stdout.splitlines() if "--json" not in arguments else [result.stdout]
+        answers = [json.loads(text, parse_constant=_refuse_constant) for text in texts]
+    if result.exit_code == 0:
+        return "accepted"
+    refused = bool(answers) and set(answers[0]) == {"error"}
+    assert refused or lines, "no message"
+    assert len(lines) <= 1 - refused, f"{len(lines)} lines of errors"
+    message = json.dumps(answers[0]) if refused else lines[0]
+    assert len(message) < 4000, f"a message of {len(message)} characters"
+    return "refused"
+
+
+def check_error(error: MeshcastError) -> None:
+    """Raises AssertionError for an error that is not one short line with a rule and a remedy."""
+    assert error.where and error.rule and error.remedy, "an error lacks its place, rule or remedy"
+    assert "\n" not in str(error) and len(str(error)) < 4000, "an error of several lines"
+    json.dumps(error.to_dict(), allow_nan=False)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise AssertionError(f"{name} in JSON")
+
+
+def try_file(reader: Reader, folder: Path) -> str:
+    """Reads the malformed file; returns and raises as `check`."""
+    if isinstance(reader.read, str):
+        return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split())
+    try:
+        found = reader.read(folder / reader.name)
+    except MeshcastError as error:
+        check_error(error)
+        return "refused"
+    return check(found, ["--json"]) if isinstance(found, Result) else "accepted"
+
+
+# ------------------------------------------------------------------------------------------- one file
+
+
+def make_file(reader: str, seed: int, seeds: Sequence[bytes]) -> bytes:
+    """The malformed file of a seed."""
+    rng = random.Random(f"{reader} {seed}")
+    return mutate(rng.choice(seeds), READERS[reader].form, rng)
+
+
+def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outcome:
+    """Makes the file of a seed and reads it."""
+    reader = READERS[name]
+    path = folder / reader.name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(make_file(name, seed, seeds))
+    signal.signal(signal.SIGALRM, _stop)
+    signal.alarm(SECONDS)
+    try:
+        return Outcome(name, seed, try_file(reader, folder))
+    except TooSlow:
+        return Outcome(name, seed, "failed", f"more than {SECONDS} s")
+    except Exception as error:
+        return Outcome(name, seed, "failed", _describe(error))
+    finally:
+        signal.alarm(0)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise TooSlow
+
+
+def _describe(error: Exception) -> str:
+    """The error and the line of code that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno} " if trace is not None else ""
+    return f"{place}{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
+
+
+# ------------------------------------------------------------------------------------------ many files
+
+
+def run_reader(name: str, numbers: Sequence[int]) -> Iterator[Outcome]:
+    """Reads the files of some seeds in this process."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        prepare(folder)
+        seeds = READERS[name].make_seeds(folder)
+        for seed in numbers:
+            yield run_seed(name, seed, seeds, folder)
+
+
+def _run_batch(name: str, numbers: Sequence[int], results: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (NBYTES, NBYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- until the process ends
+    for outcome in run_reader(name, numbers):
+        results.send(outcome)
+
+
+def run_limited(name: str, numbers: Sequence[int]) -> Iterator[Outcome]:
+    """Reads the files of some seeds in processes whose memory is limited. A file that ends one is a failure."""
+    left = list(numbers)
+    while left:
+        results, theirs = get_context("fork").Pipe(duplex=False)
+        process = get_context("fork").Process(target=_run_batch, args=(name, left[:BATCH], theirs))
+        process.start()
+        theirs.close()
+        batch = left[:BATCH]
+        try:
+            while batch and results.poll(4 * SECONDS):
+                outcome = results.recv()
+                left.remove(outcome.seed)
+                batch.remove(outcome.seed)
+                yield outcome
+        except EOFError:
+            pass
+        if batch:
+            left.remove(batch[0])
+            yield Outcome(name, batch[0], "failed", "it ended or stopped the process")
+        process.kill() if batch else process.join()
+        process.join()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Prints counts by reader, and failures with the command that repeats each; returns 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=20_000, help="files in all")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--reader", choices=READERS, help="one reader only")
+    parser.add_argument("--keep", type=Path, help="folder for the files of failures")
+    given = parser.parse_args(words)
+    names = [given.reader] if given.reader else list(READERS)
+    failed = False
+    for name in names:
+        counts, shown = Counter[str](), Counter[str]()
+        for outcome in run_limited(name, range(given.seed, given.seed + -(-given.n // len(names)))):
+            counts[outcome.answer] += 1
+            if outcome.answer == "failed":
+                failed = True
+                shown[outcome.failure] += 1
+                if shown[outcome.failure] <= 2:
+                    repeat = f"python -m tests.fuzz.run --reader {name!r} --seed {outcome.seed} -n 1"
+                    print(f"  {outcome.failure}\n    {repeat}", flush=True)
+                    _keep(outcome, given.keep)
+        print(f"{name:16} " + ", ".join(f"{counts[answer]:,} {answer}" for answer in sorted(counts)), flush=True)
+    return int(failed)
+
+
+def _keep(outcome: Outcome, folder: Path | None) -> None:
+    if folder is None:
+        return
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        prepare(Path(place))
+        reader: Any = READERS[outcome.reader]
+        content = make_file(outcome.reader, outcome.seed, reader.make_seeds(Path(place)))
+    (folder / f"{outcome.reader}-{outcome.seed}{Path(reader.name).suffix}".replace(" ", "-")).write_bytes(content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
