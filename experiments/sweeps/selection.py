@@ -26,8 +26,8 @@ def read_rows(path: Path) -> list[Row]:
         if (rows := pq.read_metadata(path).num_rows) > MAX_ROWS:
             rule = f"{rows:,} rows, at most {MAX_ROWS:,} are drawn"
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
-        found: list[Row] = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is not UTF-8
         reason = " ".join(str(error).split())  # Arrow's may have several lines
         raise PlanError(str(path), f"not a Parquet file ({reason})", "Name the --out of a finished sweep") from None
     if not found or not {"index", "status", "reason"} <= set(found[0]):
