@@ -16,10 +16,9 @@ HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
 """Release since which all recipes with experts name HybridEP for larger scale-up domains than this."""
 
 STEP_GRAPHS_SINCE = "2026-06"
-"""Release since which recipes in MXFP8 with dispatches that overlap capture the whole step in one graph
-(``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others, and those before, capture all but the experts
-(``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
-
+"""Release since which recipes in MXFP8 with HybridEP, whose dispatches overlap, capture the whole step in one graph
+(``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others (DeepEP, GPT-OSS within nodes of eight GPUs), and
+those before, capture all but the experts (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
 
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
@@ -51,7 +50,9 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
-    whole &= spec.overlap.ep is not False
+    whole &= spec.overlap.ep is not False and row.token_dispatcher != "deepep"
+    is_gpt_oss = spec.model.window is not None  # no other model states one
+    whole &= not (is_gpt_oss and (spec.domain or 1) <= HYBRID_EP_DOMAIN)
     crosses = spec.width("ep") * spec.width("tp") > (spec.domain or spec.gpus_per_node or 1)
     overlaps = whole or (crosses and (spec.mesh.vpp or 1) > 1)
     kept = spec.model.mla is not None and spec.gpu == "gb200"  # of DeepSeek-V3
@@ -67,8 +68,9 @@ def uneven_layers(spec: Spec, stages: int) -> list[int]:
     """Divides layers over stages that have not the same number of them.
 
     Recipes of Megatron-Bridge fill the stages one after another, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
-    2 to 16 stages (`_get_deepseek_v3_pipeline_layout`). Otherwise layers are spread as evenly as possible, where the
-    embedding, the loss and each multi-token-prediction layer (in the last stage) count as one layer.
+    4, 8 and 16 stages (`_get_deepseek_v3_pipeline_layout`, `_get_kimi_k2_pipeline_layout`). Otherwise layers are spread
+    as evenly as possible, where the embedding, the loss and each multi-token-prediction layer (in the last stage) count
+    as one layer.
     """
     layers, further = spec.model.layers or 0, spec.model.mtp or 0
     if spec.stack == "megatron-bridge" and spec.model.moe and stages <= FILLED_STAGES:

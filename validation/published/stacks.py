@@ -65,7 +65,8 @@ XLA = Stack(near=("maxtext",), sharding="fsdp-full", recompute="full", sequence_
 
 STACKS = {
     "megatron-core": Stack(),
-    # Whole steps are CUDA graphs, and nothing is logged: least mean error on 141 runs with equal weight of their GPUs.
+    # Nothing is logged: least mean error on 141 runs with equal weight of their GPUs. Steps are CUDA graphs where a run
+    # does not say: assumed, with its LoRA runs on 16 to 64 GPUs in view, whose launches alone would take longer.
     # Its Llama 2 70B LoRA sets FP8_ACTIVATION and takes 8-bit primary weights: 16-bit weights alone fill a GPU.
     "mlperf-nemo": Stack(near=("nemo",), step_overhead_s=0.016, cuda_graphs=True, fp8_adapters=True),
     # Its arguments of 2021 and 2022: dropout 0.1, optimizer state not sharded, gradients reduced after the last pass.

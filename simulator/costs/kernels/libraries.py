@@ -60,7 +60,7 @@ RELATIVE_LIBRARIES = {
     # Triton, forward and backward, head widths 64 and 128, 512 to 16k positions (arXiv 2307.08691, section 4.1).
     "flash-1": _relative("flash-2", 1.7, 3.0),
     "triton": _relative("flash-2", 1.3, 2.5),
-    # Measured in the forward pass of inference.
+    # Measured in the forward pass of inference; training and its backward pass are assumed alike, with this sigma.
     "cudnn-fp8": Relative("tensorrt-llm-fp8", 1.0, 0.15),
 }
 """Libraries of attention without measurements of their own."""
@@ -83,8 +83,8 @@ def training_library(section: str, architecture: str, scaling: str) -> str:
 def launches_each_group(dtype: str, architecture: str) -> bool:
     """Whether training programs run grouped GEMMs as one dense GEMM for each group.
 
-    Transformer Engine does, by cuBLASLt (`multi_tensor_gemm`); kernels of other programs in 8 bits (DeepGEMM) take as
-    long. In 16 bits on Hopper and before, grouped kernels of CUTLASS are measured.
+    Transformer Engine does, by cuBLASLt (`multi_tensor_gemm`): measured in bf16 on B200, assumed in fewer bits and on
+    Hopper, where DeepGEMM takes as long. In 16 bits on Hopper and before, grouped kernels of CUTLASS are measured.
     """
     return architecture == "blackwell" or (BYTES[dtype] < 2 and architecture in ROWWISE_LIBRARIES)
 

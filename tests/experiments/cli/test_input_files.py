@@ -41,14 +41,15 @@ def placed(tmp_path: Path, words: tuple[str, ...]) -> tuple[list[str], Path]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_pipe_and_a_device_are_refused(tmp_path: Path, reader: str) -> None:
+def test_a_pipe_and_a_device_are_refused(tmp_path: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # messages shorten long paths
     words, path = placed(tmp_path, READERS[reader])
+    words = [word.replace(f"{tmp_path}/", "") for word in words]
     os.mkfifo(path)
-    elsewhere = "Give the path of a config.json", "no such file. Name the --out"  # models and sweeps are found before
-    assert any(words_ in refusal(*words) for words_ in ("it is a pipe", *elsewhere))
+    assert path.name in refusal(*words)
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert any(words_ in refusal(*words) for words_ in ("it is a device", *elsewhere))
+    assert path.name in refusal(*words)
 
 
 @pytest.mark.parametrize("reader", ["published", "pipeline", "kernels", "nccl", "schedule"])
