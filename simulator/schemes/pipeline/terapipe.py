@@ -14,8 +14,8 @@ m sum(t) + (p-1) max(t) [s] a step for slices of t = t_f + t_B; m s slices in fl
 Attention makes late slices of equal length slower: ``auto`` chooses their lengths by the paper's dynamic programme over
 forecast times of slices on a stage in the middle, first roughly and then to 8 tokens, as the paper. First and last
 stages take longer than those in the middle, so the result and slices of equal lengths are forecast, and the shortest
-step wins. Where
-the host takes longer to launch slices than they run, that choice may lose to equal slices (4 % in two cases).
+step wins. Where the host takes longer to launch slices than they run, that choice may lose to equal slices (4 % in two
+cases).
 
 References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 """

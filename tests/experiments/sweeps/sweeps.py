@@ -28,6 +28,18 @@ class Lazy:
     map = staticmethod(map)
 
 
+class Counting:
+    """An executor that notes the first point of every chunk that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def map(self, work: Any, tasks: Any) -> Any:
+        tasks = list(tasks)
+        self.asked.extend(task.start for task in tasks)
+        return map(work, tasks)
+
+
 class Whole:
     """An executor whose map answers when all is done, as multiprocessing's pools do."""
 

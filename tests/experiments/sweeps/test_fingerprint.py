@@ -17,7 +17,7 @@ from experiments.sweeps.fingerprint import changed_inputs, fingerprint, hash_ins
 from experiments.sweeps.run import load_sweep, run
 from experiments.sweeps.store import Store, parts_folder
 from hardware.errors import PlanError
-from tests.experiments.sweeps.sweeps import GRID, JOB, Lazy, sweep
+from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, sweep
 from tests.experiments.sweeps.test_sweep_rows import Stopping
 
 
@@ -172,16 +172,9 @@ def test_a_part_that_is_not_whole_is_forecast_again(
     else:
         content = bad.read_bytes()
         bad.write_bytes({"empty": b"", "cut": content[:-5], "text": b"index,status"}[how])
-    asked: list[int] = []
-
-    class Counting(Lazy):
-        def map(self, work: Any, tasks: Any) -> Any:  # type: ignore[override]
-            tasks = list(tasks)
-            asked.extend(task.start for task in tasks)
-            return map(work, tasks)
-
-    run(load_sweep(GRID), out, Counting())
-    assert asked == [4, 16, 20, 24, 28]
+    counting = Counting()
+    run(load_sweep(GRID), out, counting)
+    assert counting.asked == [4, 16, 20, 24, 28]
     assert out.read_bytes() == reference.read_bytes()
 
 

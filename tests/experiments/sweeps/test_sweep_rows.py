@@ -19,7 +19,7 @@ from experiments.sweeps.store import parts_folder
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
 from simulator.report.figures import parts_of_step
-from tests.experiments.sweeps.sweeps import GRID, JOB, Lazy, Whole, kept, sweep
+from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, Whole, kept, sweep
 
 # ---------------------------------------------------------------------------------------------- rows
 
@@ -172,16 +172,9 @@ def test_kept_rows_are_not_forecast_again(
         assert not out.exists() and len(list(parts_folder(out).glob("*.parquet"))) == done
     frame = pandas.read_parquet(parts_folder(out))  # what is there may be read
     assert len(frame) == len(pq.read_table(reference).to_pandas().query("index < 16"))
-    asked: list[int] = []
-
-    class Counting(Lazy):
-        def map(self, work: Any, tasks: Any) -> Any:  # type: ignore[override]
-            tasks = list(tasks)
-            asked.extend(task.start for task in tasks)
-            return map(work, tasks)
-
-    run(load_sweep(GRID), out, Counting())
-    assert asked == [16, 20, 24, 28]
+    counting = Counting()
+    run(load_sweep(GRID), out, counting)
+    assert counting.asked == [16, 20, 24, 28]
     assert out.read_bytes() == reference.read_bytes()
     monkeypatch.setattr(sweeps, "forecast_chunk", None)  # what is finished asks nobody
     assert run(load_sweep(GRID), out)["rows"] == 24
