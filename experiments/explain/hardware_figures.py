@@ -65,7 +65,7 @@ def _gpu_figures(job: Job) -> Iterator[HardwareFigure]:
             yield HardwareFigure(f"peak_{number}", f"peak rate in {number}", peak, "FLOP/s", _change_peak(number))
     recipe = job.framework.quantised
     dtype = QUANTISED[recipe].dtype if recipe else "bf16"
-    sustained = Calibration.shipped().sustained_rate(gpu.architecture, dtype)
+    sustained = Calibration.shipped().sustained_rate(gpu, dtype)
     yield HardwareFigure("sustained_rate", "sustained share of the peak rates", sustained, "", _change_sustained_rate)
     yield HardwareFigure(
         "memory_bandwidth", "memory bandwidth", gpu.memory_bandwidth, "B/s", _change_gpu("memory_bandwidth")

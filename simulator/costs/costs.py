@@ -199,7 +199,7 @@ class Costs:
 
     def _sustained_rate(self, work: Gemm | Attention) -> float:
         """Returns the rate of a kernel in a step against the calibrated one."""
-        sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu.architecture, work.dtype)
+        sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu, work.dtype)
         return self.rates["kernel"] * sustained / self._pace
 
     def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:

@@ -322,11 +322,14 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
     if spec.model.moe:
         plan["views"] = {"experts": _experts(spec, recipe.dispatcher, schemes)}
     schemes += _memory(spec, defaults, assumptions)
-    if spec.pipeline_split == "ends-as-layers":
+    chunks = pp * schemes[0]["chunks"] if pp > 1 else 1
+    if _ends_as_layers(spec):
+        if spec.pipeline_split is None:
+            assumptions.add("pipeline_split")
         plan["partition"] = "ends-as-layers"
-    elif spec.pipeline_split == "uneven":
+    elif spec.pipeline_split == "uneven" or (spec.pipeline_split is None and (spec.model.layers or 0) % chunks):
         assumptions.add("pipeline_split")
-        plan["partition"] = uneven_layers(spec, schemes[0]["chunks"] * pp)
+        plan["partition"] = uneven_layers(spec, chunks)
     return plan
 
 
@@ -352,9 +355,17 @@ def _only_chunk_count(use: str) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
+def _ends_as_layers(spec: Spec) -> bool:
+    """Whether the embedding and the loss take the place of a layer each: so the run says, or only so they divide."""
+    if spec.pipeline_split is not None:
+        return spec.pipeline_split == "ends-as-layers"
+    layers, stages = spec.model.layers or 0, spec.width("pp")
+    return stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
+
+
 def possible_chunks(spec: Spec) -> list[int]:
     """Chunks of a device into which the layers of a stage divide."""
-    places = (spec.model.layers or 0) + 2 * (spec.pipeline_split == "ends-as-layers")
+    places = (spec.model.layers or 0) + 2 * _ends_as_layers(spec)
     least = 2 if spec.schedule == "interleaved" else 1
     each = places // spec.width("pp")
     return [n for n in range(least, each + 1) if each % n == 0 and places % spec.width("pp") == 0]

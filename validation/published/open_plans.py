@@ -37,7 +37,7 @@ def forecast_run(
             job = map_run(one, chosen, profile)
             found.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
-            refused = error
+            refused = refused or error
     if not found and refused is not None:
         raise refused
     return min(found, key=lambda one: (not one[1].fits, one[1].step_time))

@@ -56,6 +56,9 @@ ARCHITECTURES = {
 }
 """Architectures that lend coefficients where no GPU of an architecture has them, nearest first."""
 LATEST = ("hopper", "blackwell", "ampere")
+CLOCK_EXPONENT = 1 / 3
+"""Exponent of the clock in the power of a GPU whose voltage follows its clock: dynamic power is C V^2 f (Weste and
+Harris, "CMOS VLSI Design", 4th ed., section 5.2), so the clock grows with its cube root."""
 """The same for an architecture that is not listed."""
 
 FAMILIES = {
@@ -262,18 +265,22 @@ class Calibration:
         borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made.gaps(tier.kind)))
 
-    def sustained_rate(self, architecture: str, dtype: str = "bf16") -> float:
+    def sustained_rate(self, gpu: GPU, dtype: str = "bf16") -> float:
         """Rate of GEMMs and attention in a long training step against the same kernels alone.
 
-        That of the GPUs of an architecture, or of the nearest one that was observed. dtype: number format of the
-        operands; what 8 bits and fewer lose more, nearer to the power limit, is that of the architecture alone.
+        That of the GPU's architecture, or of the nearest one that was observed; lower where the GPU has less power for
+        each multiprocessor than the modules that were observed. dtype: number format of the operands; what 8 bits and
+        fewer lose more, nearer to the power limit, is that of the architecture alone.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
-        order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
+        own = gpu.architecture
+        order = (own, *ARCHITECTURES.get(own, LATEST), *LATEST)
         found = next(known[one] for one in order if one in known)["sustained"]
         if format_of(dtype) == "fp8":
-            found = known.get(architecture, {}).get("sustained_fp8", found)
-        return float(found["value"])
+            found = known.get(own, {}).get("sustained_fp8", found)
+        observed = known.get(own, {}).get("power_per_multiprocessor")
+        share = gpu.power / gpu.multiprocessors / observed["value"] if observed else 1.0
+        return float(found["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
 
     def _compose(
         self,

@@ -19,6 +19,8 @@ DEVICE = "device.yaml"
 """The description of a measured device that is in no catalog, beside its calibration."""
 LARGEST_SIGMA = 300.0
 """A larger sigma makes intervals that are no numbers."""
+LARGEST_RATE = {"sustained": 10.0, "sustained_fp8": 10.0, "power_per_multiprocessor": 1e3}
+"""Largest values in `steps.yaml`."""
 ROUNDING = 1e-3
 """Files hold four digits of a value."""
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
@@ -29,7 +31,7 @@ KEYS = {
     "library": {"format", "rows", "source", "sigma", "sigma_short", "kinds", "coefficients", "tuned"},
     "sigmas": {"sigma", "sigma_short", "kinds"},
     "coefficient": {"value", "sigma", "meaning"},
-    "architecture": {"sustained", "sustained_fp8"},
+    "architecture": {"sustained", "sustained_fp8", "power_per_multiprocessor"},
     "rate": {"value", "sigma", "rows", "meaning", "source"},
 }
 """Keys of the mappings in a file, by what they describe; architecture and rate are those of `steps.yaml`."""
@@ -62,9 +64,9 @@ def read_checked(file: Path) -> dict[str, Any]:
         where = f"{file} {name}"
         section = _mapping(given, where, "architecture" if file.stem == STEPS else "section")
         if file.stem == STEPS:
-            for part in ("sustained", *({"sustained_fp8"} & section.keys())):
+            for part in ("sustained", *(KEYS["architecture"] & section.keys())):
                 entry = _mapping(section.get(part), f"{where}.{part}", "rate")
-                for key, most in (("value", 10.0), ("sigma", LARGEST_SIGMA)):
+                for key, most in (("value", LARGEST_RATE[part]), ("sigma", LARGEST_SIGMA)):
                     _check_number(entry, key, 0.0, most, f"{where}.{part}")
             continue
         if name not in COST_MODELS:

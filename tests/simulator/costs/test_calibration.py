@@ -227,16 +227,28 @@ def test_networks_of_another_family_borrow_as_well():
     assert not any("InfiniBand" in text for text in SHIPPED.network_model(Tier("efa", 50e9, 0.0))[1])
 
 
+def sustained(gpu: str, dtype: str = "bf16") -> float:
+    return SHIPPED.sustained_rate(load("gpus", gpu), dtype)
+
+
 def test_a_long_step_takes_something_off():
-    assert SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("ampere") < 1
-    assert SHIPPED.sustained_rate("cdna3") == SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("blackwell") < 1
-    assert SHIPPED.sustained_rate("volta") == SHIPPED.sustained_rate("ampere")
+    assert sustained("h100-sxm") < sustained("a100-sxm-80") < 1
+    assert sustained("mi300x") == sustained("h100-sxm") < sustained("b200-sxm") < 1
+    assert sustained("v100-sxm2-32") == pytest.approx(sustained("a100-sxm-80"), rel=1e-3)
+
+
+def test_the_clock_falls_with_the_cube_root_of_the_power():
+    assert sustained("h100-sxm-96-hbm2e") == pytest.approx(sustained("h100-sxm") * (500 / 700) ** (1 / 3), rel=1e-3)
+    a100 = load("gpus", "a100-sxm-80")
+    half = SHIPPED.sustained_rate(a100.model_copy(update={"power": a100.power / 2}))
+    assert half == pytest.approx(sustained("a100-sxm-80") * 0.5 ** (1 / 3), rel=1e-3)
+    assert SHIPPED.sustained_rate(a100.model_copy(update={"power": a100.power * 2})) == sustained("v100-sxm2-32")
 
 
 def test_what_eight_bits_lose_more_is_lent_to_no_other_architecture():
-    assert SHIPPED.sustained_rate("hopper", "fp8") < SHIPPED.sustained_rate("hopper")
-    for other in ("blackwell", "ada", "cdna3", "ampere"):
-        assert SHIPPED.sustained_rate(other, "fp8") == SHIPPED.sustained_rate(other)
+    assert sustained("h100-sxm", "fp8") < sustained("h100-sxm")
+    for other in ("b200-sxm", "l40s", "mi300x", "a100-sxm-80"):
+        assert sustained(other, "fp8") == sustained(other)
     hot = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}))
     cold = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), alone=True)
     times = {dtype: Gemm(16384, 16384, 16384, dtype=dtype) for dtype in ("bf16", "fp8")}

@@ -62,7 +62,7 @@ def test_the_measured_device_is_used_by_name(folder) -> None:
     gpu = load("gpus", str(out / "device.yaml"))
     assert gpu.architecture == "cpu" and gpu.peak["fp32"].kind == "measured"
     known = Calibration.from_folder(out)
-    assert known.sustained_rate("cpu") == 0.9
+    assert known.sustained_rate(gpu) == 0.9
     for section in ("cpu-gemm", "cpu-attention", "cpu-memory"):
         model, borrowed = known.kernel_model(gpu, section)
         assert not borrowed and model.sigma > 0

@@ -82,7 +82,7 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
     architecture = load("gpus", name).architecture
     file = out / f"{STEPS}.yaml"
     with run_neighbours(processes - 1 if kind == "cpu" else 0):
-        write(file, "steps", {architecture: measure_sustained_rate(kind, name, architecture, out)})
+        write(file, "steps", {architecture: measure_sustained_rate(kind, name, out)})
     return file
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hardware.load import load
 from simulator.bridges import kineto
 from simulator.costs.calibration.calibration import Calibration
 from validation.distributed.measure import measure
@@ -28,7 +29,7 @@ SIGMA = 0.05
 """Between steps of different models on one machine, as in `simulator/costs/calibration/steps.yaml`."""
 
 
-def measure_sustained_rate(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]:
+def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
     """The entry of this architecture in ``steps.yaml``.
 
     gpu: its name in the catalog, or its file. out: the folder with the calibration of its kernels.
@@ -51,7 +52,7 @@ def measure_sustained_rate(kind: str, gpu: str, architecture: str, out: Path) ->
     lines = [line for line in seen.lines if line.kind in GEMM_KINDS]
     real = sum(line.real for line in lines)
     simulated = sum(line.simulated for line in lines)
-    old = Calibration.from_folder(out).sustained_rate(architecture)
+    old = Calibration.from_folder(out).sustained_rate(load("gpus", gpu))
     source = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
         "sustained": _entry(old * simulated / real, "rate of GEMMs and attention in a training step", source),
