@@ -220,18 +220,27 @@ class Costs:
     def _attention_price(self, price: Callable[[Any], Estimate]) -> Callable[[Attention], Estimate]:
         """Returns a function that prices attention in the number format of its library."""
         dtype = self._attention_format
-        return (lambda work: price(replace(work, dtype=dtype))) if dtype else price
+
+        def price_in_format(work: Attention) -> Estimate:
+            return self._on_fewer(price(replace(work, dtype=dtype) if dtype else work), work.reserved)
+
+        return price_in_format
 
     def _gemm_price(self, price: Callable[[Any], Estimate]) -> Callable[[Gemm], Estimate]:
         """Returns a function that prices GEMMs, some of whose multiprocessors may communicate."""
-        number, architecture = self.cluster.gpu.multiprocessors, self.cluster.gpu.architecture
+        architecture = self.cluster.gpu.architecture
 
         def price_rest(work: Gemm) -> Estimate:
             apart = work.groups and launches_each_group(work.dtype, architecture)
             whole = price_group_by_group(work, price) if apart else price(work)
-            return whole._replace(seconds=whole.seconds * number / (number - work.sms)) if work.sms else whole
+            return self._on_fewer(whole, work.sms + work.reserved)
 
         return price_rest
+
+    def _on_fewer(self, whole: Estimate, taken: int) -> Estimate:
+        """Returns the price of a kernel from whose multiprocessors some are taken."""
+        number = self.cluster.gpu.multiprocessors
+        return whole._replace(seconds=whole.seconds * number / (number - taken)) if taken else whole
 
     def _price_collective(self, work: Collective) -> Estimate:
         if work.operation == "shift":
@@ -260,7 +269,8 @@ class Costs:
     def _find_use(self, work: Work) -> Use:
         match work:
             case Gemm() | Attention():
-                return FULL
+                number = self.cluster.gpu.multiprocessors
+                return Use(multiprocessors=1 - work.reserved / number) if work.reserved else FULL
             case Collective(operation="shift"):
                 price, most = self.estimate(work), slowest_rank(work)
                 reaches = self._shift_reaches(work)

@@ -11,7 +11,8 @@ Every op has a rate: 1 if it shares no link and no SM with others, less if it do
 
       seconds (1 + c),   c = occupied / (all - occupied)
 
-  and a memory-bound kernel as long as without communication.
+  and a memory-bound kernel as long as without communication. One that leaves SMs to communication from the start
+  (`Gemm.reserved`) is slower by them anyway, and slows down only where more are occupied.
 
 When an op begins or ends, only ops that share a link or SMs with it, directly or through others, get new rates. Rates
 are at most 1, so no step is shorter than without contention. Faster links may make a step longer: an op that begins
@@ -55,10 +56,11 @@ class Running:
 
     left: work that remained at the time `since` [s at rate 1].
     rate: its rate since then.
+    needed: of a kernel, the share of the SMs without which it slows down.
     timer: event at which it ends if its rate does not change.
     """
 
-    __slots__ = ("device", "done", "left", "links", "number", "op", "rate", "since", "timer")
+    __slots__ = ("device", "done", "left", "links", "needed", "number", "op", "rate", "since", "timer")
 
     def __init__(
         self, number: int, op: Op, device: int, left: float, links: dict[Place, float], done: simpy.Event
@@ -66,6 +68,7 @@ class Running:
         self.number, self.op, self.device, self.left = number, op, device, left
         self.links, self.done = links, done
         self.rate = self.since = 0.0
+        self.needed = 1.0
         self.timer: simpy.Event | None = None
 
 
@@ -104,8 +107,9 @@ class Traffic:
             latency.callbacks.append(lambda _: self._move(one))
         else:
             one = Running(number, self.flat.ops[number], device, seconds, links, done)
+            one.needed = use.multiprocessors or 1.0
             self.kernels[device][number] = one
-            self._pace(one, self._given(device))
+            self._pace_kernel(one)
         return done
 
     def _use(self, number: int, device: int) -> Known:
@@ -163,7 +167,10 @@ class Traffic:
 
     def _pace_kernels(self, device: int) -> None:
         for one in self.kernels[device].values():
-            self._pace(one, self._given(device))
+            self._pace_kernel(one)
+
+    def _pace_kernel(self, one: Running) -> None:
+        self._pace(one, min(1.0, self._given(one.device) / one.needed))
 
     # ------------------------------------------------------------------------------------------- time
 

@@ -42,7 +42,7 @@ class Gemm:
     groups: of a grouped GEMM the experts by their tokens, (number of experts, tokens of each), without experts that
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
-    sms: multiprocessors of the kernel that communicate, in a kernel fused with communication.
+    sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     """
 
@@ -58,6 +58,7 @@ class Gemm:
     groups: tuple[tuple[float, float], ...] = ()
     pace: float = 1.0
     sms: int = 0
+    reserved: int = 0
     scaling: str = ""
 
     @property
@@ -85,6 +86,7 @@ class Attention:
     backward: whether this is the kernel of the backward pass.
     dtype: number format.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
+    reserved: multiprocessors that it leaves to the communication kernels beside it.
     """
 
     batch: float
@@ -98,6 +100,7 @@ class Attention:
     backward: bool = False
     dtype: str = "bf16"
     pace: float = 1.0
+    reserved: int = 0
 
     @property
     def flops(self) -> float:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Fragment, Op, Param, UnitRun, Work
+from simulator.ir.ops import Attention, Fragment, Gemm, Op, Param, UnitRun, Work
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
 
@@ -306,6 +306,15 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
         tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "sigma", "latency")
     )
     return PricedBlock(BlockPrices(block, seconds, sigma, latency), 1), where
+
+
+def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> PricedBlock:
+    """One copy of a block whose GEMMs and attention leave `taken` multiprocessors to communication beside them."""
+    ops = [
+        replace(op, work=replace(op.work, reserved=taken)) if isinstance(op.work, Gemm | Attention) else op
+        for op in part.block.ops
+    ]
+    return price_block(replace(part.block, ops=ops, prices={}), part.count, price)
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, SideOps, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
     FREE,
     INPUT,
@@ -27,6 +27,7 @@ from simulator.program.block import (
     Where,
     concatenate,
     interleave,
+    leave_multiprocessors,
     price_block,
     resolve_dependencies,
 )
@@ -129,7 +130,7 @@ class _Builder:
             return self._alone(slot)
         one, other = self._alone(slot), self._alone(slot.partner)
         if (key := (one, other)) not in self._tasks:
-            self._tasks[key] = self._pair(one, other)
+            self._tasks[key] = self._pair(one, other, self.timetable.device(slot.stage))
         return self._tasks[key]
 
     # ---------------------------------------------------------------------------------------- messages
@@ -296,7 +297,7 @@ class _Builder:
             self._tasks[key] = Task((part,), [], [])
         return self._tasks[key]
 
-    def _pair(self, one: Task, other: Task) -> Task:
+    def _pair(self, one: Task, other: Task, device: int) -> Task:
         """Two overlapped tasks, all copies interleaved.
 
         Raises ScheduleError where both have side ops: their parameter numbers would be ambiguous.
@@ -308,7 +309,7 @@ class _Builder:
         made.results = one.results + other.results
         (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
         if (key := (first, second)) not in self._together:
-            self._together[key] = interleave(first, second)
+            self._together[key] = interleave(*self._separate(first, second, device))
         part, where = self._together[key]
         i = int(bool(other.ahead or other.behind))
         counting, copies = (one, other)[i], both[i][1]
@@ -320,6 +321,15 @@ class _Builder:
                     marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != INPUT)
         made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
+
+    def _separate(self, one: PricedBlock, other: PricedBlock, device: int) -> tuple[PricedBlock, PricedBlock]:
+        """Two passes of a pair whose GEMMs and attention leave multiprocessors to its token exchanges."""
+        ops = [*one.block.ops, *other.block.ops]
+        taken = max((op.work.sms for op in ops if isinstance(op.work, Exchange)), default=0)
+        if not (taken and self.timetable.separates_multiprocessors):
+            return one, other
+        price = self.prices[device]
+        return leave_multiprocessors(one, taken, price), leave_multiprocessors(other, taken, price)
 
     def _concatenate(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
         key = task.parts

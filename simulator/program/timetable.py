@@ -76,6 +76,7 @@ class Timetable:
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
     chained: every update needs the norm of the gradients of the devices before (post-validation).
     backwards_per_forward: backward passes to one forward pass, each of a part of its samples.
+    separates_multiprocessors: of the schedule.
     """
 
     shape: PipelineShape
@@ -94,6 +95,7 @@ class Timetable:
     update_interval: int = 0
     chained: bool = False
     backwards_per_forward: int = 1
+    separates_multiprocessors: bool = False
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -262,7 +264,7 @@ class _TimetableMaker:
         return Timetable(
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
             self.predecessors, self.successors, further_needs, extra_results, self.update_interval, self.chained,
-            self.parts,
+            self.parts, self.schedule.separates_multiprocessors,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs

@@ -2,8 +2,8 @@
 
 Every device holds a stage of each direction, as in Chimera; the gradients of a stage are summed with those of its copy
 as soon as both have run their last backward pass. A forward and a backward pass that do not depend on each other run as
-a pair, in which the token dispatch and combine of one are hidden by the computation of the other. Gradients of weights,
-split off in warm-up and cool-down, fill part of the bubble that is left.
+a pair, in which the token dispatch and combine of one are hidden by the computation of the other, on multiprocessors of
+their own (section 3.5.1). Gradients of weights, split off in warm-up and cool-down, fill part of the bubble.
 
     p = 4, m = 8 (upper case: first direction, lower case: second; D, d: whole backward pass; {..}: a pair)
     device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3
@@ -25,6 +25,7 @@ from simulator.scheduling.schedule import Bidirectional, PipelineSetting, Pipeli
 
 class DualPipe(Bidirectional):
     paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
+    separates_multiprocessors = True
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)

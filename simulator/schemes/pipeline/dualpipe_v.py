@@ -24,6 +24,7 @@ from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedu
 
 class DualPipeV(VShape):
     paper = Paper("https://github.com/deepseek-ai/DualPipe", "DualPipe, with DualPipeV by Sea AI Lab", 2025)
+    separates_multiprocessors = True
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError, ScheduleError
 from simulator import simulate
+from simulator.costs.costs import Costs
 from simulator.engine.longest_path import longest_path
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import COMPUTE, Op
+from simulator.ir.ops import COMPUTE, Attention, Gemm, Op
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
@@ -430,3 +431,31 @@ def test_deepseek_v3_is_forecast_within_a_second() -> None:
         assert deepseek("pipeline/dualpipe").step_time > 0
         took.append(process_time() - begin)
     assert min(took) < 1
+
+
+@pytest.mark.parametrize(
+    ("use", "apart"), [("pipeline/dualpipe", 20), ("pipeline/dualpipe-v", 20), ("pipeline/1f1b", 0)]
+)
+def test_pairs_of_dualpipe_leave_multiprocessors_to_their_exchanges(use: str, apart: int) -> None:
+    """DeepSeek-V3 (arXiv 2412.19437, section 3.5.1): 20 of the 132 multiprocessors of an H800 copy tokens."""
+    own = {"overlap_passes": True} if use == "pipeline/1f1b" else {}
+    schemes = [
+        {"use": use, "over": "pp", **own},
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "expert/deepep", "over": "ep", "sms": 20},
+    ]
+    config = job(
+        {"mesh": {"pp": 2, "dp": 8}, "views": {"experts": {"edp": 1, "ep": 8}}, "schemes": schemes},
+        batch=64,
+        moe={"experts": 8, "top_k": 2, "expert_ffn": 64},
+    )
+    play = simulate(config).play
+    pairs = [one.block for task in play.program.tasks for one in task.parts if len(one.block.ports) == 2]
+    works = {op.work for block in pairs for op in block.ops}
+    assert {work.reserved for work in works if isinstance(work, Gemm | Attention)} == {apart}
+    costs = Costs(play.plan.job.cluster, play.plan.mesh)
+    for work in works:
+        if isinstance(work, Gemm | Attention):
+            slower = costs.estimate(work).seconds / costs.estimate(replace(work, reserved=0)).seconds
+            assert slower == pytest.approx(132 / (132 - apart))
+            assert costs.use(work).multiprocessors == pytest.approx(1 - apart / 132)
