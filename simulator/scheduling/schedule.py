@@ -201,7 +201,7 @@ class Schedule(Scheme):
     reorders_at_run_time: ClassVar[bool] = False
     """Whether a device may deviate from its order, by `next_item`, when passes last longer or shorter than planned."""
     separates_multiprocessors: ClassVar[bool] = False
-    """Whether the kernels of a pair of passes leave to those of its token exchanges their multiprocessors as long as the
+    """Whether the kernels of a pair of passes leave to those of its token exchanges their multiprocessors while the
     pair runs; otherwise only in the `shared` engine, and while an exchange runs."""
     flush: ClassVar[bool] = True
     """Whether the pipeline drains before the weights are updated. Without a flush the next batch enters at once: the
