@@ -47,19 +47,19 @@ class StepResidual:
 
 
 RESIDUALS: dict[tuple[StepClass, Regime], StepResidual] = {
-    ("dense", "known"): StepResidual(0.042, 0.102, 423),
-    ("dense", "family"): StepResidual(0.052, 0.179, 516),
-    ("dense", "unknown"): StepResidual(0.185, 0.185, 371),
-    ("experts", "known"): StepResidual(0.042, 0.102, 20),
-    ("experts", "family"): StepResidual(0.104, 0.182, 102),
-    ("experts", "unknown"): StepResidual(0.185, 0.185, 0),
-    ("adapters", "known"): StepResidual(0.042, 0.102, 10),
-    ("adapters", "family"): StepResidual(0.162, 0.046, 84),
-    ("adapters", "unknown"): StepResidual(0.185, 0.185, 10),
+    ("dense", "known"): StepResidual(0.036, 0.097, 446),
+    ("dense", "family"): StepResidual(0.052, 0.179, 527),
+    ("dense", "unknown"): StepResidual(0.176, 0.176, 380),
+    ("experts", "known"): StepResidual(0.036, 0.097, 20),
+    ("experts", "family"): StepResidual(0.071, 0.172, 102),
+    ("experts", "unknown"): StepResidual(0.176, 0.176, 1),
+    ("adapters", "known"): StepResidual(0.036, 0.097, 10),
+    ("adapters", "family"): StepResidual(0.158, 0.044, 84),
+    ("adapters", "unknown"): StepResidual(0.176, 0.176, 10),
 }
 """Residuals of every class and regime, without assumptions and kernels, measured by ``meshcast validate fit``.
 
-source: 852 published runs of 13 sources (docs/published-runs.md), each weighted by the root of its source's runs. Runs
+source: 878 published runs of 14 sources (docs/published-runs.md), each weighted by the root of its source's runs. Runs
     of other regimes than `known` are forecast without their own profile; dense runs of known programs count as such,
     too, forecast by the profile of a relative and by that of unknown programs. A class with fewer than 50 runs has the
     larger of dense models' sigma and of its own in the better known regime.
