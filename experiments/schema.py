@@ -24,7 +24,20 @@ from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
-from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
+from simulator.job.job import (
+    Batch,
+    FrameworkChoice,
+    JobFile,
+    LongPlan,
+    Precision,
+    ReplicaPlan,
+    Replicas,
+    RunLength,
+    SchemeEntry,
+    ShortPlan,
+    ShortStageEntry,
+    StagePlan,
+)
 from simulator.models.load import ALIASES, presets
 from simulator.models.model import UNDESCRIBED, Model
 from simulator.models.parts import MLA, MoEShape, StateSpace
@@ -38,6 +51,7 @@ KINDS = ("job", "sweep", "cluster", "model", "framework", "published", "measurem
 
 FRAMEWORK_PARTS = (Framework, CommunicationOverlap, Bucket, LossKernels, ProcessMemory)
 SHAPES = (Model, MLA, MoEShape, StateSpace)
+PLANS = (ShortPlan, ShortStageEntry, Replicas, LongPlan, StagePlan, ReplicaPlan)
 JOB = (
     SweepFile,
     JobFile,
@@ -46,8 +60,7 @@ JOB = (
     Precision,
     RunLength,
     SchemeEntry,
-    ShortPlan,
-    LongPlan,
+    *PLANS,
     *FRAMEWORK_PARTS,
     *SHAPES,
 )
@@ -170,7 +183,10 @@ def _plan(defs: Schema) -> Schema:
         schemes.append({"type": "object", **one, "additionalProperties": False})
     defs["scheme"] = {"anyOf": schemes}
     short, long = defs["ShortPlan"]["properties"], defs["LongPlan"]["properties"]
-    long["schemes"]["items"] = _ref("scheme")
+    for plan in long, defs["StagePlan"]["properties"]:
+        plan["schemes"]["items"] = _ref("scheme")
+    for plan in short, defs["Replicas"]["properties"]:
+        plan["stages"]["items"] = {"anyOf": [_ref("ShortStageEntry"), _ref("StagePlan")]}
     pipelines = [use.partition("/")[2] for use in scheme_names() if use.startswith("pipeline/")]
     short["schedule"]["examples"] = pipelines
     for plan in short, long:
@@ -213,7 +229,10 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Reads the docstring below each field of a `model`, by the field's name in files."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    found: dict[str, str] = {}
+    for base in model.__bases__:
+        if issubclass(base, BaseModel) and base.__module__ == model.__module__:
+            found |= _docstrings(base)
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             assert isinstance(field.target, ast.Name)

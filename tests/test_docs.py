@@ -45,7 +45,16 @@ def block(name: str, language: str, at: int = 0) -> Any:
     return yaml.safe_load(re.findall(rf"^```{language}\n(.*?)^```", page(name), re.DOTALL | re.MULTILINE)[at])
 
 
-JOB = [job.JobFile, job.Batch, job.Precision, job.RunLength, job.ShortPlan, job.LongPlan, job.SchemeEntry]
+JOB = [
+    job.JobFile,
+    job.Batch,
+    job.Precision,
+    job.RunLength,
+    job.ShortPlan,
+    job.LongPlan,
+    job.SchemeEntry,
+    job.StagePlan,
+]
 SPEC = [
     rows.Spec,
     rows.RunModel,

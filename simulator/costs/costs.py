@@ -11,7 +11,8 @@ for bytes, so that closed forms hold exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +48,7 @@ from simulator.ir.ops import (
     HostLaunch,
     HostUpdate,
     Memory,
+    Message,
     Transfer,
     Work,
 )
@@ -254,7 +256,35 @@ class Costs:
         return max(dispatch.price(*one) for one in self._exchanges(work))
 
     def _price_transfer(self, work: Transfer) -> Estimate:
+        if work.pairs:
+            return self._price_resharding(work)
         return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._pair_reaches(work))
+
+    def _price_resharding(self, work: Transfer) -> Estimate:
+        """Returns the price of the rank that sends or receives longest, its messages one after another."""
+        prices = [p2p.price(nbytes, one, self.links) for (_, _, nbytes), one in self._message_reaches(work.pairs)]
+        by_rank: dict[tuple[int, int], list[Estimate]] = defaultdict(list)
+        for (source, target, _), price in zip(work.pairs, prices, strict=True):
+            by_rank[0, source].append(price)
+            by_rank[1, target].append(price)
+        sums = []
+        for own in by_rank.values():
+            seconds = sum(one.seconds for one in own)
+            sigma = sum(one.seconds * one.sigma for one in own) / seconds if seconds else 0.0
+            sums.append(Estimate(seconds, sigma, max(one.latency for one in own)))
+        return _slowest(sums)
+
+    def _message_reaches(self, pairs: Sequence[Message]) -> Iterator[tuple[Message, Reach]]:
+        """Yields every message of a cross-mesh resharding with its reach; of several messages of a rank, one that
+        leaves the node counts for the ports that it shares with its neighbours."""
+        local = self.cluster.local_gpus
+        to, back = dict[int, int](), dict[int, int]()
+        for source, target, _ in pairs:
+            for ends, one, other in ((to, source, target), (back, target, source)):
+                if one not in ends or ends[one] // local == one // local:
+                    ends[one] = other
+        for source, target, nbytes in pairs:
+            yield (source, target, nbytes), message_reach(self.cluster, source, target, to.get, back.get)
 
     def _exchanges(self, work: Exchange) -> Iterator[tuple[dispatch.Dispatch, GPU, Tier, Tier, Any]]:
         """Yields the arguments that price an exchange in each of the groups that may be the slowest."""
@@ -286,6 +316,9 @@ class Costs:
             case Exchange():
                 most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
+            case Transfer() if work.pairs:
+                most = max(self._message_reaches(work.pairs), key=lambda one: one[0][2])
+                return p2p.use(work.nbytes, most[1], self.links)
             case Transfer() if reaches := self._pair_reaches(work):
                 price = self.estimate(work)
                 slowest = next(one for one in reaches if p2p.price(work.nbytes, one, self.links) == price)
@@ -301,6 +334,8 @@ class Costs:
     def _group_reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:
         """Returns the reaches of the groups of a collective that may be the slowest."""
         group = work.axes, work.members if isinstance(work, Collective) else None
+        if isinstance(work, Collective) and work.ranks is not None:
+            return (reach(self.cluster, work.ranks),)
         if group not in self._reaches:
             self._reaches[group] = self._slowest_reaches(work.axes, self.mesh.ranks(*group))
         return self._reaches[group]
@@ -343,9 +378,10 @@ class Costs:
     def _peers(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> Callable[[int], int | None]:
         """Returns a function that finds the other end of the message of a rank, if it has one among `hops`."""
         parts = [(self.mesh.stride(part), self.mesh.size(part)) for part in self.mesh.parts(axes)]
+        first = self.mesh.first
 
         def peer(rank: int) -> int | None:
-            place = sum(rank // stride % count * stride for stride, count in parts)
+            place = sum((rank - first) // stride % count * stride for stride, count in parts)
             return rank - place + hops[place] if place in hops else None
 
         return peer
@@ -363,8 +399,9 @@ class Costs:
     def _group_offsets(self, axes: tuple[str, ...]) -> list[int]:
         """Returns first ranks of groups along `axes`, one for each distinct position in the nodes of the cluster."""
         if axes not in self._offsets:
-            pattern, first = self.cluster.pattern, {0: 0}
-            for axis in self.mesh.axes:
+            pattern, start = self.cluster.pattern, self.mesh.first
+            first = {start % pattern: start}
+            for axis in self.mesh.inner:
                 if axis not in axes:
                     stride = self.mesh.stride(axis)
                     # Further along the axis the positions repeat.

@@ -95,13 +95,13 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
         _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
     sent, slots = np.array(play.sent), table.slot_array
     for slot, send in enumerate(program.sends):
-        if send is not None and device in (send.work.source, send.work.target):
+        if send is not None and device in (send.source, send.target):
             begin = sent[slots == slot]
             found["pp"].append((begin, begin + send.seconds + send.latency))
     for slot, sends in program.others.items():
         actions = np.flatnonzero(slots == slot).tolist()
         for turn, send in enumerate(sends):
-            if send is not None and device in (send.work.source, send.work.target):
+            if send is not None and device in (send.source, send.target):
                 begin = np.array([play.sent_extra[table.extra_results[action][turn]] for action in actions])
                 found["pp"].append((begin, begin + send.seconds + send.latency))
     for axis, spans in op_occupancy(play.tail_ops, play.tail, device).items():

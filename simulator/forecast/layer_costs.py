@@ -12,7 +12,7 @@ import numpy as np
 
 from hardware.cluster import Cluster
 from simulator.engine.task_time import task_seconds
-from simulator.forecast.stages import make_lowering
+from simulator.forecast.lowering import make_lowering
 from simulator.ir.ops import Transfer
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
@@ -23,19 +23,20 @@ from simulator.program.task import make_task
 from simulator.scheduling.schedule import ActionKind
 
 
-def stage_layer_costs(plan: Plan, price_on: Callable[[Cluster], Price]) -> list[LayerCosts]:
+def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) -> list[LayerCosts]:
     """Layer costs on the device of every part of the model [s].
 
     Schemes that treat a stage as a whole (recompute of some layers, gathering of weights) are counted for each layer as
-    if it were a stage. price_on: prices of ops on a cluster of the plan.
+    if it were a stage. price_on: prices of ops of the ranks of a stage, on its cluster.
     """
-    known: dict[Cluster, LayerCosts] = {}
+    known: dict[Hashable, LayerCosts] = {}
     found = []
     for part in range(plan.parts):
-        cluster = plan.clusters[plan.device(part)]
-        if cluster not in known:
-            known[cluster] = _layer_costs(plan, price_on(cluster))
-        found.append(known[cluster])
+        device = plan.device(part)
+        cluster, own = plan.clusters[device], plan.on(device)
+        if (key := (cluster, own)) not in known:
+            known[key] = _layer_costs(own, price_on(own, cluster))
+        found.append(known[key])
     return found
 
 
@@ -75,8 +76,9 @@ class SliceTimes:
     """
 
     def __init__(self, plan: Plan, prices: Sequence[Price], units: LoweredUnits, host: float) -> None:
-        self.plan, self.host, self.lowering = plan, host, make_lowering(plan, units)
         self.part = plan.parts // 2
+        self.plan, self.host = plan.on(plan.device(self.part)), host
+        self.lowering = make_lowering(self.plan, units)
         self.price = prices[plan.device(self.part)]
         self._known: dict[int, tuple[list[int], list[float]]] = {}
 

@@ -24,10 +24,10 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     shared = shared_work or SharedWork()
 
     def layer_costs(plan: Plan) -> list[LayerCosts]:
-        return stage_layer_costs(plan, lambda cluster: shared.costs(plan, cluster).estimate)
+        return stage_layer_costs(plan, lambda own, cluster: shared.costs(own, cluster).estimate)
 
     def prices(plan: Plan) -> Sequence[Price]:
-        own = price if price is not None else [shared.costs(plan, cluster).estimate for cluster in plan.clusters]
+        own = price if price is not None else [one.estimate for one in shared.device_costs(plan)]
         return device_prices(plan, own)
 
     def slice_times(plan: Plan) -> SliceTimes:

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.engine.task_time import pass_durations
+from simulator.forecast.lowering import host_waits
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import host_waits, lower_stages
+from simulator.forecast.stage_messages import CrossMeshMessages
+from simulator.forecast.stages import lower_stages
 from simulator.plan.plan import Plan
 from simulator.program.block import Price, Prices
 from simulator.program.build import build
+from simulator.program.join import join_timetables
+from simulator.program.messages import StageMessages
 from simulator.program.program import EveryStageOps, Program, one_of
-from simulator.program.timetable import timetable
+from simulator.program.timetable import Timetable, timetable
 from simulator.scheduling.schedule import ScheduleItem
 
 
@@ -35,6 +39,27 @@ def build_program(
     if not periodic:
         usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
         updates = [usual[one] for one in updates]
+    tables, device, stage = [], 0, 0
+    for one in plan.every_pipeline:
+        own, on = stages[stage : stage + one.shape.stages], prices[device : device + one.shape.p]
+        tables.append(_make_timetable(one, own, on, host, shared, orders))
+        device, stage = device + one.shape.p, stage + one.shape.stages
+    table = join_timetables(tables) if len(tables) > 1 else tables[0]
+    messages = CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.pipeline_axis)
+    overlap = plan.job.framework.overlap.pp
+    axis = plan.pipeline_axis
+    return stages, build(table, stages, prices, axis, overlap, updates, host, shared.blocks, messages)
+
+
+def _make_timetable(
+    plan: Plan,
+    stages: EveryStageOps,
+    prices: Sequence[Price],
+    host: float,
+    shared: SharedWork,
+    orders: Sequence[Sequence[ScheduleItem]] | None,
+) -> Timetable:
+    """The timetable of one pipeline."""
     durations = None
     # Without backward passes there are no durations to plan with: the order is that of equally long passes.
     if plan.schedule.needs_durations and not plan.job.forward_only:
@@ -44,16 +69,13 @@ def build_program(
         # Gradients are clipped by their global norm, for which all devices meet.
         durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:
-        table = shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
-    else:
-        table = timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
-    overlap = plan.job.framework.overlap.pp
-    return stages, build(table, stages, prices, plan.pipeline_axis, overlap, updates, host, shared.blocks)
+        return shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
+    return timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
 
 
 def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
     """One price function for each pipeline device."""
-    return [price] * plan.shape.p if callable(price) else price
+    return [price] * plan.devices if callable(price) else price
 
 
 def host_launch_seconds(plan: Plan) -> float:

@@ -56,6 +56,10 @@ class SharedWork:
         key = schedule.use, schedule.options, shape, durations, update_interval
         return _get_or_make(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
 
+    def device_costs(self, plan: Plan) -> list[Costs]:
+        """The costs of ops on every pipeline device of a plan."""
+        return [self.costs(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
         framework = plan.job.framework
@@ -67,7 +71,7 @@ class SharedWork:
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
-            (same, tuple(plan.mesh.axes.items()), tuple(plan.mesh.places.items())),
+            (same, tuple(plan.mesh.axes.items()), tuple(plan.mesh.places.items()), plan.mesh.stage, plan.mesh.first),
             lambda: Costs(
                 cluster,
                 plan.mesh,

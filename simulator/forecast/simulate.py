@@ -59,7 +59,7 @@ def simulate(
     plan = resolve_plan(job if isinstance(job, Job) else load_job(job), shared)
     with locate_errors(*plan.job.origin):
         costs = shared.costs(plan)
-        device_costs = [shared.costs(plan, cluster) for cluster in plan.clusters]
+        device_costs = shared.device_costs(plan)
     prices = [one.estimate for one in device_costs]
     uses = [one.use for one in device_costs]
     stages, program = build_program(plan, prices, shared)
@@ -90,13 +90,14 @@ def play_forecast(
 ) -> Forecast:
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
     every_params = device_params(plan, stages)
-    resident = [resident_bytes(plan, params) for params in every_params]
-    offloaded = [offloaded_bytes(plan, params) for params in every_params]
+    own = [plan.on(device) for device in range(plan.devices)]
+    resident = [resident_bytes(*one) for one in zip(own, every_params, strict=True)]
+    offloaded = [offloaded_bytes(*one) for one in zip(own, every_params, strict=True)]
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
-        resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
-    shared = sum(scheme.buffer_bytes(plan.job) for scheme in plan.schemes)
-    for states, params in zip(resident, every_params, strict=True):
+        resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
+    for states, params, one in zip(resident, every_params, own, strict=True):
+        shared = sum(scheme.buffer_bytes(one.job) for scheme in one.schemes)
         if nbytes := shared + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)

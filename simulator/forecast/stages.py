@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
+from hardware.errors import PlanError
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.shared_gradients import GradientSum, count_elements, sum_shared_gradients
 from simulator.ir.modules import Update
-from simulator.ir.ops import BYTES, Fragment, Param, StageOps
-from simulator.lowering.lower import LoweredUnits, Lowering
+from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Param, StageOps
+from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
-from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
@@ -20,39 +20,61 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
 
     units: units that were lowered before, for this plan or another.
     """
+    stages = [one for pipeline in plan.every_pipeline for one in _lower_pipeline(pipeline, units)]
+    for pipeline in plan.pipelines:
+        _check_independent(pipeline, stages)
+    if plan.job.forward_only:
+        return stages, []
+    known: dict[Hashable, Fragment] = {}
+    sums, updates = sum_shared_gradients(plan, stages, units), []
+    for device, params in enumerate(device_params(plan, stages)):
+        held = (one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device)
+        own = plan.on(device)
+        if (key := (*held, sums[device], own if own.mesh.stage else None)) not in known:
+            known[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
+        updates.append(known[key])
+    return stages, updates
+
+
+def _lower_pipeline(plan: Plan, units: LoweredUnits | None = None) -> EveryStageOps:
+    """The ops of every virtual stage of one pipeline."""
     last = plan.parts - 1
     gathers = _received_shares(plan)
     known: dict[Hashable, StageOps | Sequence[StageOps]] = {}
     stages = []
     for index in range(plan.shape.stages):
-        part = plan.part(index)
+        part, own = plan.part(index), plan.on(plan.device(index))
         embeds = part == last and plan.device(index) in plan.holders(0)
-        slices = [plan.stage(part, blocks) for blocks in plan.slices]
+        slices = [own.stage(part, blocks) for blocks in own.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)
-        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle, gathers[index], early)
+        units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
+        key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None)
         if key not in known:
-            lowering = make_lowering(plan, units, idle)
+            lowering = make_lowering(own, units, idle)
             stage_ops = [
                 scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
             ]
             if early:
                 for one in stage_ops:
-                    elements = _elements(plan, one.params(), "optimizer")
+                    elements = count_elements(own, one.params(), "optimizer")
                     one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
         stages.append(known[key])
-    if plan.job.forward_only:
-        return stages, []
-    known_updates: dict[Hashable, Fragment] = {}
-    updates = []
-    for device, params in enumerate(device_params(plan, stages)):
-        held = (one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device)
-        shared = _shared_gradients(plan, device, stages)
-        if (update_key := (*held, shared)) not in known_updates:
-            known_updates[update_key] = make_lowering(plan, units).lower(_update(plan, device, params, shared))
-        updates.append(known_updates[update_key])
-    return stages, updates
+    return stages
+
+
+def _check_independent(plan: Plan, stages: EveryStageOps) -> None:
+    """Raises PlanError if replicas that run unlike numbers of micro-batches meet in each of them."""
+    if plan.positions is None:
+        return
+    for stage in dict.fromkeys(map(one_of, stages)):
+        for unit_run in stage.unit_runs:
+            for op in (*unit_run.fragment.forward, *unit_run.fragment.backward):
+                if isinstance(op.work, Collective | Exchange) and plan.positions[0] in op.work.axes:
+                    rule = f"all replicas meet in every micro-batch ({op.name}), of which they run unlike numbers"
+                    remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
+                    raise PlanError("plan.replicas", rule, remedy)
 
 
 def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
@@ -68,78 +90,22 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     return [(first, last) for first, last in found]
 
 
-def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
-    """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
-    framework = plan.job.framework
-    schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
-    return Lowering(
-        plan.mesh,
-        schemes,
-        framework.regather,
-        units,
-        framework.fused_gradients,
-        plan.job.forward_only,
-        framework.gradients,
-        framework.cuda_graphs == "outside-experts",
-        host_waits(plan),
-    )
-
-
-def host_waits(plan: Plan) -> bool:
-    """Whether the host waits for routers: it launches the kernels of experts, whose tokens none are dropped."""
-    moe, framework = plan.job.model.moe, plan.job.framework
-    if moe is None or not framework.hidden_launch_s:
-        return False
-    capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
-    return (capacities or [moe.capacity])[0] is None
-
-
 def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
     """The parameters on one rank of every pipeline device, each with its number of copies."""
-    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
+    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.devices)]
     for index, stage in enumerate(stages):
         held[plan.device(index)] += one_of(stage).params()
     return [tuple(params) for params in held]
-
-
-def _elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) -> int:
-    """Elements of gradients on one rank, in the shards that hold a state of the trained parameters at rest."""
-    trained = ((param, n) for param, n in params if param.trained)
-    return sum(n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained)
-
-
-def _shared_gradients(plan: Plan, device: int, stages: EveryStageOps) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Weights that several pipeline devices hold, whose gradients they all-reduce at the end of the step: devices, and
-    elements on one rank.
-
-    Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
-    embedding table is reduced whole.
-    """
-    found: dict[tuple[int, ...], int] = defaultdict(int)
-
-    def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
-        if device in holders and len(holders) > 1:
-            found[holders] += _elements(plan, params, state)
-
-    for index, stage in enumerate(stages):
-        if plan.device(index) == device and not plan.schedule.sums_early(plan.shape, index):
-            add(plan.holders(plan.part(index)), one_of(stage).params(), "optimizer")
-    # A tied output layer on another device is a copy of the embedding table.
-    ends = plan.holders(0), plan.holders(plan.parts - 1)
-    if ends[0] != ends[1]:
-        tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
-        add(tuple(sorted({*ends[0], *ends[1]})), tied, "gradients")
-    return tuple((holders, elements) for holders, elements in sorted(found.items()) if elements)
 
 
 def _update(
     plan: Plan,
     device: int,
     params: tuple[tuple[Param, int], ...],
-    shared: tuple[tuple[tuple[int, ...], int], ...],
+    shared: tuple[GradientSum, ...],
 ) -> Update:
     """The optimizer update of one device."""
-    framework = plan.job.framework
+    framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
     state = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
     return Update(
         f"update {device}",
@@ -148,6 +114,6 @@ def _update(
         BYTES[framework.gradients] + state,
         BYTES[framework.weights] + framework.main_copy_bytes + 2 * BYTES[framework.moments],
         shared,
-        plan.pipeline_axis,
-        clipped=plan.schedule.flush,
+        plan.schedule.flush,
+        range(plan.job.cluster.gpus) if unlike else None,
     )

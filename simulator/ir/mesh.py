@@ -34,6 +34,8 @@ class Mesh:
         views: the axes of each view with their sizes.
         axes: the parts with their sizes, outermost first.
         places: for an axis whose positions are not in the order of ranks, the place of each along the axis.
+        stage: axis of the pipeline, of a stage whose degrees other stages do not have: all groups lie in that stage.
+        first: global rank of the first rank of that stage.
 
     Raises:
         PlanError: a view has another number of ranks, or its axes do not nest with the others.
@@ -56,6 +58,7 @@ class Mesh:
     ) -> None:
         self.named_axes = dict(axes)
         self.places: dict[str, tuple[int, ...]] = {}
+        self.stage, self.first = "", 0
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
             if "." in axis:  # the names of parts have one
@@ -136,6 +139,17 @@ class Mesh:
         found = copy(self)
         found.places = {**self.places, axis: tuple(places)}
         return found
+
+    def of_stage(self, axis: str, first: int) -> Mesh:
+        """This mesh for one stage alone, whose ranks begin at `first`; other positions along `axis` do not exist."""
+        found = copy(self)
+        found.stage, found.first = axis, first
+        return found
+
+    @property
+    def inner(self) -> dict[str, int]:
+        """The axes inside a stage with their sizes, where it has degrees of its own; otherwise all."""
+        return {axis: size for axis, size in self.axes.items() if axis != self.stage}
 
     @cached_property
     def _strides(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from simulator.ir.layout import Layout, Tensor, output_layout, required_layout
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import BYTES, Param, Work
+from simulator.ir.ops import BYTES, Collective, Param, Work
 
 
 @dataclass(frozen=True)
@@ -176,18 +176,18 @@ class Update(Module):
     grad_bytes: bytes of one gradient element.
     read: bytes that the optimizer reads per element of its shard.
     write: bytes that the optimizer writes per element of its shard.
-    shared: groups of pipeline devices that hold the same weights and sum their gradients, with the number of elements.
-    axis: the pipeline axis.
+    shared: sums of gradients with other pipeline devices that hold the same weights.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
+    everyone: all global ranks, where devices have meshes of their own.
     """
 
     params: tuple[tuple[Param, int], ...]
     grad_bytes: int
     read: int
     write: int
-    shared: tuple[tuple[tuple[int, ...], int], ...] = ()
-    axis: str = "pp"
+    shared: tuple[tuple[Hashable, Collective], ...] = ()
     clipped: bool = True
+    everyone: range | None = None
 
 
 # ------------------------------------------------------------------------------------------------ operators

@@ -23,8 +23,8 @@ WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4"
 """Bytes of one element with its share of the scales, for dispatched tokens: a scale of four bytes for 128 elements of
 fp8, of one byte for 16 elements of fp4."""
 
-
-# ---------------------------------------------------------------------------------------------- work
+Message = tuple[int, int, int]
+"""Sending rank, receiving rank, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,11 @@ class Collective:
     operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift (every rank sends to the
         rank `by` positions further round the group, all at the same time).
     nbytes: bytes of the largest buffer on one rank, as nccl-tests counts them: the tensor of an all-reduce, the
-        gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that one rank sends in an
+        gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that a rank sends in an
         all-to-all (its own share included), a message of a shift.
     axes: the axes of the group.
     members: positions in the group of the ranks that take part; None: all.
+    ranks: the global ranks that take part, where stages have degrees of their own; None: those of `members`.
     by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
     pace: bytes of the slowest rank over the mean, see `routing.slowest_rank`.
     sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
@@ -162,18 +163,23 @@ class Collective:
     both_ways: bool = False
     pace: float = 1.0
     sms: int | None = None
+    ranks: Sequence[int] | None = None
 
     flops = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A point-to-point message of `nbytes` from position `source` to position `target` of one mesh axis."""
+    """A point-to-point message of `nbytes` from position `source` to position `target` of one mesh axis.
+
+    pairs: all messages of cross-mesh resharding, between stages of unlike degrees; a rank receives `nbytes` at most.
+    """
 
     nbytes: int
     axis: str
     source: int
     target: int
+    pairs: tuple[Message, ...] = ()
 
     flops = 0.0
 
@@ -183,8 +189,7 @@ class Exchange:
     """Token dispatch or combine by kernels such as DeepEP's: a token is sent once to each rank or node of its experts.
 
     operation: ``dispatch`` (tokens to the ranks of their experts) or ``combine`` (results back, and added up).
-    tokens: tokens of one rank.
-    hidden, topk: elements and experts of each token.
+    tokens, hidden, topk: tokens of one rank; elements and experts of each token.
     experts, axes: experts on all ranks of the group together, and the axes of the group.
     dtype: number format of the tokens, which travel with their scales.
     most: largest number of nodes that the experts of a token lie on (node-limited routing).
@@ -282,6 +287,7 @@ class Op:
         period (see `Scheme.period`).
     tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
     launches: time of the host to launch its kernels, over that of one op of the framework.
+    meeting: of a collective of an update, the name by which all devices that take part meet in it.
     """
 
     name: str
@@ -292,6 +298,7 @@ class Op:
     when: str = "every"
     tag: str = ""
     launches: float = 1.0
+    meeting: Hashable = None
 
     @property
     def issued(self) -> float:
@@ -308,10 +315,8 @@ class TensorUse:
 
     So an activation is saved for the backward pass exactly if a backward op uses it.
 
-    key: name of the buffer.
-    nbytes: bytes of the buffer.
-    op: the op that reads or writes it.
-    made: whether the op writes it.
+    key, nbytes: name and bytes of the buffer.
+    op, made: the op that reads or writes it, and whether it writes it.
     category: workspace, logits or buffers; workspace that lives from a forward to a backward pass counts as
         activations.
     stays: whether it stays in memory even where recomputation produces it again, because other ops read it meanwhile.
@@ -362,10 +367,8 @@ class Fragment:
 
     forward: the ops of the forward pass.
     backward: the ops of the backward pass, of phases B, W and R.
-    entry: for each input a mark, an op without work that waits for its producer.
-    exit: for each output the op after which it exists.
-    grad_entry: for each gradient of an output a mark, an op without work that waits for its producer.
-    grad_exit: for each gradient of an input the op after which it exists.
+    entry, grad_entry: for each input, and gradient of an output, a mark: an op without work that waits for its maker.
+    exit, grad_exit: for each output, and gradient of an input, the op after which it exists.
     params: the parameters.
     shared_weights: names of weights that another unit of the device holds.
     tensor_uses: buffers that the ops use.
@@ -411,11 +414,9 @@ class Fragment:
 class UnitRun:
     """A run of equal units of a stage: copies of one fragment in a row, each reading the output of the one before.
 
-    name: name of the unit.
-    fragment: the ops of one unit.
+    name, fragment: name and ops of one unit.
     count: number of units.
-    residual_in: name of the residual stream that enters.
-    residual_out: name of the residual stream that leaves.
+    residual_in, residual_out: names of the residual stream that enters, and of that which leaves.
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes: bytes of the residual stream from copy to copy.
     allocated_before: further buffers that a run played before this one allocates.
@@ -441,7 +442,6 @@ class SideOps:
 
     They run one after another. Hooks of parameters issue them, which takes no time of the host.
 
-    ops: the ops.
     params: numbers of the parameters of each op, concatenated. The ops wait for the gradients of their parameters, or
         (`StageOps.ahead`) the first use of the parameters waits for the ops.
     starts: index in `params` of the first parameter of each op.

@@ -6,7 +6,7 @@ into a mesh and schemes. The long form, with every default filled, is the ``job`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +41,9 @@ class Batch(JobPart):
     total: Count | None = Field(default=None, alias="global")
     """Default: one micro-batch per replica; with a pipeline four per stage."""
     micro: Count = 1
+    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
+    microbatches: Count | None = None
+    """Micro-batches of a step, in place of `micro`: of each replica, or with `plan.stages` of the pipeline."""
     sequence: Count | None = None
     """Default: the sequence length of the model."""
     documents: Count | tuple[Count, ...] | None = None
@@ -91,38 +94,71 @@ class SchemeEntry(BaseModel):
     """One or several axes of the mesh."""
 
 
-class ShortPlan(JobPart):
-    """A plan in short form: parallel degrees, with the documented default scheme for each axis."""
+class ShortStage(JobPart):
+    """The ranks of a pipeline stage in short form: parallel degrees, with the default scheme for each axis."""
 
     tp: Count = 1
     """Tensor parallel: megatron-sp, or megatron when sequence_parallel is false."""
-    pp: Count = 1
-    """Pipeline stages."""
     dp: Count | None = None
-    """Default: GPUs / (tp pp cp)."""
+    """Default: GPUs / (tp pp cp); 1 in an entry of `stages`."""
     cp: Count = 1
     """Context parallel: sequence/all-gather."""
     ep: Count = 1
     """Expert parallel, over the ranks of a pipeline stage: expert/all-to-all."""
     etp: Count | None = None
     """Expert tensor parallel. Default: 1 with expert parallelism, else tp."""
-    schedule: str | None = None
-    """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
-    chunks: Count | None = None
-    """Virtual stages per device. Default: that of the schedule."""
     zero: Literal[0, 1, 2, 3] = 1
     """ZeRO stage; 0: data/ddp, 1 to 3: data/zero-1 to data/zero-3."""
     fsdp: bool = False
     """Use data/fsdp in place of `zero`."""
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = True
+
+
+LayerCount = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+"""Layers of a stage."""
+
+
+class ShortStageEntry(ShortStage):
+    """An entry of `stages` in short form."""
+
+    layers: LayerCount | tuple[LayerCount, ...] | None = None
+    """See `StagePlan.layers`."""
+
+
+class Replicas(JobPart):
+    """Data-parallel replicas that are alike, in a plan with others that run another number of micro-batches."""
+
+    dp: Count = 1
+    """Number of them: positions along the outermost data-parallel axis. 1 with `stages`."""
+    microbatches: Count | None = None
+    """Micro-batches that each of them runs in a step. Default with `share: by-speed`."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """Stages with degrees of their own, as in a plan; the ranks of the replicas follow each other."""
+
+
+class ShortPlan(ShortStage):
+    """A plan in short form: parallel degrees, with the documented default scheme for each axis."""
+
+    pp: Count = 1
+    """Pipeline stages."""
+    schedule: str | None = None
+    """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
+    chunks: Count | None = None
+    """Virtual stages per device. Default: that of the schedule."""
     partition: str | tuple[int, ...] = "even"
     pad_heads: bool = False
     """See `LongPlan.pad_heads`."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """Degrees of every pipeline stage, in place of `pp`; keys that a stage leaves out are those of the plan."""
+    replicas: tuple[Replicas, ...] = ()
+    """See `LongPlan.replicas`."""
+    share: Literal["even", "by-speed"] = "even"
+    """See `LongPlan.share`."""
 
 
-class LongPlan(JobPart):
-    """A plan in long form: axes of the mesh, and the schemes over them."""
+class StageMesh(JobPart):
+    """Ranks with axes of their own, and the schemes over them."""
 
     mesh: dict[str, Count]
     """Sizes of the axes by name, outermost (slowest links) first."""
@@ -130,10 +166,53 @@ class LongPlan(JobPart):
     """Other axes over the ranks of one pipeline stage, for the experts: edp, ep, etp."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
+
+
+class StagePlan(StageMesh):
+    """The ranks of one pipeline stage in long form. Their numbers follow those of the stage before."""
+
+    layers: LayerCount | tuple[LayerCount, ...] | None = None
+    """Layers of the stage; with chunks, of all of them together or of each. Default: those of `LongPlan.partition`."""
+
+
+class ReplicaPlan(JobPart):
+    """Data-parallel replicas that are alike, in long form; see `Replicas`."""
+
+    dp: Count = 1
+    microbatches: Count | None = None
+    stages: tuple[StagePlan, ...] = ()
+
+
+class LongPlan(StageMesh):
+    """A plan in long form: axes of the mesh, and the schemes over them."""
+
     partition: str | tuple[int, ...] = "even"
     pad_heads: bool = False
     """Heads that the ranks do not divide are padded with dummy heads, which are computed and stored like the others
     (`simulator.models.model.Model.pad_heads`). Default: they are refused."""
+    stages: tuple[StagePlan, ...] = ()
+    """Pipeline stages with degrees of their own; `mesh` has then the axis of the pipeline alone."""
+    replicas: tuple[ReplicaPlan, ...] = ()
+    """Kinds of data-parallel replicas that run unlike numbers of micro-batches, or have stages of their own."""
+    share: Literal["even", "by-speed"] = "even"
+    """by-speed: replicas on every kind of node get as many micro-batches as make them finish together."""
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether stages have degrees of their own."""
+        return bool(self.stages) or any(one.stages for one in self.replicas)
+
+    def with_schemes(self, change: Callable[[StageMesh], tuple[SchemeEntry, ...]]) -> LongPlan:
+        """The plan with other schemes, wherever it has some. change: the schemes of one mesh."""
+
+        def change_one(one: Any) -> Any:
+            return one.model_copy(update={"schemes": change(one)})
+
+        stages = tuple(change_one(one) for one in self.stages)
+        replicas = tuple(
+            one.model_copy(update={"stages": tuple(change_one(stage) for stage in one.stages)}) for one in self.replicas
+        )
+        return change_one(self).model_copy(update={"stages": stages, "replicas": replicas})  # type: ignore[no-any-return]
 
 
 class RunLength(JobPart):
@@ -239,16 +318,8 @@ class Job(JobPart):
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
-        optional = {key for key in ("views", "pad_heads") if not getattr(self.plan, key)}
-        plan = self.plan.model_dump(mode="json", exclude={"schemes", *optional})
-        plan["schemes"] = [
-            {
-                "use": entry.use,
-                **({"over": _one_or_more(entry.over)} if entry.over else {}),
-                **(entry.model_extra or {}),
-            }
-            for entry in self.plan.schemes
-        ]
+        batch = self.batch.model_dump(by_alias=True, mode="json")
+        dropped = {"microbatches"} | ({"documents"} if batch["documents"] is None else set())
         return {
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
@@ -257,19 +328,35 @@ class Job(JobPart):
                 "release": self.release,
                 "set": self.as_written["framework"].get("set", {}),
             },
-            "batch": {
-                key: value
-                for key, value in self.batch.model_dump(by_alias=True, mode="json").items()
-                if key != "documents" or value is not None
-            },
+            "batch": {key: value for key, value in batch.items() if key not in dropped},
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
-            "plan": plan,
+            "plan": _plan_to_dict(self.plan),
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }
+
+
+def _plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
+    """A plan, or a stage of one, without what it does not use."""
+    optional = {key for key in ("views", "pad_heads", "stages", "replicas") if not getattr(plan, key, True)}
+    optional |= {key for key, idle in (("share", "even"), ("layers", None)) if getattr(plan, key, idle) == idle}
+    found = plan.model_dump(mode="json", exclude={"schemes", *optional})
+    found["schemes"] = [
+        {"use": entry.use, **({"over": _one_or_more(entry.over)} if entry.over else {}), **(entry.model_extra or {})}
+        for entry in plan.schemes
+    ]
+    if isinstance(plan, LongPlan) and plan.stages:
+        found["stages"] = [_plan_to_dict(stage) for stage in plan.stages]
+    if isinstance(plan, LongPlan) and plan.replicas:
+        found["replicas"] = [
+            one.model_dump(mode="json", exclude={"stages"}, exclude_none=True)
+            | ({"stages": [_plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
+            for one in plan.replicas
+        ]
+    return found
 
 
 def _one_or_more(axes: tuple[str, ...]) -> str | list[str]:

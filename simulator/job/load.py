@@ -11,7 +11,7 @@ from hardware import load_cluster
 from hardware.errors import PlanError
 from hardware.load import read_yaml, validate_data
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, Train
+from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, SchemeEntry, Train
 from simulator.job.locate import locate_errors
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
@@ -66,8 +66,10 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
-    plan = add_tensor_overlap(plan, framework.tensor_overlap) if framework.overlap.tp else plan
-    plan = add_early_stop(plan) if framework.recompute_early_stop else plan
+    if framework.overlap.tp:
+        plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
+    if framework.recompute_early_stop:
+        plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -91,8 +93,11 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
 
 def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
     """The plan with the paths in options of its schemes relative to the current folder."""
-    schemes = [entry.model_copy(update=_option_paths(base, entry.model_extra or {})) for entry in plan.schemes]
-    return plan.model_copy(update={"schemes": tuple(schemes)})
+
+    def resolve_entry(entry: SchemeEntry) -> SchemeEntry:
+        return entry.model_copy(update=_option_paths(base, entry.model_extra or {}))
+
+    return plan.with_schemes(lambda one: tuple(map(resolve_entry, one.schemes)))
 
 
 def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +159,32 @@ def _train(train: Train, model: Model) -> Train:
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
-    stages, replicas = family_degree(plan, "pipeline"), family_degree(plan, "data")
-    total = batch.total or replicas * batch.micro * (4 * stages if stages > 1 else 1)
-    return batch.model_copy(update={"total": total, "sequence": batch.sequence or model.seq})
+    """The batch with defaults filled; of a plan whose stages have degrees of their own, micro-batches of a pipeline."""
+    if batch.microbatches is not None and "micro" in batch.model_fields_set:
+        rule = "batch.micro and batch.microbatches both state the size of a micro-batch"
+        raise PlanError("batch.microbatches", rule, "Leave one of them out", batch.microbatches)
+    stages, replicas = family_degree(plan, "pipeline"), 1 if plan.has_stages else family_degree(plan, "data")
+    stated = [one.microbatches for one in plan.replicas if one.microbatches is not None]
+    if stated and len(stated) < len(plan.replicas):
+        raise PlanError("plan.replicas", "every entry states its microbatches, or none", "Add the missing ones")
+    count = sum(one.dp * own for one, own in zip(plan.replicas, stated, strict=False)) or None
+    if batch.microbatches is not None and count is not None:
+        rule = "batch.microbatches is of all replicas, and plan.replicas states those of each"
+        raise PlanError("batch.microbatches", rule, "Leave it out", batch.microbatches)
+    count = replicas * batch.microbatches if batch.microbatches is not None else count
+    micro = batch.micro
+    if count is not None:
+        total = batch.total or count * micro
+        if "micro" not in batch.model_fields_set and total % count == 0:
+            micro = total // count
+        if micro * count != total:
+            near = max(1, round(total / count)) * count
+            rule = f"it is {count:,} micro-batches of all replicas, of {micro} sequences each"
+            raise PlanError("batch.global", rule, f"{near if micro == 1 else micro * count:,} would work", total)
+    else:
+        total = batch.total or replicas * micro * (4 * stages if stages > 1 else 1)
+    filled = {"total": total, "micro": micro, "microbatches": None, "sequence": batch.sequence or model.seq}
+    return batch.model_copy(update=filled)
 
 
 DEFAULT_RANK = 16

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.job import LongPlan, SchemeEntry, ShortPlan
+from simulator.job.job import LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
 from simulator.models.model import Model
 
+Schemes = tuple[SchemeEntry, ...]
 
-def add_tensor_overlap(plan: LongPlan, use: str) -> LongPlan:
-    """The plan with the scheme `use`, if it has tensor parallelism and no scheme that overlaps it."""
-    uses = [entry.use for entry in plan.schemes]
+
+def add_tensor_overlap(schemes: Schemes, use: str) -> Schemes:
+    """The schemes with `use`, if one is tensor parallelism and none overlaps it."""
+    uses = [entry.use for entry in schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and use in scheme_names()]
     if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
-        return plan
-    schemes = [*plan.schemes]
-    schemes.insert(tensor[0], SchemeEntry(use=use))
-    return plan.model_copy(update={"schemes": tuple(schemes)})
+        return schemes
+    return (*schemes[: tensor[0]], SchemeEntry(use=use), *schemes[tensor[0] :])
 
 
-def add_early_stop(plan: LongPlan) -> LongPlan:
-    """The plan whose full recomputation stops early, where it does not say whether it does."""
-    schemes = [
+def add_early_stop(schemes: Schemes) -> Schemes:
+    """The schemes, of which full recomputation stops early where it does not say whether it does."""
+    return tuple(
         entry.model_copy(update={"early_stop": True})
         if entry.use == "memory/recompute-full" and "early_stop" not in (entry.model_extra or {})
         else entry
-        for entry in plan.schemes
-    ]
-    return plan.model_copy(update={"schemes": tuple(schemes)})
+        for entry in schemes
+    )
 
 
 def family_degree(plan: LongPlan, family: str) -> int:
@@ -55,10 +54,70 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
     if "mesh" in plan or "schemes" in plan:
         return validate_data(LongPlan, dict(plan), "plan", PlanError)
     short = validate_data(ShortPlan, dict(plan), "plan", PlanError)
+    if short.stages or any(one.stages for one in short.replicas):
+        return _expand_stages(plan, short, model)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
         raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
+    stage = _expand_stage(short, dp, model, "plan")
+    stage["mesh"] = {"pp": short.pp, **stage["mesh"]}
+    stage["schemes"].insert(0, _pipeline_scheme(short))
+    long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long["replicas"] = tuple(one.model_dump() for one in short.replicas)
+    return validate_data(LongPlan, long, "plan", PlanError)
+
+
+def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> LongPlan:
+    """The long form of a plan whose stages have degrees of their own; what a stage leaves out is as in the plan."""
+    for key in ("pp", "dp"):
+        if key in plan:
+            raise PlanError(f"plan.{key}", "every stage has degrees of its own", "Leave it out", plan[key])
+    common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
+
+    def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+        return [_expand_entry(common, one, model, f"{where}[{i}]") for i, one in enumerate(stages)]
+
+    counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
+    long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
+    long |= {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long["stages"] = expand(short.stages, "plan.stages")
+    long["replicas"] = [
+        one.model_dump() | {"stages": expand(one.stages, f"plan.replicas[{i}].stages")}
+        for i, one in enumerate(short.replicas)
+    ]
+    return validate_data(LongPlan, long, "plan", PlanError)
+
+
+def _expand_entry(common: Mapping[str, Any], given: Mapping[str, Any], model: Model, where: str) -> dict[str, Any]:
+    """The long form of one entry of `stages`, which may be in that form already."""
+    if "mesh" in given or "schemes" in given:
+        return dict(given)
+    stage = validate_data(ShortStageEntry, {**common, **given}, where, PlanError)
+    return _expand_stage(stage, stage.dp or 1, model, where) | {"layers": stage.layers}
+
+
+def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[str, Any]:
+    """The axes inside a stage, and the schemes over them."""
+    data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
+    schemes: list[dict[str, Any]] = [
+        {"use": data, "over": "dp"},
+        *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
+        {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
+    ]
+    views = _views(short, dp * short.cp * short.tp, model.moe.experts if model.moe else 1, where)
+    if views:
+        schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
+    if short.recompute == "full":
+        schemes.append({"use": "memory/recompute-full"})
+    elif short.recompute == "selective":
+        schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
+    mesh = {"dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
+    return {"mesh": mesh, "views": views, "schemes": schemes}
+
+
+def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
+    """The entry of the schedule."""
     schedule = short.schedule or ("interleaved-1f1b" if (short.chunks or 1) > 1 else "1f1b")
     try:
         kind = find_scheme(f"pipeline/{schedule}")
@@ -67,24 +126,7 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         remedy = nearest(schedule.rpartition("/")[2], known)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = short.chunks or kind.Options.model_fields["chunks"].default
-    data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
-    schemes: list[dict[str, Any]] = [
-        {"use": f"pipeline/{schedule}", "over": "pp", "chunks": chunks},
-        {"use": data, "over": "dp"},
-        *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
-        {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
-    ]
-    views = _views(short, dp * short.cp * short.tp, model.moe.experts if model.moe else 1)
-    if views:
-        schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
-    if short.recompute == "full":
-        schemes.append({"use": "memory/recompute-full"})
-    elif short.recompute == "selective":
-        schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
-    mesh = {"pp": short.pp, "dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
-    long = {"mesh": mesh, "views": views, "schemes": schemes}
-    long |= {"partition": short.partition, "pad_heads": short.pad_heads}
-    return validate_data(LongPlan, long, "plan", PlanError)
+    return {"use": f"pipeline/{schedule}", "over": "pp", "chunks": chunks}
 
 
 def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:
@@ -100,7 +142,7 @@ def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:
     return PlanError(f"plan.{culprit}", rule, remedy, degrees[culprit])
 
 
-def _views(short: ShortPlan, ranks: int, experts: int) -> dict[str, dict[str, int]]:
+def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str, dict[str, int]]:
     """The axes of the experts over the ranks of one pipeline stage; empty if they are those of everything else."""
     if short.ep == 1 and short.etp is None:
         return {}
@@ -111,5 +153,6 @@ def _views(short: ShortPlan, ranks: int, experts: int) -> dict[str, dict[str, in
         fits = [n for n in range(1, ranks + 1) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
         near = min(fits, key=lambda n: abs(n - given), default=None)
         rule = f"ep x etp = {short.ep} x {etp} must divide dp x cp x tp = {ranks}"
-        raise PlanError(f"plan.{name}", rule, f"{name} = {near} would work" if near else "Lower the other one", given)
+        remedy = f"{name} = {near} would work" if near else "Lower the other one"
+        raise PlanError(f"{where}.{name}", rule, remedy, given)
     return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.ir.modules import Stage
-from simulator.ir.operators import Boundary
 from simulator.ir.ops import Collective, Fragment, Op, StageOps, UnitRun
+from simulator.lowering.cross_mesh import border_layout
 from simulator.lowering.lower import Lowering
 
 
@@ -39,9 +39,7 @@ def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forwar
 def _copies(lowering: Lowering, stage: Stage) -> tuple[str, ...]:
     """The tensor-parallel axes along which ranks hold copies of what enters and leaves a stage."""
     scope = lowering.scope
-    residual = next(one for one in (stage.units[0].residual_in, stage.units[-1].residual_out) if one is not None)
-    border = Boundary("border", (residual,), (residual,))
-    sharded = border.output_layout(residual, scope.division(border))
+    sharded = border_layout(scope, stage)
     axes = [axis for one in scope.schemes if one.family == "tensor" and not one.view for axis in one.over]
     return tuple(axis for axis in axes if axis not in sharded and scope.mesh.size(axis) > 1)
 

@@ -30,14 +30,17 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
     for (axes, holders), n in sorted(copied.items()):
         sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
-    sums += [Collective("all_reduce", n * module.grad_bytes, (module.axis,), members) for members, n in module.shared]
     ops = [scope.op("reduce", work, [], "U") for work in sums]
+    for meeting, work in module.shared:
+        ops.append(scope.op("reduce", work, [], "U"))
+        ops[-1].meeting = meeting
     if module.clipped:
         ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
         apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised_axes}
         everyone = tuple(axis for axis in scope.mesh.axes if scope.mesh.size(axis) > 1 and axis not in apart)
         if everyone:
-            ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
+            work = Collective("all_reduce", 4, everyone, ranks=module.everyone)
+            ops.append(Op("grad-norm", "compute", work, ops[-1:], "U", meeting="norm"))
     behind = ops[-1:] if module.clipped else ops
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
     # Zeroing writes every gradient that this rank stores.

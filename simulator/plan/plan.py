@@ -6,9 +6,12 @@ A plan is made by `simulator.plan.resolve.resolve` and never changed afterwards.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+
+import numpy as np
 
 from hardware.cluster import Cluster
 from simulator.ir.mesh import Mesh
@@ -33,6 +36,11 @@ class Plan:
     shape: devices, micro-batches, chunks and slices of the pipeline.
     layers: transformer layers of every part of the model.
     slice_lengths: tokens of every slice of a sequence; one slice where the schedule does not slice sequences.
+    stage_plans: by pipeline device, where stages have degrees of their own, the plan of its ranks: their mesh, schemes
+        and share of a micro-batch. `mesh` then has the axis of the pipeline alone, and a micro-batch is of all ranks.
+    pipelines: the plans of replicas that run unlike numbers of micro-batches, or have stages of their own.
+    positions: of such a plan, where all replicas have the same mesh: the axis of the replicas and its positions.
+    vocab_rows: rows of the embedding, where another plan of the same model decides them; otherwise 0.
     """
 
     job: Job
@@ -41,6 +49,10 @@ class Plan:
     shape: PipelineShape
     layers: tuple[int, ...]
     slice_lengths: tuple[int, ...]
+    stage_plans: tuple[Plan, ...] = ()
+    pipelines: tuple[Plan, ...] = ()
+    positions: tuple[str, range] | None = None
+    vocab_rows: int = 0
 
     # ------------------------------------------------------------------------------------------ schemes
 
@@ -86,6 +98,76 @@ class Plan:
                     return axis
         return part
 
+    # ------------------------------------------------------------------------------ pipelines and devices
+
+    @property
+    def every_pipeline(self) -> tuple[Plan, ...]:
+        """The plans of unlike replicas; of equal ones this plan alone."""
+        return self.pipelines or (self,)
+
+    @property
+    def devices(self) -> int:
+        """Number of pipeline devices, of all unlike replicas together."""
+        return sum(one.shape.p for one in self.every_pipeline)
+
+    def on(self, device: int) -> Plan:
+        """The plan of the ranks of a pipeline device: their mesh, schemes and share of a micro-batch."""
+        if self.pipelines:
+            pipeline, own = self.pipeline_of(device)
+            return self.pipelines[pipeline].on(own)
+        return self.stage_plans[device] if self.stage_plans else self
+
+    def pipeline_of(self, device: int) -> tuple[int, int]:
+        """The number of the pipeline that has a device, and the number of the device in it."""
+        pipeline = 0
+        while device >= self.every_pipeline[pipeline].shape.p:
+            device -= self.every_pipeline[pipeline].shape.p
+            pipeline += 1
+        return pipeline, device
+
+    def local_stage(self, stage: int) -> int:
+        """The number of a virtual stage in its own pipeline."""
+        for one in self.every_pipeline:
+            if stage < one.shape.stages:
+                return stage
+            stage -= one.shape.stages
+        raise IndexError(stage)
+
+    @property
+    def every_scheme(self) -> list[Scheme]:
+        """The schemes of all stages, equal ones once."""
+        if not (self.stage_plans or self.pipelines):
+            return list(self.schemes)
+        found: dict[Hashable, Scheme] = {}
+        for device in range(self.devices):
+            for scheme in self.on(device).schemes:
+                found.setdefault((scheme.use, scheme.axes, scheme.options), scheme)
+        return list(found.values())
+
+    def device_ranks(self, device: int) -> np.ndarray:
+        """The global ranks of a pipeline device."""
+        if self.pipelines:
+            pipeline, own = self.pipeline_of(device)
+            return self.pipelines[pipeline].device_ranks(own)
+        mesh = self.on(device).mesh
+        ranks = np.array([mesh.first if mesh.stage else 0])
+        for axis, size in mesh.axes.items():
+            places = range(size)
+            if axis == self.pipeline_axis:
+                places = range(0, 1) if mesh.stage else range(mesh.place(axis, device), mesh.place(axis, device) + 1)
+            elif self.positions is not None and axis == self.positions[0]:
+                places = self.positions[1]
+            ranks = (ranks[:, None] + np.array(places) * mesh.stride(axis)).ravel()
+        return ranks
+
+    @cached_property
+    def device_weights(self) -> np.ndarray:
+        """Ranks of every pipeline device over the mean of all devices."""
+        if not (self.stage_plans or self.pipelines):
+            return np.ones(self.devices)
+        counts = np.array([len(self.device_ranks(device)) for device in range(self.devices)])
+        return np.asarray(counts / counts.mean())
+
     # ------------------------------------------------------------------------------------------- stages
 
     @property
@@ -98,7 +180,13 @@ class Plan:
         return self.schedule.model_part(self.shape, stage)
 
     def device(self, stage: int) -> int:
-        """The pipeline device that holds a virtual stage."""
+        """The pipeline device that holds a virtual stage; both are numbered pipeline by pipeline."""
+        if self.pipelines:
+            first = 0
+            for one in self.pipelines:
+                if stage < one.shape.stages:
+                    return first + one.device(stage)
+                stage, first = stage - one.shape.stages, first + one.shape.p
         return self.schedule.device(self.shape, stage)
 
     def holders(self, part: int) -> tuple[int, ...]:
@@ -117,13 +205,17 @@ class Plan:
     @cached_property
     def model(self) -> Model:
         """The model as it is computed: with dummy heads, where the plan pads heads that the ranks do not divide."""
-        if not self.job.plan.pad_heads:
-            return self.job.model
+        if self.stage_plans:
+            return self.stage_plans[0].model
+        return self.job.model.pad_heads(self.head_ranks) if self.job.plan.pad_heads else self.job.model
+
+    @property
+    def head_ranks(self) -> int:
+        """Ranks that share the heads of a layer; a multiple of them where operators are sharded in several ways."""
         scope = Scope(self.mesh, self.stage_schemes)
         operators = (operator for unit in self._architecture(self.job.model).units for operator in unit.operators())
         sharded = (one for operator in operators for one in scope.sharded_dims(operator))
-        ranks = math.lcm(*(self.mesh.size(sharding) for _, dim, sharding in sharded if dim == "a"))
-        return self.job.model.pad_heads(ranks)
+        return math.lcm(*(self.mesh.size(sharding) for _, dim, sharding in sharded if dim == "a"))
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -166,9 +258,17 @@ class Plan:
         ends = [0, *accumulate(self.slice_lengths)]
         return [self.architecture.slice(begin, end) for begin, end in pairwise(ends)]
 
+    def with_slices(self, lengths: tuple[int, ...]) -> Plan:
+        """The plan with sequences in slices of `lengths` tokens."""
+        stages = tuple(one.with_slices(lengths) for one in self.stage_plans)
+        shape = replace(self.shape, slices=len(lengths))
+        return replace(self, shape=shape, slice_lengths=lengths, stage_plans=stages)
+
     @cached_property
     def slice_granularity(self) -> int:
         """Tokens that the length of every slice must be a multiple of: the product of all axes that shard positions."""
+        if self.stage_plans:
+            return math.lcm(*(one.slice_granularity for one in self.stage_plans))
         division, found = Scope(self.mesh, self.stage_schemes).division, 1
         for unit in self.architecture.units:
             for operator in unit.operators():
@@ -179,10 +279,19 @@ class Plan:
     @cached_property
     def vocab(self) -> int:
         """Rows of the embedding, padded to the framework's multiple where tp does not divide the vocabulary."""
-        tensor = self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.over)
+        if self.vocab_rows:
+            return self.vocab_rows
+        tensor = self.tensor_ranks
         if self.job.model.vocab % tensor == 0:
             return self.job.model.vocab
         return self.job.model.padded_vocab(self.job.framework.vocab_multiple * tensor)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Ranks that share a layer by tensor parallelism; the least common multiple of those of unlike stages."""
+        if self.stage_plans:
+            return math.lcm(*(one.tensor_ranks for one in self.stage_plans))
+        return self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.over)
 
     # --------------------------------------------------------------------------------------------- steps
 
@@ -195,7 +304,7 @@ class Plan:
     @property
     def period(self) -> int:
         """Steps after which the communication of all schemes repeats, see `Scheme.period`."""
-        return math.lcm(*(scheme.period for scheme in self.schemes))
+        return math.lcm(*(scheme.period for scheme in self.every_scheme))
 
     @property
     def played_shape(self) -> PipelineShape:
@@ -209,14 +318,7 @@ class Plan:
         Where all ranks of the device are on one kind of node: a cluster of that kind alone. Otherwise the cluster of
         the job, as slow as its slowest kind of node.
         """
-        cluster, mesh = self.job.cluster, self.mesh
+        cluster = self.job.cluster
         if not cluster.groups:
-            return [cluster] * self.shape.p
-        strides = [(mesh.axes[axis], mesh.stride(axis)) for axis in mesh.axes if axis != self.pipeline_axis]
-        within = [0]
-        for size, stride in strides:
-            within = [rank + i * stride for rank in within for i in range(size)]
-        firsts = [
-            mesh.offset(self.pipeline_axis, device) if self.pipeline_axis else 0 for device in range(self.shape.p)
-        ]
-        return [cluster.where([first + rank for rank in within]) for first in firsts]
+            return [cluster] * self.devices
+        return [cluster.where(self.device_ranks(device).tolist()) for device in range(self.devices)]

@@ -1,41 +1,14 @@
-"""Resolves the plan of a job to a `Plan`: makes scheme objects, checks rules, partitions layers, slices sequences.
-
-The order of the checks decides which of several mistakes is reported: number formats, world size and axes first, then
-the checks of each scheme, the number of passes to simulate, the schedule, options that schemes try out, the partition,
-divisibility, and the slices.
-"""
+"""Resolves the plan of a job to a `Plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Hashable
 
-from hardware.errors import PlanError, nearest
-from hardware.load import validate_data
-from simulator.ir.mesh import Mesh
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.job.locate import locate_errors
-from simulator.plan.checks import ALWAYS, check_divisible, check_noisy_steps, check_size, check_slices
-from simulator.plan.partition import LayerCosts, layers_of_graph
+from simulator.plan.asymmetric import resolve_replicas, resolve_stages
 from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import PipelineShape, SliceDuration
-
-MAX_SLICE_BOUNDARIES = 64
-"""Maximum number of positions at which a schedule may slice a sequence."""
-
-StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
-given plan has no layers yet."""
-
-SliceSeconds = Callable[[Plan], SliceDuration]
-"""Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
-
-StepSeconds = Callable[[Plan], float]
-"""Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
+from simulator.plan.resolver import Resolver, SliceSeconds, StageLayerCosts, StepSeconds
 
 
 def resolve(
@@ -50,143 +23,10 @@ def resolve(
     divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
-    known = divisible if divisible is not None else set()
+    resolver = Resolver(layer_costs, slice_seconds, step_seconds, divisible if divisible is not None else set())
     with locate_errors(*job.origin):
-        mesh = _mesh(job)
-        schemes = tuple(_scheme(job, mesh, index) for index in range(len(job.plan.schemes)))
-        for scheme in schemes:
-            job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
-        assert job.batch.sequence is not None
-        plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
-        for check in ALWAYS:
-            check(plan)
-        for scheme in schemes:
-            scheme.check_job(job)
-        plan = replace(plan, shape=_shape(plan))
-        check_size(plan)
-        check_noisy_steps(plan)
-        plan.schedule.check(plan.shape)
-        plan = replace(plan, mesh=_place_devices(plan))
-        plan = _choose_alternatives(plan, layer_costs, known)
-        plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
-        check_divisible(plan, known)
-        return _slice_sequences(plan, slice_seconds, step_seconds)
-
-
-def _mesh(job: Job) -> Mesh:
-    """Makes the mesh; a view (of experts) divides the ranks of one pipeline stage along other axes."""
-    plan = job.plan
-    pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
-    return Mesh(plan.mesh, plan.views, [axis for axis in plan.mesh if axis not in pipeline])
-
-
-def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
-    """Makes the scheme object of one entry of the plan.
-
-    Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
-    """
-    entry = job.plan.schemes[index]
-    where = f"plan.schemes[{index}]"
-    kind = find_scheme(entry.use, f"{where}.use")
-    given = entry.model_extra or {}
-    axes = kind.all_axes(entry.over, given)
-    _check_axes(entry.over, axes, kind, given, mesh, where)
-    known = ["use", "over", *kind.Options.model_fields]
-    for key in given:
-        if key not in known:
-            raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, known))
-    options = validate_data(kind.Options, given, where, PlanError)
-    sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
-    sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
-    pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
-    pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
-    return kind(axes, options, mesh, job.framework, sequence_axes, pipelined)
-
-
-def _check_axes(
-    over: Sequence[str], axes: Sequence[str], kind: type[Scheme], given: dict[str, Any], mesh: Mesh, where: str
-) -> None:
-    """Raises PlanError for a wrong number of axes, or for one that the mesh or the view of experts does not have."""
-    use = f"{kind.family}/{kind.name}"
-    if kind.most_axes is not None and len(axes) > kind.most_axes:
-        most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
-        raise PlanError(f"{where}.over", f"{use} takes {most}", "Leave the others out", list(axes))
-    if len(axes) < kind.least_axes:
-        rule = f"{use} divides ranks along {kind.least_axes} axes"
-        raise PlanError(f"{where}.over", rule, f"Name {kind.least_axes} axes of plan.mesh", list(axes))
-    view = EXPERTS if kind.family == "expert" else ""
-    existing = mesh.views.get(view, {}) if view else mesh.named_axes
-    for axis in axes:
-        if axis not in existing:
-            key = next((key for key in kind.names_axes if given.get(key) == axis and axis not in over), "over")
-            place = f"plan.views.{view}" if view else "plan.mesh"
-            if not existing:
-                remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
-                raise PlanError(f"{where}.{key}", f"there is no {place}", remedy, axis)
-            raise PlanError(f"{where}.{key}", f"no such axis in {place}", nearest(axis, existing), axis)
-
-
-def _shape(plan: Plan) -> PipelineShape:
-    batch = plan.job.batch
-    assert batch.total is not None
-    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
-    slices = max(1, len(plan.schedule.slices))
-    chunks = plan.schedule.chunks_per_device()
-    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, chunks, slices, plan.job.forward_only)
-
-
-def _choose_alternatives(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> Plan:
-    """Gives every scheme that tries several options those under which all layers take the least time, each alone."""
-
-    def seconds(candidate: Plan) -> float:
-        return sum(sum(costs.layers) for costs in layer_costs(candidate))
-
-    for i, scheme in enumerate(plan.schemes):
-        if found := scheme.alternatives():
-            check_divisible(plan, divisible)
-            before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
-            plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
-    return plan
-
-
-def _place_devices(plan: Plan) -> Mesh:
-    """The mesh with the pipeline's devices where the schedule places them."""
-    places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
-    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
-
-
-def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:
-    """Returns the number of layers of every part of the model (`Plan.parts`)."""
-
-    def costs() -> Sequence[LayerCosts]:
-        check_divisible(plan, divisible)
-        return layer_costs(plan)
-
-    before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
-    return layers_of_graph(plan.job.plan.partition, plan.job.model, before, plan.schedule.use, costs)
-
-
-def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: StepSeconds) -> Plan:
-    """Slices the sequences of a plan as its schedule states.
-
-    Raises PlanError if the slices are not whole numbers of tokens.
-    """
-    shares, sequence = plan.schedule.slices, plan.job.batch.sequence
-    assert sequence is not None
-    if len(shares) == 1:
-        return plan
-    check_slices(plan)
-    if shares:
-        return replace(plan, slice_lengths=tuple(round(share * sequence) for share in shares))
-    # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    granule = plan.slice_granularity
-    fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
-    step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, slice_seconds(plan))
-    plans = [
-        replace(plan, slice_lengths=lengths, shape=replace(plan.shape, slices=len(lengths))) for lengths in proposals
-    ]
-    for one in plans:
-        check_size(one)
-        check_noisy_steps(one)
-    return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)
+        if job.plan.has_stages:
+            return resolve_stages(job, resolver)
+        if job.plan.replicas or job.plan.share != "even":
+            return resolve_replicas(job, resolver)
+        return resolver.uniform(job)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Op, SideOps, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Exchange, Fragment, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
     FREE,
     INPUT,
@@ -33,6 +33,7 @@ from simulator.program.block import (
 )
 from simulator.program.categories import axis_of
 from simulator.program.memory_profile import CATEGORIES
+from simulator.program.messages import StageEnd, StageMessages
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import PlaceInStep, Send, Task, first_kernels, make_task
@@ -58,6 +59,7 @@ def build(
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
+    messages: StageMessages | None = None,
 ) -> Program:
     """The program of a step.
 
@@ -65,11 +67,12 @@ def build(
     updates: the optimizer update of every device; played where the timetable says, or behind all passes.
     host: time of the host to launch one op [s].
     blocks: blocks that were compiled before.
+    messages: those between devices; by default along `axis`.
     """
     prices = [price] * timetable.shape.p if callable(price) else price
-    maker = _Builder(timetable, stages, prices, axis, updates, host, blocks)
+    maker = _Builder(timetable, stages, prices, messages or StageMessages(axis), updates, host, blocks)
     at_end = () if timetable.update_interval else updates
-    tails, meetings = _updates(at_end, prices, axis if timetable.shape.p > 1 else None)
+    tails, meetings = _updates(at_end, prices)
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
@@ -91,14 +94,14 @@ class _Builder:
         timetable: Timetable,
         stages: EveryStageOps,
         prices: Sequence[Price],
-        axis: str,
+        messages: StageMessages,
         updates: Sequence[Fragment] = (),
         host: float = 0.0,
         blocks: CompiledBlocks | None = None,
     ) -> None:
         self.host = host
         self.blocks = blocks if blocks is not None else CompiledBlocks()
-        self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
+        self.timetable, self.stages, self.prices, self.messages = timetable, stages, prices, messages
         self.updates = updates
         # Devices whose prices are equal share their tasks.
         self.price_groups = [prices.index(price) for price in prices]
@@ -110,6 +113,7 @@ class _Builder:
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
         ] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
+        self._messages: dict[Hashable, Transfer] = {}
         self._opening: dict[int, str] = {}
 
     def stage_ops(self, stage: int, slot: Slot) -> StageOps:
@@ -145,23 +149,30 @@ class _Builder:
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
-        forward, stage_ops = slot.kind == "F", self.stage_ops(slot.stage, slot)
         stream = "pipeline-backward" if slot.kind in ("BW", "B") else "pipeline-forward"
-        # What comes back to one of several that were joined is its own share.
-        nbytes = (stage_ops if forward else self.stage_ops(receiver, slot)).message_nbytes
-        nbytes = NORM_BYTES if slot.kind == "O" else nbytes
-        work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
+        work = self._message(slot, slot.stage, receiver)
+        ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
         # What goes from one kind of GPU to another is as slow as the slower one.
-        prices = [self.prices[end](work) for end in (work.source, work.target)]
-        return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]))
+        prices = [self.prices[end](work) for end in ends]
+        return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]), *ends)
+
+    def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
+        """The message from one stage to another that carries the result of a slot's kind of action."""
+        key = "F" if slot.kind == "F" else "B", sender, receiver, slot.slice
+        if key not in self._messages:
+            ends = [
+                StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
+                for stage in (sender, receiver)
+            ]
+            if slot.kind == "O":
+                return self.messages.plain(NORM_BYTES, *(end.device for end in ends))
+            self._messages[key] = self.messages.results(ends[0], ends[1], slot.kind == "F")
+        return self._messages[key]
 
     def received_bytes(self, slot: Slot) -> int:
-        """Bytes that a slot receives from other devices."""
+        """Bytes that a rank receives from other devices before an action of a slot."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
-        if slot.kind == "O":
-            return NORM_BYTES * len(far)
-        givers = far if slot.kind == "F" else [slot.stage] * len(far)
-        return sum(self.stage_ops(stage, slot).message_nbytes for stage in givers)
+        return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
 
     # ------------------------------------------------------------------------------------------- tasks
 
@@ -263,7 +274,7 @@ class _Builder:
                 block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
             else:
                 ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
-                work = Transfer(round(sum(nbytes for nbytes, _ in flows)), self.axis, *ends)
+                work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
                 send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", MOVING, work, phase="B")
                 ops = [ready, here, send, Op("arrived", MOVING)]
                 block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
@@ -289,7 +300,7 @@ class _Builder:
                 port = Port((), tuple(range(len(ops))), through=False)
             else:
                 nbytes = stage_ops.shared_gradients
-                work = Collective("all_reduce", nbytes, (self.axis,), members) if nbytes else None
+                work = self.messages.all_reduce(nbytes, members) if nbytes else None
                 ops, port = [Op("sum gradients", SUMS, work, [], "U")], Port((0,), (0,), through=False)
             block = Block(ops, [()] * len(ops), (port,), [])
             # All devices are in the sum for as long as the slowest.
@@ -344,39 +355,37 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
     return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
 
 
-def _updates(
-    updates: Sequence[Fragment], prices: Sequence[Price], axis: str | None
-) -> tuple[list[Task], list[list[tuple[int, int]]]]:
+def _updates(updates: Sequence[Fragment], prices: Sequence[Price]) -> tuple[list[Task], list[list[tuple[int, int]]]]:
     """The update of every device, with a mark in front of each collective over the pipeline axis.
 
     The end of the mark is the moment at which this device reaches the collective. Also the collectives that devices
     share.
     """
     tasks: list[Task] = []
-    made: dict[tuple[Fragment, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
-    meetings: dict[tuple[Collective, int], list[tuple[int, int]]] = defaultdict(list)
+    made: dict[tuple[Fragment, int], tuple[Task, list[tuple[Hashable, int]]]] = {}
+    meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
         key = fragment, prices.index(prices[device])
         if key not in made:
-            made[key] = _update(fragment, prices[device], axis)
+            made[key] = _update(fragment, prices[device], meets=len(updates) > 1)
         task, met = made[key]
         tasks.append(task)
-        for work, turn, place in met:
-            meetings[work, turn].append((device, place))
+        for meeting, place in met:
+            meetings[meeting].append((device, place))
     return tasks, list(meetings.values())
 
 
-def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, list[tuple[Collective, int, int]]]:
-    """An update, and its collectives over `axis`: each with its number among equal ones and its place."""
+def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[tuple[Hashable, int]]]:
+    """An update, and the names and places of its collectives with other devices. meets: whether there are others."""
     ops: list[Op] = []
     own: dict[Op, Op] = {}
-    met: list[tuple[Collective, int, int]] = []
+    met: list[tuple[Hashable, int]] = []
     for op in fragment.forward:
         after = [own.get(other, other) for other in op.after]
-        if isinstance(op.work, Collective) and axis is not None and axis in op.work.axes:
+        if meets and op.meeting is not None:
             ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
             after = ops[-1:]
-            met.append((op.work, sum(work == op.work for work, _, _ in met), len(ops)))
+            met.append((op.meeting, len(ops)))
         ops.append(Op(op.name, op.stream, op.work, after, op.phase))
         own[op] = ops[-1]
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])

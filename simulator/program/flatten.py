@@ -157,7 +157,7 @@ def flatten(program: Program) -> FlatProgram:
             phase = "F" if slot.kind == "F" else "B"
             op = Op(f"send {table.actions[action]}", one.stream, one.work, [], phase)
             number = flat.add(op, one.seconds, one.latency, program.host, made, device)
-            flat.sent.append((number, device, one.work.target))
+            flat.sent.append((number, device, one.target))
             result[at] = (number,)
             if not program.overlap_sends:
                 waiting[device] += (number,)

@@ -82,6 +82,6 @@ class Program:
         if self.sent:
             message = np.array([(s.seconds, s.seconds * s.sigma, s.seconds + s.latency, 0.0) for _, s in self.sent])
             message *= turns[[i for i, _ in self.sent], None]
-            for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
+            for end in ([s.source for _, s in self.sent], [s.target for _, s in self.sent]):
                 np.add.at(found[:, KINDS.index("pp")], end, message)
         return found

@@ -131,13 +131,15 @@ def first_kernels(task: Task) -> list[tuple[tuple[int, ...], ...]]:
 
 @dataclass(eq=False)
 class Send:
-    """A priced message that carries the result of a slot's actions to another device."""
+    """A priced message that carries the result of a slot's actions from device `source` to device `target`."""
 
     work: Transfer
     stream: str
     seconds: float
     sigma: float
     latency: float
+    source: int
+    target: int
 
 
 def make_task(

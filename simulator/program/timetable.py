@@ -77,6 +77,7 @@ class Timetable:
     chained: every update needs the norm of the gradients of the devices before (post-validation).
     backwards_per_forward: backward passes to one forward pass, each of a part of its samples.
     separates_multiprocessors: of the schedule.
+    joined: several pipelines run side by side, see `join_timetables`.
     """
 
     shape: PipelineShape
@@ -96,6 +97,7 @@ class Timetable:
     chained: bool = False
     backwards_per_forward: int = 1
     separates_multiprocessors: bool = False
+    joined: bool = False
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -121,7 +123,7 @@ class Timetable:
         """The steady state, if one is found."""
         # A sum of gradients follows the last pass of a stage, so no round has one.
         joins = any(self.slots[self.slot[action]].kind != ActionKind.SUM for action in self.further_needs)
-        plain = not (joins or self.extra_results or any(slot.follows for slot in self.slots))
+        plain = not (self.joined or joins or self.extra_results or any(slot.follows for slot in self.slots))
         return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
 
     @cached_property

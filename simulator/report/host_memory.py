@@ -63,10 +63,7 @@ def host_uses(play: Forecast) -> list[HostUse]:
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:
     """The pipeline device of every rank."""
-    mesh, axis = play.plan.mesh, play.plan.pipeline_axis
-    if not axis:
-        return np.zeros(ranks, int)
-    size = mesh.size(axis)
-    positions = np.zeros(size, int)
-    positions[[mesh.place(axis, position) for position in range(size)]] = np.arange(size)
-    return positions[np.arange(ranks) // mesh.stride(axis) % size]
+    found = np.zeros(ranks, int)
+    for device in range(play.plan.devices):
+        found[play.plan.device_ranks(device)] = device
+    return found

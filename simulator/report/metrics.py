@@ -166,8 +166,10 @@ class Metrics:
         """FLOPs of a step on all GPUs over what they could do in its duration; GPUs of several kinds by their mean."""
         framework = self.job.framework
         number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
-        peaks = [peak(cluster.gpu, number) for cluster in self.play.plan.clusters]
-        return flops_per_step / (self.step_time * self.job.cluster.gpus * float(np.mean(peaks)))
+        cluster = self.job.cluster
+        every = [group.node for group in cluster.groups for _ in range(group.nodes)] or [cluster.node]
+        mean = np.average([peak(node.gpu, number) for node in every], weights=[int(node.gpus) for node in every])
+        return flops_per_step / (self.step_time * cluster.gpus * float(mean))
 
     @cached_property
     def mfu(self) -> dict[str, float]:
@@ -182,7 +184,7 @@ class Metrics:
     def hfu(self) -> float:
         """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
         program = self.play.program
-        executed = float(self.sums[..., SUMS.index("flops")].sum())
+        executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.device_weights[:, None]).sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 
     # ------------------------------------------------------------------------------------ memory

@@ -115,8 +115,9 @@ class Report(Metrics):
     def warnings(self) -> list[str]:
         """Unusual properties of the plan, a sentence each."""
         found = []
-        cluster, mesh, plan = self.job.cluster, self.play.plan.mesh, self.play.plan
-        for scheme in plan.family("tensor"):
+        cluster, plan = self.job.cluster, self.play.plan
+        for scheme in (one for one in plan.every_scheme if one.family == "tensor"):
+            mesh = scheme.mesh
             for axis in scheme.axes:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
@@ -141,14 +142,19 @@ class Report(Metrics):
                 else []
             ),
             *([self._without_barrier] if self.play.window else []),
-            *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
-            *(text for scheme in self.play.plan.schemes for text in scheme.assumptions(self.job.model)),
+            *([str(Routing())] if self.job.model.moe and not self._has_experts else []),
+            *(text for scheme in self.play.plan.every_scheme for text in scheme.assumptions(self.job.model)),
             *self._chosen_options,
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *(f"not checked: {use}" for use in self.host_uses if use.capacity is None),
             *self.job.cluster.filled_in,
         ]
+
+    @property
+    def _has_experts(self) -> bool:
+        """Whether a scheme spreads experts over ranks."""
+        return any(scheme.family == "expert" for scheme in self.play.plan.every_scheme)
 
     @property
     def _slowest(self) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
+from simulator.job.job import LongPlan
 from simulator.plan.plan import Plan
 
 
@@ -41,12 +44,35 @@ def format_count(value: float) -> str:
 
 def describe_plan(plan: Plan) -> list[str]:
     """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items())
-    words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
-    for entry in plan.job.plan.schemes:
-        if entry.over and plan.mesh.size(entry.over) == 1:
-            continue
-        name = entry.use.partition("/")[2]
-        chunks = (entry.model_extra or {}).get("chunks", 1)
-        words.append(f"{name} with {chunks} chunks" if chunks != 1 else name)
-    return words
+    gpus = plan.job.cluster.gpus
+    words = [f"{_describe_axes(plan.job.plan)} = {gpus} GPU{'s' if gpus > 1 else ''}"]
+    meshes = [*plan.job.plan.stages, *(stage for one in plan.job.plan.replicas for stage in one.stages)]
+    for mesh in (plan.job.plan, *meshes):
+        for entry in mesh.schemes:
+            if entry.over and plan.mesh.size(entry.over) == 1 and not meshes:
+                continue
+            name = entry.use.partition("/")[2]
+            chunks = (entry.model_extra or {}).get("chunks", 1)
+            words.append(f"{name} with {chunks} chunks" if chunks != 1 else name)
+    return list(dict.fromkeys(words))
+
+
+def _describe_axes(plan: LongPlan) -> str:
+    """Sizes of the axes; of unlike stages and replicas those of each, equal neighbours once.
+
+    "(dp 1 x tp 4 | 2 of dp 2 x tp 2)" are three stages.
+    """
+    if plan.stages:
+        stages = [" x ".join(f"{axis} {size}" for axis, size in one.mesh.items()) for one in plan.stages]
+        runs = [(axes, len(list(run))) for axes, run in groupby(stages)]
+        return f"({' | '.join(axes if count == 1 else f'{count} of {axes}' for axes, count in runs)})"
+    if any(one.stages for one in plan.replicas):
+        wholes = [_describe_axes(plan.model_copy(update={"stages": one.stages})) for one in plan.replicas]
+        return " + ".join(
+            f"{axes} x {one.microbatches or '?'} micro-batches" for axes, one in zip(wholes, plan.replicas, strict=True)
+        )
+    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    if not plan.replicas:
+        return axes
+    counts = " + ".join(f"{one.dp} x {one.microbatches or '?'}" for one in plan.replicas)
+    return f"{axes} with {counts} micro-batches"

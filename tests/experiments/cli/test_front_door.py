@@ -38,8 +38,9 @@ def test_the_first_job_teaches_every_key_in_a_line() -> None:
             assert len(comment) > 8, line
             taught.add(key[1])
     keys = {*JobFile.model_fields, *ShortPlan.model_fields, *RunLength.model_fields, "global", *Batch.model_fields}
-    # `documents` is in the comment of `sequence`.
-    assert keys - {"total"} - taught <= {"batch", "documents"}
+    in_comments = {"documents", "microbatches", "stages", "replicas"}
+    assert all(f"{key}: " in "".join(lines) for key in in_comments)
+    assert keys - {"total"} - taught <= {"batch", *in_comments}
 
 
 def test_commented_out_keys_of_the_first_job_are_valid(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_defaults_of_the_batch() -> None:
         "global": 8,
         "micro": 1,
         "sequence": 48,
+        "microbatches": None,
         "documents": None,
     }
     assert load_job({**bare, "plan": {"tp": 2, "pp": 4}, "batch": {"micro": 2}}).batch.total == 2 * 2 * 16

@@ -1,0 +1,35 @@
+"""The lowering of a plan: under its schemes, as its framework executes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.lowering.lower import LoweredUnits, Lowering
+from simulator.plan.plan import Plan
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+
+
+def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
+    """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
+    framework = plan.job.framework
+    schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
+    return Lowering(
+        plan.mesh,
+        schemes,
+        framework.regather,
+        units,
+        framework.fused_gradients,
+        plan.job.forward_only,
+        framework.gradients,
+        framework.cuda_graphs == "outside-experts",
+        host_waits(plan),
+    )
+
+
+def host_waits(plan: Plan) -> bool:
+    """Whether the host waits for routers: it launches the kernels of experts, whose tokens none are dropped."""
+    moe, framework = plan.job.model.moe, plan.job.framework
+    if moe is None or not framework.hidden_launch_s:
+        return False
+    capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
+    return (capacities or [moe.capacity])[0] is None

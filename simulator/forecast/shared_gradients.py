@@ -1,0 +1,128 @@
+"""Gradients that pipeline devices sum at the end of a step: of tied tables, copies of stages, and unlike replicas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.stage_messages import CrossMeshMessages
+from simulator.ir.ops import BYTES, Collective, Param
+from simulator.lowering.lower import LoweredUnits
+from simulator.lowering.scope import shards_at_rest
+from simulator.plan.plan import Plan
+from simulator.program.messages import StageMessages
+from simulator.program.program import EveryStageOps, one_of
+
+GradientSum = tuple[str, Collective]
+"""The name by which its devices meet, and the all-reduce."""
+
+Holders = tuple[int, ...]
+"""The pipeline devices that hold the same weights."""
+
+
+def count_elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) -> int:
+    """Elements of gradients on one rank, in the shards that hold a state of the trained parameters at rest."""
+    trained = ((param, n) for param, n in params if param.trained)
+    return sum(n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained)
+
+
+def sum_shared_gradients(
+    plan: Plan, stages: EveryStageOps, units: LoweredUnits | None = None
+) -> list[tuple[GradientSum, ...]]:
+    """The all-reduces of every device, each of the elements of the rank that holds most.
+
+    Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
+    embedding table is reduced whole, and so is what unlike replicas hold.
+    """
+    width = BYTES[plan.job.framework.gradients]
+    found: list[list[GradientSum]] = [[] for _ in range(plan.devices)]
+    first = stage = 0
+    for pipeline in plan.every_pipeline:
+        own = stages[stage : stage + pipeline.shape.stages]
+        within = _within_pipeline(pipeline, own)
+        messages = _messages(pipeline)
+        for holders, elements in sorted(within.items()):
+            for device in holders if elements else ():
+                name = f"sum among devices {[first + one for one in holders]}"
+                found[first + device].append((name, messages.all_reduce(elements * width, holders)))
+        first, stage = first + pipeline.shape.p, stage + pipeline.shape.stages
+    if plan.pipelines and plan.on(0).mesh.stage:
+        across = CrossMeshMessages(plan)
+        for holders, elements in sorted(_across_pipelines(plan, units).items()):
+            for device in holders if elements else ():
+                name = f"sum among replicas {list(holders)}"
+                found[device].append((name, across.all_reduce(elements * width, holders)))
+    return [tuple(own) for own in found]
+
+
+def _messages(plan: Plan) -> StageMessages:
+    return CrossMeshMessages(plan) if plan.stage_plans else StageMessages(plan.pipeline_axis)
+
+
+def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
+    """Elements of the gradients that devices of one pipeline share, on the rank that holds most."""
+    elements: dict[tuple[Holders, int], int] = defaultdict(int)
+    for index, stage in enumerate(stages):
+        holders = plan.holders(plan.part(index))
+        if len(holders) > 1 and not plan.schedule.sums_early(plan.shape, index):
+            device = plan.device(index)
+            elements[holders, device] += count_elements(plan.on(device), one_of(stage).params(), "optimizer")
+    # A tied output layer on another device is a copy of the embedding table.
+    ends = plan.holders(0), plan.holders(plan.parts - 1)
+    if ends[0] != ends[1]:
+        tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
+        both = tuple(sorted({*ends[0], *ends[1]}))
+        for device in both:
+            own = plan.on(device)
+            tables = tied if own is plan.on(ends[1][0]) else _tied_tables(plan, device)
+            elements[both, device] += count_elements(own, tables, "gradients")
+    return _most(elements)
+
+
+def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
+    """The tied table as a rank of the first stage holds it."""
+    own = plan.on(device)
+    params = make_lowering(own).run(own.architecture.stage(range(0), True, False)).params()
+    return [(param, n) for param, n in params if param.tied]
+
+
+def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, int]:
+    """Elements of the gradients that unlike replicas sum, layer by layer, on the rank that holds most."""
+    ends = {0, plan.job.model.layers}
+    for pipeline in plan.pipelines:
+        ends |= {pipeline.layers_of(part).start for part in range(pipeline.parts)}
+    borders = sorted(end for end in ends if end <= plan.job.model.layers)
+    pieces = [
+        (range(0), True, False),
+        *((range(*one), False, False) for one in pairwise(borders)),
+        (range(0), False, True),
+    ]
+    elements: dict[tuple[Holders, int], int] = defaultdict(int)
+    for layers, opens, closes in pieces:
+        holders = tuple(_holders_of(plan, layers, closes))
+        for device in holders:
+            own = plan.on(device)
+            params = make_lowering(own, units).run(own.architecture.stage(layers, opens, closes)).params()
+            elements[holders, device] += count_elements(own, params, "gradients")
+    return _most(elements)
+
+
+def _holders_of(plan: Plan, layers: range, last: bool) -> Iterator[int]:
+    """The device of every pipeline that holds a run of layers, or the embedding, or the output layer."""
+    first = 0
+    for pipeline in plan.pipelines:
+        parts = range(pipeline.parts)
+        part = pipeline.parts - 1 if last else 0
+        if layers:
+            part = next(one for one in parts if layers.start in pipeline.layers_of(one))
+        yield first + pipeline.holders(part)[0]
+        first += pipeline.shape.p
+
+
+def _most(elements: dict[tuple[Holders, int], int]) -> dict[Holders, int]:
+    found: dict[Holders, int] = defaultdict(int)
+    for (holders, _), count in elements.items():
+        found[holders] = max(found[holders], count)
+    return found

@@ -1,0 +1,67 @@
+"""Messages between the pipeline devices of a plan whose stages have degrees of their own, or whose replicas differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.forecast.lowering import make_lowering
+from simulator.ir.ops import Collective, Transfer
+from simulator.lowering.cross_mesh import BoxGrid, border_layout, most_received, reshard
+from simulator.plan.plan import Plan
+from simulator.program.messages import StageEnd, StageMessages
+
+
+class CrossMeshMessages(StageMessages):
+    """Messages between devices of any meshes: cross-mesh resharding where two stages hold unlike boxes."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.pipeline_axis)
+        self.plan = plan
+        self._grids: dict[int, BoxGrid] = {}
+
+    def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
+        """What carries the output of a stage to the next, or the gradient of its input back."""
+        ends = self._grid(sender), self._grid(receiver)
+        if ends[0].equals(ends[1]):
+            work = super().results(sender, receiver, forward)
+            return work if self._on_one_mesh else self._pairwise(work, sender.device, receiver.device)
+        stated = sender if forward else receiver
+        grid = ends[0] if forward else ends[1]
+        nbytes = stated.ops.unit_runs[-1].nbytes * grid.boxes
+        pairs = reshard(*ends, nbytes, receiver.ops.message_shares)
+        return Transfer(most_received(pairs), self.axis, sender.device, receiver.device, pairs)
+
+    def plain(self, nbytes: int, source: int, target: int) -> Transfer:
+        """A message from every rank of a device to the rank at the same place of another."""
+        if self._on_one_mesh:
+            own, other = (self.plan.pipeline_of(end)[1] for end in (source, target))
+            return Transfer(nbytes, self.axis, own, other)
+        return self._pairwise(Transfer(nbytes, self.axis, source, target), source, target)
+
+    def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
+        """An all-reduce among the ranks at the same place of several devices."""
+        if self._on_one_mesh:
+            return super().all_reduce(nbytes, [self.plan.pipeline_of(member)[1] for member in members])
+        ranks = tuple(int(self.plan.device_ranks(member)[0]) for member in members)
+        return Collective("all_reduce", nbytes, (self.axis,), tuple(members), ranks=ranks)
+
+    @property
+    def _on_one_mesh(self) -> bool:
+        """Whether the ranks of all devices of a pipeline are positions of one mesh."""
+        return not self.plan.on(0).mesh.stage
+
+    def _pairwise(self, work: Transfer, source: int, target: int) -> Transfer:
+        """A message between devices of equal degrees, rank by rank."""
+        ends = (self.plan.device_ranks(device).tolist() for device in (source, target))
+        pairs = tuple((one, other, work.nbytes) for one, other in zip(*ends, strict=True) if work.nbytes)
+        return Transfer(work.nbytes, self.axis, source, target, pairs)
+
+    def _grid(self, end: StageEnd) -> BoxGrid:
+        if end.device not in self._grids:
+            own = self.plan.on(end.device)
+            pipeline = self.plan.every_pipeline[self.plan.pipeline_of(end.device)[0]]
+            stage = own.stage(pipeline.part(self.plan.local_stage(end.stage)))
+            layout = border_layout(make_lowering(own).scope, stage)
+            first = int(self.plan.device_ranks(end.device)[0])
+            self._grids[end.device] = BoxGrid.of(layout, own.mesh, self.axis, first)
+        return self._grids[end.device]

@@ -1,0 +1,317 @@
+"""Resolves plans whose pipeline stages, or whose replicas, differ.
+
+Stages with degrees of their own (Alpa, Zheng et al. 2022, arXiv 2201.12023; DAPPLE, Fan et al. 2021, arXiv 2007.01045):
+every pipeline device has a plan of its own for its ranks. A micro-batch passes all of them, and each stage divides its
+sequences over its own data-parallel ranks.
+
+Unlike replicas: those of equal degrees run unlike numbers of micro-batches (Whale, Jia et al. 2022, arXiv 2011.09208),
+others have stages of their own too (HexiScale, Yan et al. 2024, arXiv 2409.01143). All sum their gradients at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
+from simulator.job.shorthand import family_degree
+from simulator.plan.checks import ALWAYS, check_world
+from simulator.plan.plan import Plan
+from simulator.plan.resolver import Resolver
+
+CHECKS = tuple(check for check in ALWAYS if check is not check_world)
+"""The checks of one stage; the GPUs of all stages are counted together."""
+
+
+# ------------------------------------------------------------------------- stages with degrees of their own
+
+
+def resolve_stages(job: Job, resolver: Resolver) -> Plan:
+    """The plan of a job whose stages have degrees of their own; of unlike replicas each is a pipeline of its own.
+
+    Raises PlanError for the first rule that the plan breaks.
+    """
+    replicas, where = job.plan.replicas, "plan.replicas[{}].stages"
+    if job.plan.stages and replicas:
+        rule = "the stages of a plan are those of all its replicas, or each entry of plan.replicas has its own"
+        raise PlanError("plan.replicas", rule, "Leave out plan.stages, or plan.replicas")
+    if not replicas:
+        assert job.batch.total is not None
+        count = _count_microbatches(job)
+        replicas, where = (ReplicaPlan(microbatches=count, stages=job.plan.stages),), "plan.stages"
+    for i, one in enumerate(replicas):
+        if one.dp != 1 or not one.stages:
+            rule = "replicas with stages of their own are listed one by one"
+            raise PlanError(f"plan.replicas[{i}]", rule, "Give each entry its stages, and no dp")
+    _check_gpus(job, [stage for one in replicas for stage in one.stages])
+    counts = [one.microbatches or 1 for one in replicas]
+    pipelines, first = [], 0
+    alone = len(replicas) == 1
+    for i, (one, count) in enumerate(zip(replicas, counts, strict=True)):
+        pipelines.append(_make_pipeline(job, one.stages, count, first, where.format(i), resolver, alone))
+        first += sum(math.prod(stage.mesh.values()) for stage in one.stages)
+    if not alone:
+        _check_flush(pipelines[0])
+    pipelines = _agree_on_model(pipelines)
+    pipelines = [
+        _finish(one, own.stages, where.format(i), resolver)
+        for i, (one, own) in enumerate(zip(pipelines, replicas, strict=True))
+    ]
+    if any(one.microbatches is None for one in replicas):
+        counts = share_by_speed(pipelines, [1] * len(pipelines), _count_microbatches(job), resolver)
+        filled = [one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True)]
+        return resolve_stages(_with_replicas(job, filled), resolver)
+    return replace(pipelines[0], job=job, pipelines=() if alone else tuple(pipelines))
+
+
+def _count_microbatches(job: Job) -> int:
+    """Micro-batches of a step, of all pipelines together."""
+    assert job.batch.total is not None
+    if job.batch.total % job.batch.micro:
+        rule = f"it must be a multiple of the {job.batch.micro} sequences of a micro-batch, which all ranks share"
+        near = max(1, round(job.batch.total / job.batch.micro)) * job.batch.micro
+        raise PlanError("batch.global", rule, f"{near} would work", job.batch.total)
+    return job.batch.total // job.batch.micro
+
+
+def _check_gpus(job: Job, stages: Sequence[StagePlan]) -> None:
+    sizes = [math.prod(stage.mesh.values()) for stage in stages]
+    if sum(sizes) != job.cluster.gpus:
+        rule = f"the stages have {' + '.join(map(str, sizes))} = {sum(sizes)} GPUs, the cluster {job.cluster.gpus}"
+        where = "plan.stages" if job.plan.stages else "plan.replicas"
+        raise PlanError(where, rule, "Change the degrees of a stage, or the number of nodes")
+
+
+def _make_pipeline(
+    job: Job, stages: Sequence[StagePlan], count: int, first: int, where: str, resolver: Resolver, alone: bool
+) -> Plan:
+    """One pipeline with the plans of its stages, without layers.
+
+    count: micro-batches of a step.
+    first: rank of its first GPU.
+    alone: whether there is no other pipeline.
+    """
+    schedule = job.plan.schemes
+    common: dict[str, Any] = {"schemes": schedule, "partition": job.plan.partition, "pad_heads": job.plan.pad_heads}
+    axes = {axis: len(stages) for entry in schedule for axis in entry.over}
+    batch = job.batch.model_copy(update={"total": count * job.batch.micro})
+    whole_job = job.model_copy(update={"plan": LongPlan(mesh=axes, **common), "batch": batch})
+    whole = resolver.prepare(whole_job, ())
+    if whole.mesh.places:
+        rule = f"{whole.schedule.use} places equal stages on other GPUs than their neighbours"
+        raise PlanError(where, rule, "Use pipeline/1f1b, or stages of equal degrees")
+    equal = alone and all((one.mesh, one.views) == (stages[0].mesh, stages[0].views) for one in stages)
+    found = []
+    for i, stage in enumerate(stages):
+        own = LongPlan(
+            mesh={**axes, **stage.mesh}, views=stage.views, **(common | {"schemes": (*schedule, *stage.schemes)})
+        )
+        replicas = family_degree(own, "data")
+        if batch.micro % replicas:
+            rule = f"the {batch.micro} sequences of a micro-batch must divide over its {replicas} data-parallel ranks"
+            raise PlanError(f"{where}[{i}]", rule, "Change batch.global or batch.microbatches, or its dp")
+        share = batch.model_copy(update={"micro": batch.micro // replicas})
+        with _locate_in_stage(f"{where}[{i}]", len(schedule)):
+            plan = resolver.prepare(whole_job.model_copy(update={"plan": own, "batch": share}), CHECKS)
+            plan = resolver.choose_alternatives(plan)
+        mesh = plan.mesh if equal else plan.mesh.of_stage(plan.pipeline_axis, first)
+        found.append(replace(plan, mesh=mesh))
+        first += math.prod(stage.mesh.values())
+    _check_holders(whole, stages, where)
+    return replace(whole, stage_plans=tuple(found))
+
+
+def _check_holders(plan: Plan, stages: Sequence[StagePlan], where: str) -> None:
+    """Stages that hold the same layers (bidirectional schedules) have equal degrees."""
+    for part in range(plan.parts):
+        one, *others = plan.holders(part)
+        for other in others:
+            if stages[one].model_dump(exclude={"layers"}) != stages[other].model_dump(exclude={"layers"}):
+                rule = f"{plan.schedule.use} holds the same layers on stages {one} and {other}, whose degrees differ"
+                raise PlanError(f"{where}[{other}]", rule, "Give both the same degrees, or use pipeline/1f1b")
+
+
+@contextmanager
+def _locate_in_stage(where: str, before: int) -> Iterator[None]:
+    """Places errors about the plan of a stage at its entry. before: schemes in front of its own."""
+    try:
+        yield
+    except PlanError as error:
+        place = error.where
+        if place.startswith("plan.schemes["):
+            number, _, rest = place.removeprefix("plan.schemes[").partition("]")
+            place = f"{where}.schemes[{int(number) - before}]{rest}"
+        elif place.startswith("plan."):
+            place = f"{where}.{place.removeprefix('plan.')}"
+        raise PlanError(place, error.rule, error.remedy, error.value) from None
+
+
+def _agree_on_model(pipelines: Sequence[Plan]) -> list[Plan]:
+    """The pipelines with one size of the embedding, and one number of padded heads, on all stages."""
+    every = [one for pipeline in pipelines for one in pipeline.stage_plans]
+    job = every[0].job
+    tensor = math.lcm(*(one.tensor_ranks for one in every))
+    rows = job.model.vocab
+    rows = rows if rows % tensor == 0 else job.model.padded_vocab(job.framework.vocab_multiple * tensor)
+    heads = math.lcm(*(one.head_ranks for one in every)) if job.plan.pad_heads else 1
+
+    def set_sizes(plan: Plan) -> Plan:
+        model = plan.job.model.pad_heads(heads) if job.plan.pad_heads else plan.job.model
+        stages = tuple(set_sizes(one) for one in plan.stage_plans)
+        own = plan.job.model_copy(update={"model": model})
+        return replace(plan, job=own, vocab_rows=rows, stage_plans=stages)
+
+    return [set_sizes(one) for one in pipelines]
+
+
+def _finish(plan: Plan, stages: Sequence[StagePlan], where: str, resolver: Resolver) -> Plan:
+    """A pipeline with layers and slices, checked."""
+    for i, one in enumerate(plan.stage_plans):
+        with _locate_in_stage(f"{where}[{i}]", len(plan.job.plan.schemes)):
+            resolver.check_divisible(one)
+    layers = resolver.layers(plan, tuple(_stated_layers(plan, stages, where)) or plan.job.plan.partition)
+    own = tuple(replace(one, layers=layers) for one in plan.stage_plans)
+    return resolver.slice_sequences(replace(plan, layers=layers, stage_plans=own))
+
+
+def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[int]:
+    """The layers of every part of the model that the stages state; empty if they state none."""
+    if all(one.layers is None for one in stages):
+        return []
+    found = [0] * plan.parts
+    for device, stage in enumerate(stages):
+        parts = sorted({plan.part(s) for s in range(plan.shape.stages) if plan.device(s) == device})
+        key = f"{where}[{device}].layers"
+        if stage.layers is None:
+            raise PlanError(key, "every stage states its layers, or none", "Add it")
+        each = stage.layers if isinstance(stage.layers, tuple) else (stage.layers / len(parts),) * len(parts)
+        if len(each) != len(parts) or any(n != int(n) for n in each):
+            rule = f"the stage holds {len(parts)} parts of the model, among which its layers divide"
+            raise PlanError(key, rule, f"Give a list of {len(parts)} numbers", stage.layers)
+        for part, n in zip(parts, each, strict=True):
+            found[part] = int(n)
+    return found
+
+
+# ------------------------------------------------------------------------------- replicas of equal degrees
+
+
+def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
+    """The plan of a job whose replicas have one mesh and run unlike numbers of micro-batches.
+
+    Raises PlanError for the first rule that the plan breaks.
+    """
+    base = resolver.uniform(_with_microbatches(job, 1))
+    axis, inner = _replica_axis(base)
+    replicas = job.plan.replicas or _kinds_of_replicas(base, axis, inner)
+    size = base.mesh.size(axis) * inner
+    if sum(one.dp for one in replicas) != size:
+        rule = f"the replicas of all entries are the {size} along the outermost data-parallel axis"
+        raise PlanError("plan.replicas", rule, "Change a dp", [one.dp for one in replicas])
+    for i, one in enumerate(replicas):
+        if one.dp % inner:
+            rule = f"experts are spread over {inner} neighbouring replicas, which must be in one entry"
+            raise PlanError(f"plan.replicas[{i}].dp", rule, f"A multiple of {inner} would work", one.dp)
+    ends, begin = [], 0
+    for one in replicas:
+        ends.append(range(begin, begin := begin + one.dp // inner))
+    if any(one.microbatches is None for one in replicas):
+        assert job.batch.total is not None
+        each = base.replicas // size
+        count, rest = divmod(job.batch.total, job.batch.micro * each)
+        if rest:
+            raise PlanError(
+                "batch.global", f"it must be a multiple of {job.batch.micro * each}", "Change it", job.batch.total
+            )
+        plans = [replace(base, positions=(axis, places)) for places in ends]
+        counts = share_by_speed(plans, [one.dp for one in replicas], count, resolver)
+        replicas = tuple(one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True))
+        return resolve_replicas(_with_replicas(job, replicas), resolver)
+    if len({one.microbatches for one in replicas}) == 1 and not job.cluster.groups:
+        return replace(resolver.uniform(_with_microbatches(job, replicas[0].microbatches or 1)), job=job)
+    _check_flush(base)
+    found = []
+    for one, places in zip(replicas, ends, strict=True):
+        plan = resolver.uniform(_with_microbatches(job, one.microbatches or 1))
+        found.append(replace(plan, positions=(axis, places)))
+    return replace(found[0], job=job, pipelines=tuple(found))
+
+
+def _check_flush(plan: Plan) -> None:
+    """Unlike replicas meet at the end of every step."""
+    if not plan.schedule.barrier:
+        rule = f"replicas that differ meet at the end of every step, which {plan.schedule.use} does not wait for"
+        raise PlanError("plan.replicas", rule, "Use pipeline/1f1b, or equal replicas", plan.schedule.use)
+
+
+def _replica_axis(plan: Plan) -> tuple[str, int]:
+    """The outermost part of the mesh along which ranks are replicas, and how many replicas each position is."""
+    parts = {part for scheme in plan.family("data") for part in scheme.over}
+    found = next((part for part in plan.mesh.axes if part in parts and plan.mesh.size(part) > 1), None)
+    if found is None:
+        raise PlanError("plan.replicas", "the plan has one replica", "Leave it out, or add data-parallel ranks")
+    named = next(axis for axis in plan.mesh.named_axes if found in plan.mesh.parts(axis))
+    return found, plan.mesh.size(named) // plan.mesh.size(found)
+
+
+def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, ...]:
+    """Neighbouring replicas on the same kinds of nodes."""
+
+    def kinds(place: int) -> list[str]:
+        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).clusters]
+
+    return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
+
+
+def _with_microbatches(job: Job, count: int) -> Job:
+    """The job of equal replicas that run `count` micro-batches each."""
+    plan = job.plan.model_copy(update={"replicas": (), "share": "even"})
+    total = count * job.batch.micro * family_degree(plan, "data")
+    return job.model_copy(update={"plan": plan, "batch": job.batch.model_copy(update={"total": total})})
+
+
+def _with_replicas(job: Job, replicas: Sequence[ReplicaPlan]) -> Job:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"replicas": tuple(replicas)})})
+
+
+# ------------------------------------------------------------------------------------------------ by speed
+
+
+def share_by_speed(plans: Sequence[Plan], replicas: Sequence[int], count: int, resolver: Resolver) -> list[int]:
+    """Micro-batches of each replica with which the pipelines finish together, as far as whole micro-batches allow.
+
+    A pipeline of p stages takes (m + p - 1) t for m micro-batches, t that of its slowest stage: each further
+    micro-batch goes where it is done first.
+
+    replicas: number of replicas of every plan, which run equal numbers.
+    count: micro-batches of all replicas.
+    """
+    seconds = [_slowest_stage(plan, resolver) for plan in plans]
+    found = [1] * len(plans)
+    left = count - sum(replicas)
+    while left >= 0:
+        fitting = [i for i, n in enumerate(replicas) if n <= left]
+        if not fitting:
+            break
+        best = min(fitting, key=lambda i: (found[i] + plans[i].shape.p) * seconds[i])
+        found[best] += 1
+        left -= replicas[best]
+    if left:
+        rule = f"{count} micro-batches cannot be shared by groups of {', '.join(map(str, replicas))} equal replicas"
+        raise PlanError("plan.share", rule, "Choose another batch.global, or fewer kinds of replicas")
+    return found
+
+
+def _slowest_stage(plan: Plan, resolver: Resolver) -> float:
+    """Seconds of a micro-batch on the stage that takes longest."""
+    costs, stages = resolver.layer_costs(plan), [0.0] * plan.shape.p
+    for part, (begin, layers, end) in enumerate(costs):
+        device = plan.holders(part)[0]
+        stages[device] += sum(layers[layer] for layer in plan.layers_of(part))
+        stages[device] += begin * (part == 0) + end * (part == plan.parts - 1)
+    return max(stages)

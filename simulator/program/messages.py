@@ -1,0 +1,38 @@
+"""Messages and collectives between pipeline devices, from stage to stage and among the holders of one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.ir.ops import Collective, StageOps, Transfer
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """One end of a message: a virtual stage, its pipeline device, and its ops."""
+
+    stage: int
+    device: int
+    ops: StageOps
+
+
+class StageMessages:
+    """Messages of a pipeline whose devices have one mesh: from every rank to the rank at the same place."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+
+    def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
+        """What carries the output of a stage to the next, or the gradient of its input back."""
+        # What comes back to one of several that were joined is its own share.
+        nbytes = (sender if forward else receiver).ops.message_nbytes
+        return self.plain(nbytes, sender.device, receiver.device)
+
+    def plain(self, nbytes: int, source: int, target: int) -> Transfer:
+        """A message from every rank of a device to the rank at the same place of another."""
+        return Transfer(nbytes, self.axis, source, target)
+
+    def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
+        """An all-reduce among the ranks at the same place of several devices."""
+        return Collective("all_reduce", nbytes, (self.axis,), tuple(members))

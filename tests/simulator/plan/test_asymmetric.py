@@ -1,0 +1,280 @@
+"""Plans whose stages, or whose replicas, differ: equal ones are today's plans, unlike ones obey hand formulas."""
+
+import random
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.costs.costs import IdealCosts
+from simulator.engine.play import play
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.program import build_program
+from simulator.forecast.simulate import simulate
+from simulator.ir.ops import Transfer
+from simulator.job.load import load_job
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
+MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
+REPLICAS = {
+    "mesh": {"dp": 4, "pp": 2, "tp": 2},
+    "schemes": [
+        {"use": "pipeline/1f1b", "over": "pp"},
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ],
+}
+
+
+def job(plan: dict[str, Any], batch: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "cluster": "dgx-h100:2", "plan": plan, "batch": batch, **more}
+
+
+def answers(one: dict[str, Any]) -> tuple[Any, ...]:
+    report = simulate(one)
+    memory = [peak.by for peak in report.play.peaks]
+    return report.step_time, report.mfu, report.hfu, report.breakdown.parts, report.breakdown.hidden, memory
+
+
+# --------------------------------------------------------------------------------------------- equal degrees
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"tp": 2, "dp": 4},
+        {"tp": 2, "dp": 4, "zero": 0},
+        {"tp": 2, "dp": 4, "zero": 3},
+        {"tp": 1, "dp": 8, "fsdp": True},
+        {"tp": 2, "dp": 2, "cp": 2},
+        {"tp": 2, "dp": 4, "recompute": "full"},
+        {"tp": 4, "dp": 2, "sequence_parallel": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_equal_stages_are_a_uniform_plan(stage: dict[str, Any], schedule: str) -> None:
+    """To the bit: time, its parts, and memory."""
+    microbatches = 64 // stage["dp"]
+    uniform = job({"pp": 2, "schedule": schedule, **stage}, {"global": 64})
+    stages = job({"schedule": schedule, "stages": [stage, stage]}, {"global": 64, "microbatches": microbatches})
+    assert answers(stages) == answers(uniform)
+
+
+def test_equal_stages_in_chunks_are_a_uniform_plan() -> None:
+    stage = {"tp": 4, "dp": 2, "layers": [2, 2]}
+    uniform = job({"pp": 2, "chunks": 2, "tp": 4, "dp": 2}, {"global": 64})
+    assert answers(job({"chunks": 2, "stages": [stage, stage]}, {"global": 64, "microbatches": 32})) == answers(uniform)
+
+
+def test_equal_replicas_are_a_uniform_plan() -> None:
+    shared = {**REPLICAS, "replicas": [{"dp": 2, "microbatches": 16}, {"dp": 2, "microbatches": 16}]}
+    assert answers(job(shared, {"global": 64})) == answers(job(REPLICAS, {"global": 64}))
+
+
+def test_equal_classes_of_replicas_take_as_long_as_one() -> None:
+    """Played as two pipelines that meet at the norm of the gradients."""
+    plan = {**REPLICAS, "replicas": [{"dp": 2, "microbatches": 16}, {"dp": 2, "microbatches": 16}]}
+    one = {"cluster": {"groups": [{"node": "dgx-h100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}}
+    found, wanted = (simulate(job(each, {"global": 64}, **one)) for each in (plan, REPLICAS))
+    assert len(found.play.plan.every_pipeline) == 2
+    assert found.step_time == pytest.approx(wanted.step_time, rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------- hand formulas
+
+
+def test_two_unlike_stages_take_as_long_as_the_formula() -> None:
+    """1F1B of a fast stage before a slow one, under ideal prices: f0 + m (f1 + b1) + b0 and two hops."""
+    stages = [{"layers": 2, "tp": 4, "dp": 2}, {"layers": 6, "tp": 2, "dp": 4}]
+    plain = {"name": "megatron-core", "set": {"launch_s": 0.0}}
+    plan = resolve_plan(load_job(job({"stages": stages}, {"global": 64, "microbatches": 8}, framework=plain)))
+    costs = IdealCosts(1e12)
+
+    def price(work: Any) -> Any:
+        return costs.estimate(work)._replace(latency=0.25) if isinstance(work, Transfer) else costs.estimate(work)
+
+    step = play(build_program(plan, price)[1])
+    program = step.program
+    seconds = {
+        (slot.stage, slot.kind): task.sums[:, 0].sum()
+        for slot, task in zip(program.timetable.slots, program.tasks, strict=True)
+    }
+    f0, b0, f1, b1 = (seconds[key] for key in ((0, "F"), (0, "BW"), (1, "F"), (1, "BW")))
+    assert f1 + b1 > f0 + b0
+    assert step.span == pytest.approx(f0 + 8 * (f1 + b1) + b0 + 2 * 0.25, rel=1e-12)
+
+
+def test_meetings_have_names() -> None:
+    """A tied table across tp 4 and tp 2 is one collective of two devices, and all devices meet for the norm."""
+    stages = [{"layers": 4, "tp": 4, "dp": 2}, {"layers": 4, "tp": 2, "dp": 4}]
+    tied = {**MODEL, "tied": True}
+    report = simulate(job({"stages": stages}, {"global": 64, "microbatches": 8}) | {"model": tied})
+    assert [sorted(device for device, _ in meeting) for meeting in report.play.program.meetings] == [[0, 1], [0, 1]]
+    updates = report.play.program.updates
+    works = [updates[device].parts[0].block.ops[place].work for device, place in report.play.program.meetings[0]]
+    assert works[0] == works[1] and works[0].ranks == (0, 8)
+    rows = report.play.plan.vocab
+    assert works[0].nbytes == 4 * MODEL["hidden"] * rows // 2  # the widest shard, of tp 2
+
+
+def test_shares_follow_the_speed() -> None:
+    """A batch of B micro-batches over rates r1 and r2 takes B / (r1 + r2): an H100 node gets twice as many."""
+    plan = {
+        "mesh": {"dp": 2, "tp": 8},
+        "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}],
+    }
+    even, fast = (
+        simulate(job({**plan, "share": share}, {"global": 96}, cluster=MIXED, model="llama3-8b"))
+        for share in ("even", "by-speed")
+    )
+    counts = [one.shape.m for one in fast.play.plan.pipelines]
+    assert sum(counts) == 96 and counts[0] < counts[1]
+    assert fast.step_time < even.step_time
+    # Rates in micro-batches of the even plan's slower half, and what the shares say of the faster one.
+    assert fast.step_time == pytest.approx(even.step_time * counts[0] / 48, rel=0.02)
+
+
+def test_mfu_counts_every_gpu_by_its_peak() -> None:
+    """As many FLOPs in half of the time are twice the MFU, whichever ranks they run on."""
+    plan = {
+        "mesh": {"dp": 2, "tp": 8},
+        "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/megatron", "over": "tp"}],
+    }
+    reports = [simulate(job({**plan, "share": share}, {"global": 64}, cluster=MIXED)) for share in ("even", "by-speed")]
+    assert reports[0].mfu["palm"] * reports[0].step_time == pytest.approx(reports[1].mfu["palm"] * reports[1].step_time)
+    peaks = {"dgx-a100": 312e12, "dgx-h100": 989.4e12}
+    needed = reports[0].flops_per_token("palm") * reports[0].tokens
+    mean = sum(peaks.values()) / 2
+    assert reports[0].mfu["palm"] == pytest.approx(needed / (reports[0].step_time * 16 * mean), rel=2e-3)
+
+
+# ------------------------------------------------------------------------------------------------ engines agree
+
+
+def draw_stages(rng: random.Random, gpus: int) -> list[dict[str, Any]]:
+    """Stages with drawn degrees on `gpus` GPUs."""
+    found = []
+    while gpus:
+        size = rng.choice([n for n in (1, 2, 4, 8) if n <= gpus])
+        tp = rng.choice([n for n in (1, 2, 4) if size % n == 0])
+        cp = rng.choice([n for n in (1, 2) if size // tp % n == 0])
+        stage = {"tp": tp, "cp": cp, "dp": size // tp // cp}
+        stage |= {"sequence_parallel": rng.random() < 0.5, "recompute": rng.choice(["none", "none", "full"])}
+        stage |= {"zero": rng.choice([0, 1, 1, 2, 3])}
+        found.append(stage)
+        gpus -= size
+    return found
+
+
+def draw_unlike(seed: int) -> dict[str, Any]:
+    """A job with unlike stages, unlike replicas, or both, on equal or on mixed nodes."""
+    rng = random.Random(seed)
+    layers = rng.choice([8, 16])
+    model = {**MODEL, "layers": layers, "tied": rng.random() < 0.5}
+    cluster: Any = rng.choice(["dgx-h100:2", MIXED])
+    kind = rng.choice(["stages", "stages", "shares", "asymmetric"])
+    if kind == "shares":
+        counts = [rng.randint(1, 6), rng.randint(1, 6)]
+        plan = {**REPLICAS, "replicas": [{"dp": 2, "microbatches": n} for n in counts]}
+        return job(plan, {"global": 2 * sum(counts)}, cluster=cluster, model=model)
+    schedule = rng.choice(["1f1b", "1f1b", "gpipe", "zb-h1"])
+    if kind == "stages":
+        stages = draw_stages(rng, 16)
+        while len(stages) > layers:
+            stages = draw_stages(rng, 16)
+        batch = {"global": 8 * (m := rng.choice([1, 3, 8])), "microbatches": m}
+        return job(
+            {"schedule": schedule, "partition": "by-cost", "stages": stages}, batch, cluster=cluster, model=model
+        )
+    sides = [draw_stages(rng, 8) for _ in range(2)]
+    replicas = [{"microbatches": rng.randint(1, 6), "stages": stages} for stages in sides]
+    batch = {"global": 8 * sum(one["microbatches"] for one in replicas)}
+    plan = {"schedule": schedule, "partition": "by-cost", "replicas": replicas}
+    return job(plan, batch, cluster=cluster, model=model)
+
+
+def check_engines_agree(seed: int) -> None:
+    one = draw_unlike(seed)
+    matrices, sweep, simpy = (simulate(one, engine=engine) for engine in ("matrices", "sweep", "simpy"))
+    for other in (sweep, simpy):
+        assert other.step_time == pytest.approx(matrices.step_time, rel=1e-9)
+        assert other.breakdown.parts == pytest.approx(matrices.breakdown.parts, rel=1e-6, abs=1e-9)
+    assert 0 < matrices.hfu < 1 and matrices.mfu["causal"] <= matrices.mfu["palm"] < 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_engines_agree_on_unlike_plans(seed: int) -> None:
+    check_engines_agree(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 500))
+def test_engines_agree_on_many_unlike_plans(seed: int) -> None:
+    check_engines_agree(seed)
+
+
+def test_the_answer_names_the_same_plan() -> None:
+    """The job of an answer, read again, is the same job."""
+    for seed in range(12):
+        one = load_job(draw_unlike(seed))
+        again = load_job(one.to_dict())
+        assert again.plan == one.plan and again.batch == one.batch
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("plan", "batch", "where", "words"),
+    [
+        ({"stages": [{"tp": 4}, {"tp": 4}]}, {"global": 8, "microbatches": 8}, "plan.stages", "4 + 4 = 8 GPUs"),
+        (
+            {"stages": [{"dp": 3, "tp": 4}, {"tp": 4}]},
+            {"global": 8, "microbatches": 8},
+            "plan.stages[0]",
+            "divide over",
+        ),
+        ({"pp": 2, "stages": [{"tp": 8}, {"tp": 8}]}, {"global": 8}, "plan.pp", "degrees of its own"),
+        (
+            {"stages": [{"tp": 8, "layers": 3}, {"tp": 8}]},
+            {"global": 8, "microbatches": 8},
+            "plan.stages[1].layers",
+            "or none",
+        ),
+        (
+            {"schedule": "dualpipe", "stages": [{"tp": 8}, {"tp": 4, "dp": 2}]},
+            {"global": 16, "microbatches": 8},
+            "plan.stages[1]",
+            "holds the same layers",
+        ),
+        (
+            {**REPLICAS, "replicas": [{"dp": 2, "microbatches": 3}, {"dp": 1, "microbatches": 5}]},
+            {"global": 11},
+            "plan.replicas",
+            "the 4 along",
+        ),
+        (
+            {
+                "tp": 4,
+                "dp": 4,
+                "fsdp": True,
+                "replicas": [{"dp": 2, "microbatches": 3}, {"dp": 2, "microbatches": 5}],
+            },
+            {"global": 16},
+            "plan.replicas",
+            "every micro-batch",
+        ),
+        (
+            {"stages": [{"tp": 3, "dp": 1}, {"tp": 13}]},
+            {"global": 8, "microbatches": 8},
+            "plan.stages[0].tp",
+            "must divide",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals(plan: dict[str, Any], batch: dict[str, Any], where: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        simulate(job(plan, batch))
+    assert caught.value.where == where and words in str(caught.value)
