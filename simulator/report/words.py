@@ -54,7 +54,7 @@ def describe_plan(plan: Plan) -> list[str]:
             name = entry.use.partition("/")[2]
             chunks = (entry.model_extra or {}).get("chunks", 1)
             words.append(f"{name} with {chunks} chunks" if chunks != 1 else name)
-    return list(dict.fromkeys(words))
+    return list(dict.fromkeys(words)) if meshes else words
 
 
 def _describe_axes(plan: LongPlan) -> str:

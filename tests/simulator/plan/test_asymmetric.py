@@ -152,8 +152,8 @@ def test_mfu_counts_every_gpu_by_its_peak() -> None:
 # ------------------------------------------------------------------------------------------------ engines agree
 
 
-def draw_stages(rng: random.Random, gpus: int) -> list[dict[str, Any]]:
-    """Stages with drawn degrees on `gpus` GPUs."""
+def draw_stages(rng: random.Random, gpus: int, experts: bool) -> list[dict[str, Any]]:
+    """Stages with drawn degrees on `gpus` GPUs. experts: whether the model has some, which ranks share."""
     found = []
     while gpus:
         size = rng.choice([n for n in (1, 2, 4, 8) if n <= gpus])
@@ -162,6 +162,8 @@ def draw_stages(rng: random.Random, gpus: int) -> list[dict[str, Any]]:
         stage = {"tp": tp, "cp": cp, "dp": size // tp // cp}
         stage |= {"sequence_parallel": rng.random() < 0.5, "recompute": rng.choice(["none", "none", "full"])}
         stage |= {"zero": rng.choice([0, 1, 1, 2, 3])}
+        if experts:
+            stage |= {"ep": rng.choice([n for n in (1, 2, 4) if size % n == 0]), "sequence_parallel": True}
         found.append(stage)
         gpus -= size
     return found
@@ -172,6 +174,8 @@ def draw_unlike(seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     layers = rng.choice([8, 16])
     model = {**MODEL, "layers": layers, "tied": rng.random() < 0.5}
+    if experts := rng.random() < 0.3:
+        model["moe"] = {"experts": 8, "top_k": 2, "expert_ffn": 512}
     cluster: Any = rng.choice(["dgx-h100:2", MIXED])
     kind = rng.choice(["stages", "stages", "shares", "asymmetric"])
     if kind == "shares":
@@ -180,14 +184,14 @@ def draw_unlike(seed: int) -> dict[str, Any]:
         return job(plan, {"global": 2 * sum(counts)}, cluster=cluster, model=model)
     schedule = rng.choice(["1f1b", "1f1b", "gpipe", "zb-h1"])
     if kind == "stages":
-        stages = draw_stages(rng, 16)
+        stages = draw_stages(rng, 16, experts)
         while len(stages) > layers:
-            stages = draw_stages(rng, 16)
+            stages = draw_stages(rng, 16, experts)
         batch = {"global": 8 * (m := rng.choice([1, 3, 8])), "microbatches": m}
         return job(
             {"schedule": schedule, "partition": "by-cost", "stages": stages}, batch, cluster=cluster, model=model
         )
-    sides = [draw_stages(rng, 8) for _ in range(2)]
+    sides = [draw_stages(rng, 8, experts) for _ in range(2)]
     replicas = [{"microbatches": rng.randint(1, 6), "stages": stages} for stages in sides]
     batch = {"global": 8 * sum(one["microbatches"] for one in replicas)}
     plan = {"schedule": schedule, "partition": "by-cost", "replicas": replicas}
