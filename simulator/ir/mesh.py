@@ -34,6 +34,7 @@ class Mesh:
         views: the axes of each view with their sizes.
         axes: the parts with their sizes, outermost first.
         places: for an axis whose positions are not in the order of ranks, the place of each along the axis.
+        joined: sets of parts over which equal collectives are one collective (`with_joined`).
 
     Raises:
         PlanError: a view has another number of ranks, or its axes do not nest with the others.
@@ -56,6 +57,7 @@ class Mesh:
     ) -> None:
         self.named_axes = dict(axes)
         self.places: dict[str, tuple[int, ...]] = {}
+        self.joined: tuple[tuple[str, ...], ...] = ()
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
             if "." in axis:  # the names of parts have one
@@ -135,6 +137,17 @@ class Mesh:
         """
         found = copy(self)
         found.places = {**self.places, axis: tuple(places)}
+        return found
+
+    def are_joined(self, parts: Iterable[str]) -> bool:
+        """Whether equal collectives over each of these parts are one collective over all of them."""
+        wanted = set(parts)
+        return any(wanted <= set(own) for own in self.joined)
+
+    def with_joined(self, joined: Iterable[tuple[str, ...]]) -> Mesh:
+        """This mesh, in which equal collectives over parts of one of these sets are one collective."""
+        found = copy(self)
+        found.joined = (*self.joined, *joined)
         return found
 
     @cached_property

@@ -52,6 +52,7 @@ class Lowering:
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
+        mesh = mesh.with_joined(scheme.over for scheme in schemes if scheme.joins_axes)
         self.scope = Scope(mesh, schemes, regather, captured, host_waits)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (

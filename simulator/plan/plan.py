@@ -149,6 +149,7 @@ class Plan:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
+            borders=tuple(sorted({first for scheme in self.schemes for first in scheme.layer_borders})),
         )
 
     @cached_property
@@ -178,8 +179,8 @@ class Plan:
 
     @cached_property
     def vocab(self) -> int:
-        """Rows of the embedding, padded to the framework's multiple where tp does not divide the vocabulary."""
-        tensor = self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.over)
+        """Rows of the embedding, padded to the framework's multiple where tensor ranks do not divide the vocabulary."""
+        tensor = self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.vocabulary_axes)
         if self.job.model.vocab % tensor == 0:
             return self.job.model.vocab
         return self.job.model.padded_vocab(self.job.framework.vocab_multiple * tensor)
