@@ -156,8 +156,8 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
             # A head of keys or values that several ranks share is sent to each of them.
             work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
         joined = (axis, *(steps[-1].axes if steps and steps[-1].operation == operation else ()))
-        alike = mesh.are_joined(joined) and moves[-1] == moves[-2:][0]
-        if len(joined) > 1 and (alike or mesh.of_one_axis(joined)):
+        same = mesh.are_joined(joined) and moves[-1] == moves[-2:][0]
+        if len(joined) > 1 and (same or mesh.of_one_axis(joined)):
             # The largest buffer of a rank: the result of an all-gather, the input of a reduction.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
         steps.append(work)

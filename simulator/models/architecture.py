@@ -86,12 +86,12 @@ class Architecture(Shapes):
         """Returns the units of layers of one tower, or of the trunk."""
         return [
             replace(self.layer(kind, first), count=count)
-            for first, alike in groupby(layers, self.first_alike)
-            for kind, count in self.runs_of_kinds(tuple(alike))
+            for first, some in groupby(layers, self.group_start)
+            for kind, count in self.runs_of_kinds(tuple(some))
         ]
 
-    def first_alike(self, layer: int) -> int:
-        """Returns the first of the layers to which the same layouts apply as to this one."""
+    def group_start(self, layer: int) -> int:
+        """Returns the first of the layers that schemes shard as this one."""
         return max((first for first in self.borders if first <= layer), default=0)
 
     def slice(self, begin: int, end: int) -> Architecture:
@@ -183,7 +183,7 @@ class Architecture(Shapes):
         return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
     def layer(self, kind: LayerKind, first: int = 0) -> Layer:
-        """Returns a transformer layer of this kind. first: see `first_alike`."""
+        """Returns a transformer layer of this kind. first: see `group_start`."""
         if (kind, first) not in self._layers:
             end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)

@@ -62,8 +62,10 @@ class Annotated(TensorScheme):
     def tables(self) -> OperatorTables:
         return OperatorTables(self.options.tables, self.options.stream, self.axes, self.mesh)
 
-    def layouts(self, operator: Operator) -> Rule:
+    def layouts(self, operator: Operator) -> Rule | None:
         divide, rest = self.tables.divide(operator), self.tables.rest(operator)
+        if not divide and not rest:
+            return None
         return Rule(dict(dims_by_part(divide, self.mesh)), dict(dims_by_part(rest, self.mesh)))
 
     def check_operators(self, operators: Sequence[Operator], layers: int, where: str) -> None:

@@ -113,13 +113,13 @@ class LayoutExecutor:
         own.backward()
         (loss,) = (operator for operator in unit.operators() if isinstance(operator, Loss))
         summed = dict.fromkeys(required_layout(loss.outs[0], self.scope.division(loss)), PARTIAL)
-        return float(self._spread(own.detach(), self._placements((), summed)).full_tensor())
+        return float(self._global(own.detach(), self._placements((), summed)).full_tensor())
 
     def gradients(self) -> Iterator[tuple[str, Tensor, WholeWeight]]:
         """Every weight with its whole gradient, beside that of the reference model."""
         for name, (shard, placements, weight) in self.shards.items():
             assert shard.grad is not None
-            yield name, self._spread(shard.grad, placements).full_tensor(), weight
+            yield name, self._global(shard.grad, placements).full_tensor(), weight
 
     def _run_unit(self, unit: Unit, prefix: str, x: Tensor, targets: Tensor) -> Tensor:
         self.scope.enter(unit)
@@ -173,7 +173,7 @@ class LayoutExecutor:
             for state in states
         )
 
-    def _spread(self, local: Tensor, placements: Placements) -> DTensor:
+    def _global(self, local: Tensor, placements: Placements) -> DTensor:
         return DTensor.from_local(local.contiguous(), self.mesh, placements, run_check=False)
 
     def _reshard(
@@ -185,7 +185,7 @@ class LayoutExecutor:
 
     def convert(self, local: Tensor, source: Placements, target: Placements) -> Tensor:
         """This rank's part of a tensor in another layout."""
-        return self._spread(local, source).redistribute(placements=target).to_local().contiguous()
+        return self._global(local, source).redistribute(placements=target).to_local().contiguous()
 
 
 class _Reshard(Function):
@@ -224,8 +224,8 @@ class WholeWeight(NamedTuple):
         assert param.grad is not None
         value, gradient, largest = param.detach(), param.grad, float(param.grad.abs().max())
         if isinstance(operator, Linear):
-            alike = [one for one in operator.weights if len(one.dims) == len(weight.dims)]
-            rows = [int([*one.dims.values()][-1].size) for one in alike]
-            place = [one.name for one in alike].index(weight.name)
+            similar = [one for one in operator.weights if len(one.dims) == len(weight.dims)]
+            rows = [int([*one.dims.values()][-1].size) for one in similar]
+            place = [one.name for one in similar].index(weight.name)
             value, gradient = (whole.split(rows)[place].T for whole in (value, gradient))
         return cls(value, gradient, largest)

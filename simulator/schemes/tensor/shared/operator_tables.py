@@ -23,7 +23,7 @@ ALL_AXES = ""
 """The key of dims that every axis of the scheme shards."""
 
 
-def _listed(given: Any) -> Any:
+def _as_list(given: Any) -> Any:
     return () if given is None else (given,) if isinstance(given, str) else given
 
 
@@ -32,7 +32,7 @@ def _by_axis(given: Any) -> Any:
 
 
 Name = Annotated[str, Field(max_length=80)]
-Dims = Annotated[tuple[Name, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...] | None)]
+Dims = Annotated[tuple[Name, ...], BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...] | None)]
 """Dims of which an axis shards the first that an operator has; none: every rank along the axis has the whole."""
 
 AxisDims = Annotated[
@@ -42,19 +42,27 @@ AxisDims = Annotated[
 """Dims by axis; without axes those of every axis of the scheme."""
 
 
-class OperatorTable(BaseModel):
-    """Layouts of operators by name; `all` stands for every operator that has the dim.
+Range = Annotated[str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$")]
+Layers = Annotated[
+    Range,
+    BeforeValidator(lambda given: str(given) if type(given) is int else given, json_schema_input_type=int | Range),
+]
+"""The first and the last of several layers, or one layer."""
 
-    layers: first and last layer that it is for (``0-17``), or one layer; None: all layers, the embedding and the
-        output layer.
-    divide: for each operator the dim that each axis shards.
-    rest: for each operator the dim along which each axis shards its weights between their uses.
-    """
+
+class OperatorTable(BaseModel):
+    """Layouts of operators by name; `all` stands for every operator that has the dim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    layers: Annotated[str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$", coerce_numbers_to_str=True)] | None = None
+    layers: Layers | None = None
+    """First and last layer that it is for (``0-17``), or one layer. Default: all, and the ends."""
     divide: dict[Name, AxisDims] = {}
+    """For each operator the dim that each axis shards."""
     rest: dict[Name, AxisDims] = {}
+    """For each operator the dim along which each axis shards its weights between their uses."""
+
+    def __repr__(self) -> str:
+        return str(self.model_dump(exclude_defaults=True))
 
     @property
     def range(self) -> range | None:
@@ -71,7 +79,7 @@ class OperatorTable(BaseModel):
         return any(isinstance(mark, LayersFrom) and mark.first in self.range for mark in operator.marks)
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """What the tables say about an axis at an operator.
 
     dim: the dim that the axis shards; empty: none.
@@ -100,21 +108,21 @@ class OperatorTables:
         ranges = [table.range for table in self.tables if table.range is not None]
         return tuple(sorted({0, *(end for one in ranges for end in (one.start, one.stop))})) if ranges else ()
 
-    def divide(self, operator: Operator) -> dict[str, Entry]:
+    def divide(self, operator: Operator) -> dict[str, TableEntry]:
         """What each axis shards at an operator."""
         return self._entries("divide", operator, operator.divisible_dims)
 
-    def rest(self, operator: Operator) -> dict[str, Entry]:
+    def rest(self, operator: Operator) -> dict[str, TableEntry]:
         """What each axis shards of the weights of an operator between their uses."""
         return self._entries("rest", operator, _dims_of_weights(operator))
 
-    def _entries(self, part: Part, operator: Operator, legal: Iterable[str]) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+    def _entries(self, part: Part, operator: Operator, legal: Iterable[str]) -> dict[str, TableEntry]:
+        found: dict[str, TableEntry] = {}
         for given, where in self._given(part, operator):
             for key, dims in given.items():
                 dim = next((dim for dim in dims if dim in legal), None) if dims else ""
                 if dim is not None:
-                    entry = Entry(dim, f"{where}.{key}" if key else where)
+                    entry = TableEntry(dim, f"{where}.{key}" if key else where)
                     found |= dict.fromkeys((key,) if key else self.axes, entry)
         return found
 
@@ -200,7 +208,7 @@ class OperatorTables:
         self,
         operator: Operator,
         axis: str,
-        entry: Entry,
+        entry: TableEntry,
         ranks: int,
         dims: Iterable[str],
         tensors: Sequence[Tensor],
@@ -227,7 +235,7 @@ def _divides(tensors: Iterable[Tensor], dim: str, ranks: int) -> bool:
     return all(tensor.dims[dim].is_divisible_by(ranks) for tensor in tensors if tensor.has(dim))
 
 
-def dims_by_part(entries: Mapping[str, Entry], mesh: Mesh) -> Iterator[tuple[str, str]]:
+def dims_by_part(entries: Mapping[str, TableEntry], mesh: Mesh) -> Iterator[tuple[str, str]]:
     """The dim of every part of the axes."""
     for axis, entry in entries.items():
         yield from ((part, entry.dim) for part in mesh.parts(axis))
