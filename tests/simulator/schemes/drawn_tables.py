@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from random import Random
@@ -51,11 +52,18 @@ class DrawnJob:
         return prod(self.mesh[axis] for axis, dim in dims.items() if dim and (has is None or dim in has))
 
 
-def draw_job(seed: int, data: tuple[str, ...] = ("", "", "data/ddp", "data/zero-1", "data/fsdp")) -> DrawnJob:
-    """The job of a seed: a model, a mesh, a dim or none for each axis at each operator, and weights at rest."""
+DATA = ("", "", "data/ddp", "data/zero-1", "data/fsdp")
+
+
+def draw_job(seed: int, models: Sequence[dict[str, Any]] = (GPT, LLAMA, EXPERTS), ranks: int = 0) -> DrawnJob:
+    """The job of a seed: a model, a mesh, a dim or none for each axis at each operator, and weights at rest.
+
+    ranks: of the mesh; 0: 4 or 8.
+    """
     rng = Random(seed)
-    model, mesh = rng.choice([GPT, LLAMA, EXPERTS]), rng.choice(MESHES)
-    use = rng.choice(data)
+    model = rng.choice(models)
+    mesh = rng.choice([mesh for mesh in MESHES if ranks in (0, prod(mesh.values()))])
+    use = rng.choice(DATA)
     claimed = rng.choice([*mesh]) if use else ""
     replicas = mesh.get(claimed, 1)
     micro = rng.choice([1, 2, 8])
