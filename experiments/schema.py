@@ -175,7 +175,7 @@ def _plan(defs: Schema) -> Schema:
     for use in scheme_names():
         kind = find_scheme(use)
         made = kind.Options.model_json_schema(schema_generator=Generator)
-        assert "$defs" not in made, use
+        defs |= made.pop("$defs", {})
         properties = {"use": {"const": use}, "over": entry["over"], **made.get("properties", {})}
         about = f"{kind.paper.title} ({kind.paper.ref})"
         required = ["use", *made.get("required", ())]

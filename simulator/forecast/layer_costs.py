@@ -53,7 +53,7 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
         )
 
     def layer_cost(layer: int) -> float:
-        kind = model.kind(layer)
+        kind = model.kind(layer), plan.architecture.group_start(layer)
         if kind not in known:
             known[kind] = stage_cost(range(layer, layer + 1))
         return known[kind]

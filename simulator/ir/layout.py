@@ -139,21 +139,25 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
 
     Reductions come first, then all-to-alls, then all-gathers, each over inner axes first: this order moves the fewest
     bytes. Sharding a replicated tensor is a local slice without communication; along a dim that no axis shards yet it
-    comes before the all-to-alls. Equal collectives over all parts of one axis become one collective over that axis.
+    comes before the all-to-alls. Equal collectives over all parts of one axis become one collective over that axis;
+    over axes that the mesh joins, those that turn the same dim into the same other.
     """
     steps: list[Collective] = []
+    moves: list[tuple[str | None, str | None]] = []
     now = dict(source)
     axes = [axis for axis in mesh.inner_first(mesh.axes) if mesh.size(axis) > 1 and now.get(axis) != target.get(axis)]
 
     def step(operation: str, axis: str, buffer: Layout) -> None:
         work = Collective(operation, tensor.nbytes(buffer, mesh), (axis,))
-        now.pop(axis, None)
+        moves.append((now.pop(axis, None), target.get(axis)))
         if axis in target:
             now[axis] = target[axis]
         if operation == "all_to_all":
             # A head of keys or values that several ranks share is sent to each of them.
             work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
-        if steps and steps[-1].operation == operation and mesh.of_one_axis(joined := (axis, *steps[-1].axes)):
+        joined = (axis, *(steps[-1].axes if steps and steps[-1].operation == operation else ()))
+        same = mesh.are_joined(joined) and moves[-1] == moves[-2:][0]
+        if len(joined) > 1 and (same or mesh.of_one_axis(joined)):
             # The largest buffer of a rank: the result of an all-gather, the input of a reduction.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
         steps.append(work)

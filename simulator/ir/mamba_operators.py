@@ -59,6 +59,7 @@ class SSDScan(Operator):
 
     chunk: int = 128
     state: int = 128
+    undivided = ("s",)
 
     def sizes(self, at: LocalShapes) -> ScanSizes:
         """Returns the local sizes."""

@@ -36,6 +36,7 @@ class Mesh:
         places: for an axis whose positions are not in the order of ranks, the place of each along the axis.
         stage: axis of the pipeline, of a stage whose degrees other stages do not have: all groups lie in that stage.
         first: global rank of the first rank of that stage.
+        joined: sets of parts over which equal collectives are one collective (`with_joined`).
 
     Raises:
         PlanError: a view has another number of ranks, or its axes do not nest with the others.
@@ -59,6 +60,7 @@ class Mesh:
         self.named_axes = dict(axes)
         self.places: dict[str, tuple[int, ...]] = {}
         self.stage, self.first = "", 0
+        self.joined: tuple[tuple[str, ...], ...] = ()
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
             if "." in axis:  # the names of parts have one
@@ -150,6 +152,17 @@ class Mesh:
     def inner(self) -> dict[str, int]:
         """The axes inside a stage with their sizes, where it has degrees of its own; otherwise all."""
         return {axis: size for axis, size in self.axes.items() if axis != self.stage}
+
+    def are_joined(self, parts: Iterable[str]) -> bool:
+        """Whether equal collectives over each of these parts are one collective over all of them."""
+        wanted = set(parts)
+        return any(wanted <= set(own) for own in self.joined)
+
+    def with_joined(self, joined: Iterable[tuple[str, ...]]) -> Mesh:
+        """This mesh, in which equal collectives over parts of one of these sets are one collective."""
+        found = copy(self)
+        found.joined = (*self.joined, *joined)
+        return found
 
     @cached_property
     def _strides(self) -> dict[str, int]:

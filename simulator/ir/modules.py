@@ -121,6 +121,16 @@ class Unit(CompositeModule):
     lowering_key: Hashable = None
 
 
+@dataclass(frozen=True)
+class LayersFrom:
+    """The mark of the operators of layers, where schemes shard some layers otherwise than others.
+
+    first: number of the first layer of the model that they shard as this one.
+    """
+
+    first: int
+
+
 LOWEST = "lowest"
 """The mark of a unit below which nothing is trained: the gradient of its input is not computed."""
 
@@ -198,7 +208,8 @@ class Operator(Module):
     """One operation from `ins` to `outs`, with `weights`. Subclasses state its work at the local sizes of a rank.
 
     Customise by: forward, backward_inputs, backward_weights, saved_tensors, saved_for_weights. Seldom: saved_buffers,
-    temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout.
+    temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout, sums,
+    undivided.
 
     ins: input activations.
     outs: output activations.
@@ -217,6 +228,10 @@ class Operator(Module):
     modules: tuple[str, ...] = field(default=(), kw_only=True)
     view: ClassVar[str] = ""
     """The view of the mesh whose axes shard the operator, where the mesh has that view."""
+    sums: ClassVar[bool] = False
+    """Whether the outputs are sums along the dims that they lack, so that ranks may compute partial sums."""
+    undivided: ClassVar[tuple[str, ...]] = ()
+    """Dims of the outputs along which the operator depends on all elements, so that ranks cannot divide them."""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
@@ -234,6 +249,12 @@ class Operator(Module):
     def has(self, dim: str) -> bool:
         """Whether one of its tensors has this dim."""
         return dim in self.dims
+
+    @cached_property
+    def divisible_dims(self) -> tuple[str, ...]:
+        """The dims along which ranks can divide its work: those of all its outputs and those that it sums."""
+        found = self.dims if self.sums else {dim for dim in self.dims if all(out.has(dim) for out in self.outs)}
+        return tuple(sorted(set(found) - set(self.undivided)))
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         """Layout in which the operator produces an output, where each axis shards the dim that `divide` says."""

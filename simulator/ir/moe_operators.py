@@ -35,6 +35,8 @@ class ExpertSavedCast(SavedCast):
 class TopK(Operator):
     """Top-k of the router's logits: the experts of each token and their weights."""
 
+    undivided = ("k",)
+
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("router", 2 * at.bytes(*self.ins), at.bytes(*self.ins, *self.outs))]
 
@@ -60,6 +62,8 @@ class Permute(Operator):
 @dataclass(frozen=True, eq=False)
 class Unpermute(Operator):
     """Adds up the results of each token's experts, weighted by `TopK`. ins: the results, and the weights."""
+
+    sums = True
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]

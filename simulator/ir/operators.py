@@ -30,6 +30,7 @@ class Embedding(Operator):
     """
 
     tied: bool = False
+    sums = True
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("embedding", at.bytes(*self.outs), at.bytes(*self.outs))]
@@ -202,6 +203,7 @@ class Linear(Operator):
 
     grad_dtype: str = "fp32"
     quantised: str = ""
+    sums = True
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
         """Size of the GEMM: rows (dims of both input and outputs), columns of all outputs, contracted size, batch."""
@@ -447,6 +449,7 @@ class Loss(Operator):
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
     peaks: tuple[int, int] = (0, 0)
+    sums = True
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         return required_layout(tensor, divide)

@@ -57,7 +57,7 @@ class Rule:
     """How a scheme shards an operator. A plain dim name is short for a rule that shards this dim over all its axes.
 
     divide: from axis to the dim that it shards; ``b|h``: samples, and `h` of the tensors without samples (see
-        `simulator.ir.layout`).
+        `simulator.ir.layout`); empty: none, also where a scheme further out shards one.
     at_rest: from axis to the dim of the weights that it shards while no pass uses them: weights are all-gathered before
         each pass, and their gradients reduce-scattered after it.
     """
@@ -84,8 +84,9 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `alternatives`, `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`,
-    `offloaded_to`, `buffer_bytes`, `unsynchronised_axes`, `period`.
+    `check_operators`, `alternatives`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
+    `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `buffer_bytes`,
+    `unsynchronised_axes`, `period`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -109,6 +110,11 @@ class Scheme:
     """Least and largest number of its axes; None: any number."""
     names_axes: ClassVar[tuple[str, ...]] = ()
     """Options that name further axes of its own, after those of `over`."""
+    shares_axes: ClassVar[bool] = False
+    """Whether a data scheme further out may have its axes, too: that one says where states rest, this one what ranks
+    compute."""
+    joins_axes: ClassVar[bool] = False
+    """Whether equal collectives over several of its axes are one collective."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
     name: ClassVar[str]
@@ -157,6 +163,13 @@ class Scheme:
     def check_job(self, job: Any) -> None:
         """Raises PlanError if the job has something that the scheme does not support."""
 
+    def check_operators(self, operators: Sequence[Operator], layers: int, where: str) -> None:
+        """Raises PlanError if its options do not fit the operators of the model.
+
+        layers: of the model.
+        where: place of the scheme in the job.
+        """
+
     def alternatives(self) -> Sequence[Scheme]:
         """The scheme with each of the options that its system tries at run time, to keep those of the fastest layer;
         empty if its options say everything."""
@@ -170,6 +183,22 @@ class Scheme:
     def layouts(self, operator: Operator) -> str | Rule | None:
         """The dim that its axes shard at this operator; None: none."""
         return None
+
+    @property
+    def layer_borders(self) -> tuple[int, ...]:
+        """Numbers of the layers from which on it shards other dims than in the layers before; none: it shards the same
+        in all layers."""
+        return ()
+
+    @property
+    def vocabulary_axes(self) -> tuple[str, ...]:
+        """Axes of a tensor scheme to whose ranks the vocabulary is padded."""
+        return self.over
+
+    @property
+    def gathered_axes(self) -> tuple[str, ...]:
+        """Axes over which it shards all weights between their passes, and gathers them as it says itself."""
+        return ()
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         """The ops of a module; ``inner(module)`` lowers it under the schemes further in."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit, Update
 from simulator.ir.operators import Embedding
-from simulator.ir.ops import Fragment, StageOps, UnitRun
+from simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
 from simulator.ir.scheme import LowerModule, Scheme
 from simulator.lowering.host_launches import launch_on_host
 from simulator.lowering.operator import lower_operator
@@ -52,6 +52,7 @@ class Lowering:
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
+        mesh = mesh.with_joined(scheme.over for scheme in schemes if scheme.joins_axes)
         self.scope = Scope(mesh, schemes, regather, captured, host_waits)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
@@ -109,7 +110,17 @@ class Lowering:
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.residual_in, unit.residual_out))
         names = [operator.name for operator in unit.operators()]
         found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
-        made = UnitRun(unit.name, self.lower(unit), 1, takes, gives, keys, nbytes, found, left)
+        made = UnitRun(
+            unit.name,
+            _use_stream(self.lower(unit), takes, gives, keys, nbytes),
+            1,
+            takes,
+            gives,
+            keys,
+            nbytes,
+            found,
+            left,
+        )
         return _drop_backward(made) if self.forward_only else made
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
@@ -122,6 +133,32 @@ class Lowering:
             return lower_update(self.scope, module)
         assert isinstance(module, Operator)
         return lower_operator(self.scope, module, self.fused_gradients, self.accumulated)
+
+
+def _use_stream(
+    fragment: Fragment, takes: str | None, gives: str | None, keys: tuple[str | None, str | None], nbytes: int
+) -> Fragment:
+    """Adds the uses of the residual stream, and of its gradient, in the layout of the border of units, where operators
+    only slice it from another layout or to another one, which is no op."""
+    used = {use.key for use in fragment.tensor_uses}
+    (taken, given), forward, backward = keys, fragment.forward, fragment.backward
+
+    def add(key: str, name: str, ops: Sequence[Op], made: bool) -> None:
+        """The use of `key` by the op nearest to the border that has the tensor in another layout."""
+        having = {use.op for use in fragment.tensor_uses if use.key.startswith(f"{name}@")}
+        near = [op for op in ops if op in having] or ops
+        if near and key not in used:
+            fragment.tensor_uses.append(TensorUse(key, nbytes, near[-1 if made else 0], made))
+
+    if taken is not None:
+        add(taken, taken.partition("@")[0], forward, made=False)
+        if takes in fragment.grad_exit:
+            add(f"d:{taken}", "d:" + taken.partition("@")[0], backward, made=True)
+    if given is not None:
+        add(given, given.partition("@")[0], forward, made=True)
+        if gives in fragment.grad_entry:
+            add(f"d:{given}", "d:" + given.partition("@")[0], backward, made=False)
+    return fragment
 
 
 def _drop_backward(unit_run: UnitRun) -> UnitRun:

@@ -56,6 +56,7 @@ class Scope:
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
         self._rest_divisions: dict[Operator, dict[str, str]] = {}
+        self._gathered = {axis for one in self.schemes for axis in one.gathered_axes}
         self._families = {axis: one.family for one in self.schemes if not one.view for axis in one.over}
         self._same_gradient: dict[str, Tensor] = {}
         self._renamed_from: dict[str, Tensor] = {}
@@ -69,6 +70,9 @@ class Scope:
         At operators in a view, its own schemes override the others. Along two kinds of axes of a view tokens are
         sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards weights
         only between their uses and gathers them for each.
+
+        Weights that a scheme stores sharded along an axis over which a data scheme shards all weights are sharded and
+        gathered by the latter.
         """
         if operator not in self._divisions:
             divide: dict[str, str] = {}
@@ -82,7 +86,9 @@ class Scope:
                     rule = Rule(dict.fromkeys(scheme.over, rule))
                 if rule is not None:
                     divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
-                    at_rest |= {axis: dim for axis, dim in rule.at_rest.items() if self.mesh.size(axis) > 1}
+                    kept = (axis for axis in rule.at_rest if scheme.view or axis not in self._gathered)
+                    at_rest |= {axis: rule.at_rest[axis] for axis in kept if self.mesh.size(axis) > 1}
+            divide = {axis: dim for axis, dim in divide.items() if dim}
             owned = {axis for scheme in self.schemes if scheme.view == inside for axis in scheme.over}
             for axis in self.mesh.parts(self.mesh.views.get(inside, ())):
                 if (axis not in owned or axis in at_rest) and divide.get(axis, "").split("|")[0] not in TOKENS:

@@ -6,7 +6,7 @@ ranks, and data schemes shard it. Equal layers in a row are one unit with a coun
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,6 +17,7 @@ from simulator.ir.modules import (
     MLP,
     CompositeModule,
     Layer,
+    LayersFrom,
     Module,
     MoE,
     Operator,
@@ -24,6 +25,7 @@ from simulator.ir.modules import (
     SharedExperts,
     Stage,
     Unit,
+    add_marks,
 )
 from simulator.ir.moe_operators import (
     ExpertActivation,
@@ -82,7 +84,15 @@ class Architecture(Shapes):
 
     def layer_units(self, layers: range) -> list[Unit]:
         """Returns the units of layers of one tower, or of the trunk."""
-        return [replace(self.layer(kind), count=count) for kind, count in self.runs_of_kinds(layers)]
+        return [
+            replace(self.layer(kind, first), count=count)
+            for first, some in groupby(layers, self.group_start)
+            for kind, count in self.runs_of_kinds(tuple(some))
+        ]
+
+    def group_start(self, layer: int) -> int:
+        """Returns the first of the layers that schemes shard as this one."""
+        return max((first for first in self.borders if first <= layer), default=0)
 
     def slice(self, begin: int, end: int) -> Architecture:
         """Returns the architecture for a slice of every sequence, from token `begin` up to token `end`."""
@@ -90,7 +100,7 @@ class Architecture(Shapes):
             return self
         return replace(self, seq=end - begin, tokens_before=begin, tokens_after=self.seq - end)
 
-    def runs_of_kinds(self, layers: range) -> tuple[tuple[LayerKind, int], ...]:
+    def runs_of_kinds(self, layers: Sequence[int]) -> tuple[tuple[LayerKind, int], ...]:
         """Groups consecutive layers of one kind; returns each kind with its number of layers."""
         model = self.model
         if model.moe is None and model.window is None and model.attention_chunk is None and model.ssm is None:
@@ -172,17 +182,19 @@ class Architecture(Shapes):
         joined = self.act("joined")
         return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
-    def layer(self, kind: LayerKind) -> Layer:
-        """Returns a transformer layer of this kind."""
-        if kind not in self._layers:
+    def layer(self, kind: LayerKind, first: int = 0) -> Layer:
+        """Returns a transformer layer of this kind. first: see `group_start`."""
+        if (kind, first) not in self._layers:
             end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
             assert isinstance(unit, Layer)
-            self._layers[kind] = unit
-        return self._layers[kind]
+            marks = frozenset({LayersFrom(first)})
+            marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
+            self._layers[kind, first] = add_marks(unit, marked)
+        return self._layers[kind, first]
 
     @cached_property
-    def _layers(self) -> dict[LayerKind, Layer]:
+    def _layers(self) -> dict[tuple[LayerKind, int], Layer]:
         return {}
 
     def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

@@ -33,6 +33,7 @@ class Shapes:
     adapters: the adapters, if they alone are trained.
     document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
     fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
+    borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     """
 
     model: Model
@@ -52,6 +53,7 @@ class Shapes:
     adapters: Adapters | None = None
     document: int | None = None
     fp8_activation_inputs: bool = False
+    borders: tuple[int, ...] = ()
 
     @property
     def token_dims(self) -> dict[str, Dim]:

@@ -12,6 +12,7 @@ from simulator.ir.mamba_operators import Mamba, SSDScan
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.registry import find_scheme, scheme_names
+from simulator.ir.scheme import Scheme
 from simulator.job.framework import Format
 from simulator.lowering.scope import Scope
 from simulator.plan.plan import Plan
@@ -74,14 +75,16 @@ def check_world(plan: Plan) -> None:
 
 
 def check_axes(plan: Plan) -> None:
-    """Every axis larger than one belongs to exactly one scheme."""
-    owners: dict[str, str] = {}
+    """Every axis larger than one belongs to one scheme, or to a data scheme and one behind it that shares its axes."""
+    owners: dict[str, Scheme] = {}
     for scheme in plan.schemes:
         for axis in scheme.axes:
-            if axis in owners:
-                rule = f"{owners[axis]} and {scheme.use} both have the axis {axis!r}"
-                raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
-            owners[axis] = scheme.use
+            if axis in owners and not (scheme.shares_axes and owners[axis].family == "data"):
+                rule = f"{owners[axis].use} and {scheme.use} both have the axis {axis!r}"
+                shared = owners[axis].shares_axes and scheme.family == "data"
+                remedy = f"Name {scheme.use} first" if shared else "Give each scheme an axis of its own"
+                raise PlanError("plan.schemes", rule, remedy)
+            owners[axis] = scheme
     for axis, size in plan.mesh.named_axes.items():
         if size > 1 and axis not in owners:
             remedy = f"Add a scheme with `over: {axis}`, for example data/ddp"
@@ -211,7 +214,7 @@ def check_experts(plan: Plan) -> None:
 
 
 def check_divisible(plan: Plan, known: set[Hashable]) -> None:
-    """Every dim of every operator is divisible by the axes that shard it.
+    """The options of every scheme fit the operators, and every dim is divisible by the axes that shard it.
 
     known: keys of plans that were found divisible before; new findings are added.
     """
@@ -223,6 +226,9 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
     )
     if key in known:
         return
+    operators = [operator for unit in plan.backward_architecture.units for operator in unit.operators()]
+    for i, scheme in enumerate(plan.schemes):
+        scheme.check_operators(operators, len(plan.job.model.every_layer), f"plan.schemes[{i}]")
     scope = Scope(plan.mesh, plan.stage_schemes)
 
     # In a tower its part of a sequence is sharded.

@@ -241,6 +241,7 @@ class Plan:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
+            borders=tuple(sorted({first for scheme in self.schemes for first in scheme.layer_borders})),
         )
 
     @cached_property
@@ -278,7 +279,7 @@ class Plan:
 
     @cached_property
     def vocab(self) -> int:
-        """Rows of the embedding, padded to the framework's multiple where tp does not divide the vocabulary."""
+        """Rows of the embedding, padded to the framework's multiple where tensor ranks do not divide the vocabulary."""
         if self.vocab_rows:
             return self.vocab_rows
         tensor = self.tensor_ranks
@@ -288,10 +289,10 @@ class Plan:
 
     @property
     def tensor_ranks(self) -> int:
-        """Ranks that share a layer by tensor parallelism; the least common multiple of those of unlike stages."""
+        """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
         if self.stage_plans:
             return math.lcm(*(one.tensor_ranks for one in self.stage_plans))
-        return self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.over)
+        return self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.vocabulary_axes)
 
     # --------------------------------------------------------------------------------------------- steps
 

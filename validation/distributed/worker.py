@@ -1,6 +1,6 @@
 """One process of a distributed measurement: runs a task together with the others and yields its results as messages.
 
-A task is plain data: its kind under ``what`` (``steps``, ``checks``, ``collectives``), the device, further settings.
+A task is plain data: its kind under ``what`` (a key of `TASKS`), the device, further settings.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hardware.errors import MeshcastError
 from simulator.forecast.planning import resolve_plan
 from simulator.job.load import load_job
 from validation.distributed import collectives, serial_check
+from validation.distributed.layouts.executor import compare_layouts
 from validation.distributed.peak_memory import measure_peaks
 from validation.distributed.process_groups import make_process_groups
 from validation.distributed.trainer import CapturedStep, Inputs, Trainer
@@ -63,6 +64,12 @@ def checks(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
         yield {"check": vars(serial_check.compare_with_serial(trainer))}
 
 
+def layouts(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
+    """Compares each of the task's `jobs` with serial training, executed by the layouts of its operators."""
+    for job in task["jobs"]:
+        yield {"layouts": compare_layouts(job)}
+
+
 def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     """Steps of the task's `job`.
 
@@ -90,6 +97,7 @@ def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
 
 TASKS: dict[str, Callable[[Mapping[str, Any], Device], Iterator[dict[str, Any]]]] = {
     "checks": checks,
+    "layouts": layouts,
     "steps": steps,
     "collectives": collectives.time_collectives,
 }

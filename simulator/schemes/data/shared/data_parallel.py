@@ -98,6 +98,10 @@ class DataScheme(Scheme):
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
 
+    @property
+    def gathered_axes(self) -> tuple[str, ...]:
+        return self.split_replica_axes(self.over)[0] if "parameters" in self.shards else ()
+
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         return (
             tuple(axis for axis in self.reduces(param) if axis not in self.replica_axes) if state in self.shards else ()

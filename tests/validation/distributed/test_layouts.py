@@ -1,0 +1,106 @@
+"""Tables of layouts, executed operator by operator on four gloo ranks, train as the reference model does alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.simulator.schemes.drawn_tables import draw_job
+from tests.validation.distributed.jobs import GPT, LLAMA, job
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+GPT_UNTIED = {**GPT, "tied": False}
+LLAMA_WIDE = {**LLAMA, "kv_heads": 4}
+SQUARE = {"x": 2, "y": 2}
+MATRICES = ("qkv", "proj", "up", "down", "embedding", "head")
+
+
+def job_of(model: dict[str, Any], mesh: dict[str, int], *schemes: dict[str, Any]) -> dict[str, Any]:
+    return {**job(4, model), "batch": {"global": 8, "micro": 4}, "plan": {"mesh": mesh, "schemes": list(schemes)}}
+
+
+def tables(model: dict[str, Any], *found: dict[str, Any], **stream: str) -> dict[str, Any]:
+    return job_of(model, SQUARE, {"use": "tensor/annotated", "over": ["x", "y"], "tables": found, "stream": stream})
+
+
+MIXED = [
+    {"divide": {"all": ["a", "f", "v", "s"]}},
+    {"layers": "1-2", "divide": {"core": "b", "up": {"x": "h", "y": "f"}}},
+]
+HIDDEN = {"all": {"x": "h", "y": "s"}, "core": {"x": "a", "y": "s"}, "act": {"x": "f"}, "loss": {"x": "v", "y": "s"}}
+JOBS = {
+    "megatron over two axes": tables(GPT_UNTIED, {"divide": {"all": ["a", "f", "v"]}}),
+    "megatron-sp and samples": tables(
+        LLAMA_WIDE, {"divide": {"all": {"x": ["a", "f", "v", "s"], "y": "b"}}}, x="s", y="b"
+    ),
+    "2-D, weights at rest": tables(
+        LLAMA_WIDE,
+        {"divide": {"all": {"x": "b", "y": ["a", "f", "v"]}}, "rest": {name: {"x": "h"} for name in MATRICES}},
+        x="b",
+    ),
+    "hidden and positions": tables(GPT_UNTIED, {"divide": HIDDEN}, x="h"),
+    "other tables in some layers": tables(LLAMA_WIDE, *MIXED, x="s", y="s"),
+    "ulysses: heads for attention alone": tables(GPT_UNTIED, {"divide": {"all": "s", "core": "a"}}, x="s", y="s"),
+    "all weights at rest": tables(
+        GPT_UNTIED, {"divide": {"all": {"x": "b", "y": "s"}}, "rest": {"all": {"x": "h", "y": ["a", "f", "v"]}}}, x="b"
+    ),
+    "a data scheme on an axis": job_of(
+        LLAMA_WIDE,
+        SQUARE,
+        {"use": "data/fsdp", "over": "x"},
+        {
+            "use": "tensor/annotated",
+            "over": ["x", "y"],
+            "tables": [{"divide": {"all": {"x": "b", "y": ["a", "f", "v"]}, "norm1": {"x": "s"}}}],
+        },
+    ),
+    "schemes that only shard operators": job_of(
+        LLAMA_WIDE,
+        {"cp": 2, "tp": 2},
+        {"use": "sequence/ulysses", "over": "cp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ),
+}
+SEEDS = range(8)
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """A drawn table for a model that the executor has, without its data scheme's formats."""
+    sizes = {"layers": 4, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 64, "seq": 16, "tied": False}
+    models = [GPT_UNTIED | sizes, LLAMA_WIDE | sizes]
+    found = draw_job(seed, models, ranks=4).job
+    return {**job(4), **{key: found[key] for key in ("model", "batch", "plan")}}
+
+
+@pytest.fixture(scope="module")
+def checks(made_once: Any) -> dict[str, Any]:
+    from validation.distributed import launch
+
+    jobs = {**JOBS, **{f"drawn {seed}": drawn(seed) for seed in SEEDS}}
+    task = {"what": "layouts", "device": "cpu", "jobs": list(jobs.values())}
+    return made_once(  # type: ignore[no-any-return]
+        "layouts",
+        lambda: {name: one["layouts"] for name, one in zip(jobs, launch.run(task, 4), strict=True)},
+    )
+
+
+@pytest.mark.parametrize("name", [*JOBS, *(f"drawn {seed}" for seed in SEEDS)])
+def test_layouts_train_as_one_rank_does(checks: dict[str, Any], name: str) -> None:
+    """In fp64, with gradients relative to the largest of their parameter."""
+    found = checks[name]
+    assert found["loss"] < 1e-12 and found["gradient"] < 1e-10, found
+    assert found["compared"] >= 39
+
+
+def test_schemes_that_change_ops_are_refused() -> None:
+    from hardware.errors import PlanError
+    from validation.distributed.layouts.executor import compare_layouts
+
+    ring = job_of(GPT_UNTIED, {"cp": 4}, {"use": "sequence/ring", "over": "cp"})
+    with pytest.raises(PlanError, match="only shard operators"):
+        compare_layouts(ring)
+    with pytest.raises(PlanError, match="tied"):
+        compare_layouts(tables(GPT))
