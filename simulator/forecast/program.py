@@ -80,4 +80,4 @@ def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
 
 def host_launch_seconds(plan: Plan) -> float:
     """Time of the host to launch one op [s]; none with CUDA graphs, or where it is added to every op, or is an op."""
-    return 0.0 if host_waits(plan) else plan.job.framework.hidden_launch_s
+    return 0.0 if host_waits(plan.on(0)) else plan.job.framework.hidden_launch_s

@@ -96,8 +96,8 @@ def play_forecast(
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
+    buffers = {one: sum(scheme.buffer_bytes(one.job) for scheme in one.schemes) for one in dict.fromkeys(own)}
     for states, params, one in zip(resident, every_params, own, strict=True):
-        shared = sum(scheme.buffer_bytes(one.job) for scheme in one.schemes)
-        if nbytes := shared + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
+        if nbytes := buffers[one] + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)

@@ -92,7 +92,7 @@ class Architecture(Shapes):
 
     def group_start(self, layer: int) -> int:
         """Returns the first of the layers that schemes shard as this one."""
-        return max((first for first in self.borders if first <= layer), default=0)
+        return max((first for first in self.borders if first <= layer), default=0) if self.borders else 0
 
     def slice(self, begin: int, end: int) -> Architecture:
         """Returns the architecture for a slice of every sequence, from token `begin` up to token `end`."""

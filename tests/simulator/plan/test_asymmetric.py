@@ -84,25 +84,51 @@ def test_equal_classes_of_replicas_take_as_long_as_one() -> None:
 # ---------------------------------------------------------------------------------------------- hand formulas
 
 
-def test_two_unlike_stages_take_as_long_as_the_formula() -> None:
-    """1F1B of a fast stage before a slow one, under ideal prices: f0 + m (f1 + b1) + b0 and two hops."""
-    stages = [{"layers": 2, "tp": 4, "dp": 2}, {"layers": 6, "tp": 2, "dp": 4}]
+HOP = 1e-3
+"""Latency of a message between stages under ideal prices [s]."""
+
+
+def play_ideally(one: dict[str, Any]) -> tuple[float, dict[tuple[int, str], float]]:
+    """Duration of a step at one rate of FLOPs, with free communication but for `HOP`; and of the passes by stage."""
     plain = {"name": "megatron-core", "set": {"launch_s": 0.0}}
-    plan = resolve_plan(load_job(job({"stages": stages}, {"global": 64, "microbatches": 8}, framework=plain)))
     costs = IdealCosts(1e12)
 
     def price(work: Any) -> Any:
-        return costs.estimate(work)._replace(latency=0.25) if isinstance(work, Transfer) else costs.estimate(work)
+        return costs.estimate(work)._replace(latency=HOP) if isinstance(work, Transfer) else costs.estimate(work)
 
-    step = play(build_program(plan, price)[1])
-    program = step.program
-    seconds = {
-        (slot.stage, slot.kind): task.sums[:, 0].sum()
-        for slot, task in zip(program.timetable.slots, program.tasks, strict=True)
-    }
+    step = play(build_program(resolve_plan(load_job({**one, "framework": plain})), price)[1])
+    slots, tasks = step.program.timetable.slots, step.program.tasks
+    return step.span, {(slot.stage, slot.kind): task.sums[:, 0].sum() for slot, task in zip(slots, tasks, strict=True)}
+
+
+def test_two_unlike_stages_take_as_long_as_the_formula() -> None:
+    """1F1B of a fast stage before a slow one: f0 + m (f1 + b1) + b0 and two hops."""
+    stages = [{"layers": 2, "tp": 4, "dp": 2}, {"layers": 6, "tp": 2, "dp": 4}]
+    span, seconds = play_ideally(job({"stages": stages}, {"global": 64, "microbatches": 8}))
     f0, b0, f1, b1 = (seconds[key] for key in ((0, "F"), (0, "BW"), (1, "F"), (1, "BW")))
     assert f1 + b1 > f0 + b0
-    assert step.span == pytest.approx(f0 + 8 * (f1 + b1) + b0 + 2 * 0.25, rel=1e-12)
+    assert span == pytest.approx(f0 + 8 * (f1 + b1) + b0 + 2 * HOP, rel=1e-12)
+
+
+@pytest.mark.parametrize("counts", [(5, 19), (19, 5), (8, 8)])
+def test_asymmetric_replicas_take_as_long_as_the_slower(counts: tuple[int, int]) -> None:
+    """One replica of a single stage, one of two stages: both end with the norm of the gradients."""
+    replicas = [
+        {"microbatches": counts[0], "stages": [{"tp": 8}]},
+        {"microbatches": counts[1], "stages": [{"tp": 4, "layers": 2}, {"tp": 4, "layers": 6}]},
+    ]
+    span, seconds = play_ideally(job({"replicas": replicas}, {"global": sum(counts)}))
+    alone = counts[0] * (seconds[0, "F"] + seconds[0, "BW"])
+    f0, b0, f1, b1 = (seconds[key] for key in ((1, "F"), (1, "BW"), (2, "F"), (2, "BW")))
+    assert span == pytest.approx(max(alone, f0 + counts[1] * (f1 + b1) + b0 + 2 * HOP), rel=1e-12)
+
+
+def test_unlike_shares_take_as_long_as_the_larger() -> None:
+    plan = {**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}
+    span, seconds = play_ideally(job(plan, {"global": 24}))
+    assert span == pytest.approx(
+        7 * (seconds[1, "F"] + seconds[1, "BW"]) + seconds[0, "F"] + seconds[0, "BW"] + 2 * HOP
+    )
 
 
 def test_meetings_have_names() -> None:
@@ -207,13 +233,13 @@ def check_engines_agree(seed: int) -> None:
     assert 0 < matrices.hfu < 1 and matrices.mfu["causal"] <= matrices.mfu["palm"] < 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_engines_agree_on_unlike_plans(seed: int) -> None:
     check_engines_agree(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 500))
+@pytest.mark.parametrize("seed", range(12, 500))
 def test_engines_agree_on_many_unlike_plans(seed: int) -> None:
     check_engines_agree(seed)
 
