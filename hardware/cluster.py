@@ -357,4 +357,5 @@ class Cluster(Strict):
         groups = [(group.nodes * int(group.node.gpus), group.node.gpu) for group in self.groups]
         made = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
         nodes = "node" if self.nodes == 1 else "nodes"
-        return f"{made} in {self.nodes:,} {nodes} ({', '.join(tier.kind for tier in [*ways, self.scale_out])})"
+        kinds = [tier.kind for tier in (*ways, self.scale_out)] + [one.link.name for one in self.fabric.levels if one.link]
+        return f"{made} in {self.nodes:,} {nodes} ({', '.join(kinds)})"
