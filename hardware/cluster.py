@@ -132,7 +132,7 @@ class Fabric(Strict):
         for below, level in pairwise(self.levels):
             small = below.nodes or 1
             for large in level.blocks or (level.nodes or 0,):
-                if large and (large <= small and not level.blocks or large % small):
+                if large and ((large <= small and not level.blocks) or large % small):
                     raise ValueError(f"blocks of {large} nodes are not made of blocks of {small}. Nest the levels")
         return self
 
@@ -204,7 +204,11 @@ class Cluster(Strict):
         sizes = [level.nodes for level in self.fabric.levels if level.nodes]
         if not blocks and len(sizes) == len(self.fabric.levels) and sizes and sizes[-1] < self.nodes:
             raise ValueError(f"the last level joins {sizes[-1]:,} of {self.nodes:,} nodes. Add one without `nodes`")
-        if odd := [size for size in (*sizes, *(blocks or ())) if size * self.gpus_per_node % self.node.local_gpus and size < self.nodes]:
+        if odd := [
+            size
+            for size in (*sizes, *(blocks or ()))
+            if size * self.gpus_per_node % self.node.local_gpus and size < self.nodes
+        ]:
             raise ValueError(
                 f"a block of {odd[0]} nodes divides a scale-up domain of {self.node.domain} GPUs."
                 f" Write multiples of {self.node.local_gpus // self.gpus_per_node} nodes"
@@ -357,5 +361,7 @@ class Cluster(Strict):
         groups = [(group.nodes * int(group.node.gpus), group.node.gpu) for group in self.groups]
         made = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
         nodes = "node" if self.nodes == 1 else "nodes"
-        kinds = [tier.kind for tier in (*ways, self.scale_out)] + [one.link.name for one in self.fabric.levels if one.link]
+        kinds = [tier.kind for tier in (*ways, self.scale_out)] + [
+            one.link.name for one in self.fabric.levels if one.link
+        ]
         return f"{made} in {self.nodes:,} {nodes} ({', '.join(kinds)})"

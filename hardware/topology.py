@@ -31,14 +31,14 @@ class Crossing(NamedTuple):
             whose link limits the group.
         blocks: where a link joins blocks, in how many of them the group has members; 0: switches join them.
         latency: of that link [s].
-        spread: links that an all-to-all uses, for each that rings use.
+        link_ratio: links that an all-to-all uses, for each that rings use.
     """
 
     oversubscription: float
     fewest: int
     blocks: int = 0
     latency: float = 0.0
-    spread: float = 1.0
+    link_ratio: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from hardware import CatalogError, Parts, Reach, load_cluster, reach
-from hardware.topology import message_reach, Crossing
+from hardware.topology import Crossing, message_reach
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(
@@ -180,7 +180,7 @@ def test_blocks_of_different_sizes() -> None:
 
 def test_rings_leave_a_block_from_one_node() -> None:
     one, four = (reach(regions(4, 4, links=links), range(64)).levels[1] for links in (1, 4))
-    assert four.oversubscription == one.oversubscription and (one.spread, four.spread) == (1.0, 4.0)
+    assert four.oversubscription == one.oversubscription and (one.link_ratio, four.link_ratio) == (1.0, 4.0)
     one, four = (reach(regions(4, 4, links=links), [0, 32]).levels[1] for links in (1, 4))
     assert four.oversubscription == one.oversubscription / 4, "groups on each of the four nodes, over a link each"
 

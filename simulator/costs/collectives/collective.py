@@ -4,9 +4,10 @@ The time of an algorithm with a protocol for S bytes (the largest buffer of one 
 
     launch + L + D + c S + 2 p sqrt(L c S)
 
-D: latency of links between blocks of nodes (`fabric`); L: its steps [s]; c: seconds of a byte over the slowest tier; p: data moves in chunks, and with chunks of the best size
-filling the channels and draining them take sqrt(L c S) each (the optimum of a pipeline of steps); p is the share of
-that which is exposed. The tuner limits the sizes that each algorithm is used for (`tuner`); of those in use the fastest
+L: its steps [s]; D: latency of links between blocks of nodes (`fabric`) [s]; c: seconds of a byte over the slowest
+tier; p: data moves in chunks, and with chunks of the best size filling the channels and draining them take sqrt(L c S)
+each (the optimum of a pipeline of steps); p is the share of that which is exposed. The tuner limits the sizes that each
+algorithm is used for (`tuner`); of those in use the fastest
 counts, so more bytes are never faster. Between nodes all algorithms compete.
 """
 
