@@ -152,7 +152,7 @@ def _model(defs: Schema) -> Schema:
 
 def _cluster(defs: Schema) -> Schema:
     """Makes the schema of a cluster: a name, or one of the forms of `CLUSTERS`."""
-    for key in ("groups", "assumed"):  # meshcast fills them in
+    for key in ("groups", "assumed", "fabric_gpus"):  # meshcast fills them in
         del defs["Cluster"]["properties"][key]
     known = [*clusters(), *(f"{node}:1" for node in nodes())]
     name = _word("node:count, the name of a cluster, or the path of a YAML file", known)

@@ -6,6 +6,7 @@ between nodes.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ buffers decide."""
 
 STATED_STAGING_SIGMA = 0.3
 """The same where a node states the rate: four and eight L40S of one table show 20 and 12 GB/s."""
+
+BLOCK_LINK_SIGMA = 0.12
+"""Standard deviation of the logarithm of the rate of a link between two regions: that between four zones of one region
+of a cloud and a zone of another, in both directions and with two types of machines, is 0.97 to 1.41 GB/s
+(eth-easl/sailor @cf2c8e3, sailor/providers/multizone_bandwidths.json)."""
 
 Size = Annotated[int, Field(strict=True, gt=0, le=MAX_GPUS)]
 Narrower = Annotated[float, Field(strict=True, ge=1, le=1000)]
@@ -75,12 +81,30 @@ class Level(Strict):
 
     Attributes:
         nodes: nodes in each block that it joins; None: all nodes.
+        blocks: the same where blocks differ: nodes of each of them, in the order of their ranks.
         oversubscription: a block of the level below sends and receives at 1 / oversubscription of the rate of its ports
             through this level; 1 is non-blocking.
+        link: joins a block of the level below to all others in place of switches, as between data centres: everything
+            that leaves the block shares it. None: switches do.
+        links: such links of a block, as where each machine of a cloud has its own share of the way to another region;
+            what one node sends goes through one of them.
     """
 
     nodes: Size | None = None
+    blocks: Annotated[tuple[Size, ...], Field(min_length=2)] | None = None
     oversubscription: Narrower = 1.0
+    link: Annotated[Link, by_name("links", Link)] | None = None
+    links: Size = 1
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> Level:
+        if self.nodes is not None and self.blocks is not None:
+            raise ValueError("blocks have either one size or one each. Keep `nodes` or `blocks`")
+        if self.link is not None and self.oversubscription != 1:
+            raise ValueError("a link states its own rate. Remove `oversubscription` from this level, or `link`")
+        if self.link is None and self.links != 1:
+            raise ValueError("links are counted where a link is given. Add `link`, or remove `links`")
+        return self
 
 
 class Fabric(Strict):
@@ -101,12 +125,15 @@ class Fabric(Strict):
     def _grows(self) -> Fabric:
         if self.levels and self.oversubscription != 1:
             raise ValueError("each level has its own oversubscription. Keep `oversubscription` or `levels`")
-        sizes = [level.nodes for level in self.levels]
-        if None in sizes[:-1]:
+        if any(level.nodes is None and level.blocks is None for level in self.levels[:-1]):
             raise ValueError("only the last level joins all nodes. Give the levels below it their `nodes`")
-        for small, large in pairwise(size for size in sizes if size):
-            if large <= small or large % small:
-                raise ValueError(f"blocks of {large} nodes are not made of blocks of {small}. Nest the levels")
+        if any(level.blocks for level in (*self.levels[:-2], *self.levels[-1:])):
+            raise ValueError("blocks that differ are joined by the last level alone. Give `blocks` to the one below it")
+        for below, level in pairwise(self.levels):
+            small = below.nodes or 1
+            for large in level.blocks or (level.nodes or 0,):
+                if large and ((large <= small and not level.blocks) or large % small):
+                    raise ValueError(f"blocks of {large} nodes are not made of blocks of {small}. Nest the levels")
         return self
 
     @property
@@ -133,6 +160,7 @@ class Cluster(Strict):
 
     Attributes:
         groups: the nodes of a cluster of several kinds; `node` is then as slow as the slowest kind in every figure.
+        fabric_gpus: GPUs of a node as the levels of the fabric count nodes; None: those of `node`.
         assumed: what was filled in, one sentence each.
     """
 
@@ -144,6 +172,7 @@ class Cluster(Strict):
     fabric: Fabric = Fabric()
     source: str = ""
     groups: tuple[NodeGroup, ...] = ()
+    fabric_gpus: Size | None = None
     assumed: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -162,15 +191,28 @@ class Cluster(Strict):
                 f"{self.gpus:,} GPUs in scale-up {joined} and no network between them."
                 " Give the nodes a network, or use GPUs of one domain"
             )
+        self._check_levels()
+        return self
+
+    def _check_levels(self) -> None:
+        """Raises ValueError if blocks of the fabric are not made of whole nodes, or do not hold all of them."""
+        if self.fabric_gpus:  # as part of a cluster that was checked
+            return
+        blocks = next((level.blocks for level in self.fabric.levels if level.blocks), None)
+        if blocks and sum(blocks) != self.nodes:
+            raise ValueError(f"blocks of {sum(blocks):,} nodes in a cluster of {self.nodes:,}. Correct one of the two")
         sizes = [level.nodes for level in self.fabric.levels if level.nodes]
-        if len(sizes) == len(self.fabric.levels) and sizes and sizes[-1] < self.nodes:
+        if not blocks and len(sizes) == len(self.fabric.levels) and sizes and sizes[-1] < self.nodes:
             raise ValueError(f"the last level joins {sizes[-1]:,} of {self.nodes:,} nodes. Add one without `nodes`")
-        if odd := [size for size in sizes if size * self.gpus_per_node % self.node.local_gpus and size < self.nodes]:
+        if odd := [
+            size
+            for size in (*sizes, *(blocks or ()))
+            if size * self.gpus_per_node % self.node.local_gpus and size < self.nodes
+        ]:
             raise ValueError(
                 f"a block of {odd[0]} nodes divides a scale-up domain of {self.node.domain} GPUs."
                 f" Write multiples of {self.node.local_gpus // self.gpus_per_node} nodes"
             )
-        return self
 
     @property
     def gpu(self) -> GPU:
@@ -181,14 +223,13 @@ class Cluster(Strict):
         """For each of several kinds of nodes, by name: a cluster of the same number of GPUs with this kind alone."""
         found = {}
         for node in {group.node.name: group.node for group in self.groups}.values():
-            similar = int(node.gpus) == self.gpus_per_node
             found[node.name] = Cluster(
                 name=f"{self.name}: {node.name}",
                 node=node,
                 nodes=-(-self.gpus // int(node.gpus)),
                 gpus=self.gpus,
-                # Blocks of switches are counted in nodes of the common size.
-                fabric=self.fabric if similar else Fabric(hop_latency=self.fabric.hop_latency),
+                fabric=self.fabric,
+                fabric_gpus=self.gpus_per_node,
             )
         return found
 
@@ -242,12 +283,28 @@ class Cluster(Strict):
     @property
     def pattern(self) -> int:
         """Period of ranks after which places repeat: groups that are shifted by it have equal reaches."""
-        levels = self.fabric.joins
-        return self.block(levels[-2]) if len(levels) > 1 and levels[-2].nodes else self.local_gpus
+        below = self.fabric.joins[-2] if len(self.fabric.joins) > 1 else None
+        if below and below.blocks:
+            return self.gpus
+        return math.lcm(self.block(below), self.local_gpus) if below and below.nodes else self.local_gpus
 
     def block(self, level: Level) -> int:
         """GPUs in use in a block of nodes that `level` joins."""
-        return (level.nodes or self.nodes) * self.gpus_per_node * self.domain // self.node.domain
+        return self._block_gpus(level.nodes or self.nodes)
+
+    def find_block(self, level: Level | None, rank: int) -> range:
+        """The ranks of the block in which `rank` lies, of those that `level` joins; None: of its node."""
+        if level and level.blocks:
+            ends = (0, *accumulate(map(self._block_gpus, level.blocks)))
+            place = bisect_right(ends, rank)
+            return range(ends[place - 1], min(ends[place], self.gpus))
+        size = self.block(level) if level else self.local_gpus
+        first = rank - rank % size
+        return range(first, min(first + size, self.gpus))
+
+    def _block_gpus(self, nodes: int) -> int:
+        """GPUs in use of `nodes` nodes, as the fabric counts them."""
+        return nodes * (self.fabric_gpus or self.gpus_per_node) * self.domain // self.node.domain
 
     @property
     def scale_up(self) -> Tier:
@@ -271,6 +328,13 @@ class Cluster(Strict):
         """Network between nodes: a GPU's share of its node's ports. Kind ``none``, bandwidth 0 without a network."""
         nics = self.node.nics
         return _tier(nics.link, ports=nics.count, gpus=self.gpus_per_node) if nics else NONE
+
+    def port_rate(self, ports: float = 1.0) -> float:
+        """Rate of a GPU to the network [bytes/s], nominal: of `ports` of its even share of the node's ports, through
+        its link to the host.
+        """
+        even = self.scale_out.bandwidth
+        return min(even * ports, max(even, self.host.bandwidth))
 
     @property
     def ports_shared(self) -> bool:
@@ -297,4 +361,7 @@ class Cluster(Strict):
         groups = [(group.nodes * int(group.node.gpus), group.node.gpu) for group in self.groups]
         made = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
         nodes = "node" if self.nodes == 1 else "nodes"
-        return f"{made} in {self.nodes:,} {nodes} ({', '.join(tier.kind for tier in [*ways, self.scale_out])})"
+        kinds = [tier.kind for tier in (*ways, self.scale_out)] + [
+            one.link.name for one in self.fabric.levels if one.link
+        ]
+        return f"{made} in {self.nodes:,} {nodes} ({', '.join(kinds)})"

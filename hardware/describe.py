@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, Level
 from hardware.gpu import GPU
 from hardware.link import Link
 from hardware.load import Fact, Value, catalog, load
@@ -180,12 +180,20 @@ def _clusters() -> str:
     rows = []
     for name in catalog("clusters"):
         cluster: Cluster = load("clusters", name)
-        levels = [f"{level.nodes or 'all'} nodes, {level.oversubscription:g} : 1" for level in cluster.fabric.joins]
+        levels = [_level(level) for level in cluster.fabric.joins]
         counts = [f"{cluster.nodes:,}", f"{cluster.gpus:,}"]
         rows.append(
             [f"`{name}`", cluster.title, f"`{cluster.node.name}`", *counts, "<br>".join(levels), cluster.source]
         )
     return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
+
+
+def _level(level: Level) -> str:
+    """One level of a fabric: how many nodes it joins, and what it passes."""
+    nodes = " + ".join(map(str, level.blocks)) if level.blocks else level.nodes or "all"
+    if level.link is None:
+        return f"{nodes} nodes, {level.oversubscription:g} : 1"
+    return f"{nodes} nodes, by {f'{level.links} x ' if level.links > 1 else ''}`{level.link.name}`"
 
 
 def _assumed_rows() -> str:

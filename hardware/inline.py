@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from hardware.cluster import Cluster, Fabric, Size
 from hardware.gpu import GPU
 from hardware.link import Link
-from hardware.load import Fact, Strict, assumed_value, by_name, catalog, load
+from hardware.load import Fact, Strict, assumed_value, by_name, catalog, catalog_model, load
 from hardware.node import Mesh, NICs, Node, ScaleUp
 from hardware.units import GIGA
 
@@ -40,6 +40,7 @@ class Inter(Strict):
         return self
 
 
+@catalog_model("clusters", key="gpu", make=lambda given: given.cluster())
 class ByGPU(Strict):
     """A cluster described by its GPUs; what is null is taken from the GPU's usual node, and listed under `assumed`."""
 

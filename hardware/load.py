@@ -157,17 +157,30 @@ def assumed_value(number: float, source: str, text: str = "") -> Value:
 
 # ------------------------------------------------------------------------------------------- catalog
 
-_MODELS: dict[str, type[BaseModel]] = {}
+_MODELS: dict[str, dict[str, tuple[type[BaseModel], Callable[[Any], Any]]]] = {}
 
 
-def catalog_model(kind: str) -> Callable[[type[Model]], type[Model]]:
-    """Class decorator: files of the catalog folder `kind` are read as this model."""
+def catalog_model(
+    kind: str, key: str = "", make: Callable[[Any], Any] = lambda read: read
+) -> Callable[[type[Model]], type[Model]]:
+    """Class decorator: files of the catalog folder `kind` are read as this model.
+
+    key: only files that have this key; "": all others. make: the entry of what was read.
+    """
 
     def register(model: type[Model]) -> type[Model]:
-        _MODELS[kind] = model
+        _MODELS.setdefault(kind, {})[key] = model, make
         return model
 
     return register
+
+
+def _read_entry(kind: str, data: Any, where: str, text: str) -> Any:
+    """The entry of the catalog of `kind` that `data` describes."""
+    forms = _MODELS[kind]
+    key = next((key for key in forms if key and isinstance(data, dict) and key in data), "")
+    model, make = forms[key]
+    return make(validate_data(model, data, where, text=text))
 
 
 FILES = (".yaml", ".yml")
@@ -188,14 +201,14 @@ def load(kind: str, name: str) -> Any:
     if name.endswith(FILES):
         data, text, where = read_yaml(Path(name))
         named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
-        return validate_data(_MODELS[kind], named, where, text=text)
+        return _read_entry(kind, named, where, text)
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("hardware") / "catalog" / kind / f"{name}.yaml"
     data, text, where = read_yaml(file, f"{kind}/{name}.yaml")
     if isinstance(data, dict):
         data = {"name": name, **data}
-    return validate_data(_MODELS[kind], data, where, text=text)
+    return _read_entry(kind, data, where, text)
 
 
 def by_name(kind: str, model: type[BaseModel]) -> BeforeValidator:

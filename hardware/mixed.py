@@ -7,18 +7,24 @@ cluster has less memory, fewer FLOP/s or narrower links.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from hardware.cluster import Cluster, Fabric, NodeGroup
 from hardware.gpu import GPU
-from hardware.load import Strict, Value, assumed_value
+from hardware.load import Strict, Value, assumed_value, catalog_model
 from hardware.node import Host, NICs, Node, ScaleUp
 
 
+@catalog_model("clusters", key="groups", make=lambda given: given.cluster())
 class ByGroups(Strict):
-    """A cluster described by groups of nodes, in the order of their ranks."""
+    """A cluster described by groups of nodes, in the order of their ranks.
+
+    Attributes:
+        fabric: its `blocks` count nodes as the groups list them, other levels those of the smallest size.
+    """
 
     name: str = "inline"
     title: str = ""
@@ -44,10 +50,25 @@ class ByGroups(Strict):
             source=self.source,
             node=node,
             nodes=sum(group.nodes * int(group.node.gpus) for group in self.groups) // size,
-            fabric=self.fabric,
+            fabric=self._fabric(size),
             groups=self.groups,
             assumed=(one,) if len(kinds) > 1 else (),
         )
+
+    def _fabric(self, size: int) -> Fabric:
+        """The fabric with all blocks counted in nodes of `size` GPUs."""
+        counts = [int(group.node.gpus) // size for group in self.groups for _ in range(group.nodes)]
+        levels = []
+        for level in self.fabric.levels:
+            if level.blocks:
+                if sum(level.blocks) != len(counts):
+                    nodes = f"blocks of {sum(level.blocks):,} nodes in groups of {len(counts):,}"
+                    raise ValueError(f"{nodes}. Correct one of the two")
+                listed = iter(counts)
+                blocks = tuple(sum(islice(listed, nodes)) for nodes in level.blocks)
+                level = level.model_copy(update={"blocks": blocks})
+            levels.append(level)
+        return self.fabric.model_copy(update={"levels": tuple(levels)})
 
 
 def slowest(nodes: list[Node], size: int) -> Node:

@@ -8,11 +8,11 @@ NVL72) counts as one node here: its GPUs reach each other without the network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, Level
 
 
 class Parts(NamedTuple):
@@ -23,10 +23,22 @@ class Parts(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """A level of the network that a group crosses, and the least number of its members in a block below that level."""
+    """A level of the network that a group crosses.
+
+    Attributes:
+        oversubscription: rate of the ports of a block below this level against what the level passes of rings.
+        fewest: least number of the group's members in a block below; where a link joins blocks, the number in the one
+            whose link limits the group.
+        blocks: where a link joins blocks, in how many of them the group has members; 0: switches join them.
+        latency: of that link [s].
+        link_ratio: links that an all-to-all uses, for each that rings use.
+    """
 
     oversubscription: float
     fewest: int
+    blocks: int = 0
+    latency: float = 0.0
+    link_ratio: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,14 +97,48 @@ def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
-    block, found = cluster.local_gpus, []
+    found: list[Crossing] = []
+    below: Level | None = None
     for level in cluster.fabric.joins:
-        parts = _parts(ranks, block)
-        if parts.number == 1:
-            break
-        found.append(Crossing(level.oversubscription, parts.fewest))
-        block = cluster.block(level)
+        if level.link is None and not (below and below.blocks):
+            parts = _parts(ranks, cluster.block(below) if below else cluster.local_gpus)
+            if parts.number == 1:
+                break
+            found.append(Crossing(level.oversubscription, parts.fewest))
+        else:
+            held: dict[range, list[int]] = {}
+            for rank in ranks:
+                held.setdefault(cluster.find_block(below, rank), []).append(rank)
+            if len(held) == 1:
+                break
+            found.append(_cross_blocks(cluster, level, held))
+        below = level
     return tuple(found)
+
+
+def _cross_blocks(cluster: Cluster, level: Level, held: Mapping[range, Sequence[int]]) -> Crossing:
+    """The crossing of a level that joins blocks of different sizes, or by links. held: members in each block."""
+    if level.link is None:
+        return Crossing(level.oversubscription, min(map(len, held.values())))
+    members = sum(map(len, held.values()))
+
+    def load(block: range) -> tuple[float, float]:
+        """What a ring, and an all-to-all, of every group in the block sends over its links."""
+        return len(block) / len(held[block]), len(block) * (members - len(held[block]))
+
+    most = max(held, key=load)
+    # The rings of groups on the same nodes leave a block from one of these nodes.
+    own = len({rank // cluster.local_gpus for rank in held[most]})
+    links = min(level.links, max(1.0, len(most) / cluster.local_gpus / own))
+    narrow = _share_link(cluster, level, len(most)) / links
+    return Crossing(narrow, len(held[most]), len(held), float(level.link.latency), level.links / links)
+
+
+def _share_link(cluster: Cluster, level: Level, senders: int, ports: float = 1.0) -> float:
+    """Payload rate of the ports of `senders` GPUs, each with `ports` of its even share, over that of one link."""
+    assert level.link is not None
+    rate = senders * cluster.port_rate(ports) * cluster.scale_out.payload
+    return rate / float(level.link.bandwidth * level.link.payload)
 
 
 def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
@@ -115,10 +161,11 @@ def message_reach(cluster: Cluster, source: int, target: int, sends_to: Peer, re
     sends_to, receives_from: the messages that are sent at the same time, this one included.
     """
     found = reach(cluster, (source, target))
-    if found.nodes.number > 1 and cluster.ports_shared:
-        return replace(
-            found, ports=min(_free_ports(cluster, source, sends_to), _free_ports(cluster, target, receives_from))
-        )
+    if found.nodes.number > 1:
+        if cluster.ports_shared:
+            free = min(_free_ports(cluster, source, sends_to), _free_ports(cluster, target, receives_from))
+            found = replace(found, ports=free)
+        return _share_links(cluster, found, (source, sends_to), (target, receives_from))
     if found.nodes.number == 1 < found.domains.number and cluster.staged:
         size, domain = cluster.gpus_per_node, cluster.domain
         peers = [(rank, sends_to(rank)) for rank in _node_ranks(cluster, source)]
@@ -129,6 +176,25 @@ def message_reach(cluster: Cluster, source: int, target: int, sends_to: Peer, re
         ]
         return replace(found, ports=len(peers) / len(staged))
     return found
+
+
+def _share_links(cluster: Cluster, found: Reach, *ends: tuple[int, Peer]) -> Reach:
+    """Returns the reach of a message that shares a link between blocks with those that cross it at the same time.
+
+    ends: source and target, each with the function that finds the other end of a rank's message.
+    """
+    levels, below = list(found.levels), None
+    for i, level in enumerate(cluster.fabric.joins[: len(levels)]):
+        if level.link is not None:
+            narrow = []
+            for end, peer in ends:
+                block = cluster.find_block(below, end)
+                away = [rank for rank in block if (other := peer(rank)) is not None and other not in block]
+                nodes = len({rank // cluster.local_gpus for rank in away})
+                narrow.append(_share_link(cluster, level, len(away), found.ports) / min(level.links, nodes))
+            levels[i] = levels[i]._replace(oversubscription=max(narrow))
+        below = level
+    return replace(found, levels=tuple(levels))
 
 
 def _node_ranks(cluster: Cluster, rank: int) -> range:

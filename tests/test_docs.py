@@ -67,12 +67,16 @@ SPEC = [
 ]
 
 
+MADE = {"assumed", "fabric_gpus"}
+"""Fields of a cluster that are not for files."""
+
+
 @pytest.mark.parametrize(
     "name, models, left_out",
     [
         ("job", JOB, set()),
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
-        ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", "assumed"}),
+        ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", *MADE}),
         ("model", [Model, MoEShape, MLA, StateSpace], set()),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
@@ -106,8 +110,8 @@ def test_the_short_and_the_long_plan_are_the_same() -> None:
 
 
 def test_the_clusters_are_clusters() -> None:
-    found = [load_cluster(block("cluster", "yaml", at)).gpus for at in range(3)]
-    assert found == [1020, 1024, 16]
+    found = [load_cluster(block("cluster", "yaml", at)).gpus for at in range(4)]
+    assert found == [1020, 1024, 96, 16]
 
 
 def test_the_model_is_its_preset() -> None:

@@ -85,6 +85,9 @@ def _network_figures(cluster: Cluster) -> Iterator[HardwareFigure]:
         if fabric.hop_latency:
             latency = float(fabric.hop_latency)
             yield HardwareFigure("hop_latency", "latency of a switch", latency, "s", _change_hop_latency)
+        for i, level in enumerate(fabric.levels):
+            if level.link:
+                yield from _link_figures("block_link", level.link.name, level.link, _change_block_link(i))
 
 
 def _host_figures(job: Job, cluster: Cluster, offloads: bool) -> Iterator[HardwareFigure]:
@@ -175,6 +178,17 @@ def _change_network(job: Job, link: Link) -> Job:
 def _change_hop_latency(job: Job, by: float) -> Job:
     fabric = job.cluster.fabric
     return _with_cluster(job, fabric=fabric.model_copy(update={"hop_latency": (fabric.hop_latency or 0.0) / by}))
+
+
+def _change_block_link(place: int) -> Callable[[Job, Link], Job]:
+    """Returns the function that changes the link of one level of the fabric."""
+
+    def change(job: Job, link: Link) -> Job:
+        levels = list(job.cluster.fabric.levels)
+        levels[place] = levels[place].model_copy(update={"link": link})
+        return _with_cluster(job, fabric=job.cluster.fabric.model_copy(update={"levels": tuple(levels)}))
+
+    return change
 
 
 def _change_host_link(job: Job, link: Link) -> Job:

@@ -293,8 +293,9 @@ class Costs:
         model = self.calibration.kernel_model(cluster.gpu, work.operation, work.library).model
         nvlink, nic = min(1.0, model.nvlink_share * speed * near.rate), min(1.0, model.nic_share * speed)
         for one in self._group_reaches(work):
-            model = replace(model, nvlink_share=nvlink, nic_share=nic / fabric.all_to_all(one))
-            yield dispatch.Dispatch.of(work, one), cluster.gpu, near, cluster.scale_out, model
+            latency = model.node_latency + fabric.message_delay(one)
+            rates = {"nvlink_share": nvlink, "nic_share": nic / fabric.all_to_all(one), "node_latency": latency}
+            yield dispatch.Dispatch.of(work, one), cluster.gpu, near, cluster.scale_out, replace(model, **rates)
 
     def _find_use(self, work: Work) -> Use:
         match work:
@@ -387,13 +388,14 @@ class Costs:
         return peer
 
     def _slowest_reaches(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
-        """Returns the reaches of those groups along `axes`, shifted copies of `ranks`, that are in most nodes.
+        """Returns the reaches of those groups along `axes`, shifted copies of `ranks`, that cross most links between
+        blocks of nodes and are in most nodes.
 
         One of them is the slowest.
         """
         offsets = self._group_offsets(axes)
         found = dict.fromkeys(reach(self.cluster, [offset + rank for rank in ranks]) for offset in offsets)
-        far = [(one.nodes.number, -one.nodes.fewest) for one in found]
+        far = [(sum(1 for level in one.levels if level.blocks), one.nodes.number, -one.nodes.fewest) for one in found]
         return tuple(one for one, its in zip(found, far, strict=True) if its == max(far))
 
     def _group_offsets(self, axes: tuple[str, ...]) -> list[int]:

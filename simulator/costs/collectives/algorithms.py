@@ -69,6 +69,7 @@ class Algorithm(NamedTuple):
         exposed_fill: exposed share of filling and draining the channels.
         multiprocessors: that it takes from kernels.
         busy: shares of a member's links that are busy while bytes move, by tier; 1 for the slowest tier.
+        delay: latency of links between blocks of nodes [s]: on the wire, so chunks follow each other through it.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Algorithm(NamedTuple):
     exposed_fill: float
     multiprocessors: int
     busy: LinkShares
+    delay: float = 0.0
 
 
 class Protocol(NamedTuple):
@@ -186,23 +188,25 @@ def _all_reduce(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     for name, one in _protocols(model, reach, links).items():
         byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
         latency = one.setup + 2 * (n - k) * one.step + 2 * (k - 1) * (RING_STEP * one.level + wires)
-        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, one.exposed_fill, up.channels, busy))
+        fill, delay = one.exposed_fill, fabric.ring_delay(reach, 2)
+        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, up.channels, busy, delay))
         if k > 1:
             inside = 2.0 if d > 1 else 0.0
             byte, busy = _slowest_tier(reach, links, inside, ring, tree, (TREE * one.share, one.network_share))
             latency = one.setup + 2 * (g - 1) * one.step + levels * (one.level + wires)
-            found.append(Algorithm(f"tree {name}", math.inf, latency, byte, net.exposed_fill, up.channels, busy))
+            fill, delay = net.exposed_fill, fabric.tree_delay(reach, 2)
+            found.append(Algorithm(f"tree {name}", math.inf, latency, byte, fill, up.channels, busy, delay))
     if nvls:
         share, setup = model.nvls_share * model.rate_ratio, model.nvls_setup * g * model.step_ratio
         moved = 1 + (1 if k == 1 else 2) / g
         byte, busy = _slowest_tier(reach, links, moved, 0.0, tree, (share, net.share))
         fill = model.nvls_exposed_fill if k == 1 else net.exposed_fill
-        latency = setup + levels * (_simple_level(reach, links) + wires)
-        found.append(Algorithm("NVLS", max_bytes[NVLS], latency, byte, fill, tuner.NVLS_CHANNELS, busy))
+        latency, delay = setup + levels * (_simple_level(reach, links) + wires), fabric.tree_delay(reach, 2)
+        found.append(Algorithm("NVLS", max_bytes[NVLS], latency, byte, fill, tuner.NVLS_CHANNELS, busy, delay))
         if links.sharp and k > 1:
             byte, busy = _slowest_tier(reach, links, moved, 0.0, port, (share, net.share))
             latency = setup + 2 * (_simple_level(reach, links) + wires)
-            found.append(Algorithm("NVLS and SHARP", math.inf, latency, byte, fill, tuner.NVLS_CHANNELS, busy))
+            found.append(Algorithm("NVLS and SHARP", math.inf, latency, byte, fill, tuner.NVLS_CHANNELS, busy, delay))
     return tuple(one for one in found if one.max_bytes)
 
 
@@ -216,10 +220,11 @@ def _gather(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     for name, one in _protocols(model, reach, links).items():
         byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
         latency = one.setup + (n - k) * one.step + (k - 1) * (RING_STEP * one.level + wires)
-        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, one.exposed_fill, channels, busy))
+        fill, delay = one.exposed_fill, fabric.ring_delay(reach, 1)
+        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, channels, busy, delay))
         if name == SIMPLE and n == k:
             latency = one.setup + math.ceil(math.log2(k)) * (RING_STEP * one.level + wires)
-            found.append(Algorithm("PAT", math.inf, latency, byte / PAT, one.exposed_fill, channels, busy))
+            found.append(Algorithm("PAT", math.inf, latency, byte / PAT, fill, channels, busy, delay))
     return tuple(one for one in found if one.max_bytes)
 
 
@@ -232,7 +237,8 @@ def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     for name, one in _protocols(model, reach, links).items():
         byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (one.share, one.network_share))
         latency = one.setup + (g - 1) * one.step + math.ceil(math.log2(k)) * (one.level + wires)
-        found.append(Algorithm(f"ring {name}", math.inf, latency, byte, one.exposed_fill, channels, busy))
+        fill, delay = one.exposed_fill, fabric.tree_delay(reach, 1)
+        found.append(Algorithm(f"ring {name}", math.inf, latency, byte, fill, channels, busy, delay))
     return tuple(found)
 
 
@@ -251,7 +257,8 @@ def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
             reach, links, inner, (n - d) / n, out, (share, net.all_to_all_share), links.node_gpus
         )
         latency = model.peer_latency * (n - 1) + setup + (RING_STEP * level + wires if k > 1 else 0.0)
-        found.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy))
+        delay = fabric.message_delay(reach)
+        found.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy, delay))
     return tuple(found)
 
 

@@ -2,11 +2,12 @@
 
 The time of an algorithm with a protocol for S bytes (the largest buffer of one rank) is
 
-    launch + L + c S + 2 p sqrt(L c S)
+    launch + L + D + c S + 2 p sqrt(L c S)
 
-L: its steps [s]; c: seconds of a byte over the slowest tier; p: data moves in chunks, and with chunks of the best size
-filling the channels and draining them take sqrt(L c S) each (the optimum of a pipeline of steps); p is the share of
-that which is exposed. The tuner limits the sizes that each algorithm is used for (`tuner`); of those in use the fastest
+L: its steps [s]; D: latency of links between blocks of nodes (`fabric`) [s]; c: seconds of a byte over the slowest
+tier; p: data moves in chunks, and with chunks of the best size filling the channels and draining them take sqrt(L c S)
+each (the optimum of a pipeline of steps); p is the share of that which is exposed. The tuner limits the sizes that each
+algorithm is used for (`tuner`); of those in use the fastest
 counts, so more bytes are never faster. Between nodes all algorithms compete.
 """
 
@@ -49,7 +50,7 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
     group = find_group(work.operation, reach, links)
     time, _ = choose_algorithm(work.nbytes, group)
     sigma = estimate_sigma(group.model, time, group.overhead)
-    return Estimate(time, math.hypot(sigma, links.staging_sigma(reach)))
+    return Estimate(time, math.hypot(sigma, links.staging_sigma(reach), links.block_sigma(reach)))
 
 
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
@@ -61,7 +62,7 @@ def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
     best = np.full(size.shape, math.inf)
     for one in group.algorithms:
         moving = one.byte * size
-        time = one.latency + moving + 2 * one.exposed_fill * np.sqrt(one.latency * moving)
+        time = one.latency + one.delay + moving + 2 * one.exposed_fill * np.sqrt(one.latency * moving)
         np.minimum(best, time, out=best, where=size <= one.max_bytes)
     return best + group.launch, np.full(size.shape, group.overhead)
 
@@ -109,7 +110,7 @@ def choose_algorithm(nbytes: float, group: Group) -> tuple[float, Algorithm]:
     for one in group.algorithms:
         if nbytes <= one.max_bytes:
             moving = one.byte * nbytes
-            time = one.latency + moving + 2 * one.exposed_fill * math.sqrt(one.latency * moving)
+            time = one.latency + one.delay + moving + 2 * one.exposed_fill * math.sqrt(one.latency * moving)
             if time < best:
                 best, chosen = time, one
     return best + group.launch, chosen
@@ -126,7 +127,7 @@ def find_group(operation: str, reach: Reach, links: Links) -> Group:
             group = links.groups[operation, reach] = Group(model.launch, (one,), model.launch + one.latency, model)
             return group
         algorithms, launch = ALGORITHMS[operation](reach, links), model.launch + model.call_overhead
-        overhead = launch + min(one.latency for one in algorithms)
+        overhead = launch + min(one.latency + one.delay for one in algorithms)
         of_sigma = links.models.network if reach.nodes.number > 1 else model
         group = links.groups[operation, reach] = Group(launch, algorithms, overhead, of_sigma)
     return group

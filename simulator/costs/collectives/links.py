@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hardware.cluster import STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
+from hardware.cluster import BLOCK_LINK_SIGMA, STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
 from hardware.topology import Reach
 from simulator.costs.coefficients import coefficient
 
@@ -170,12 +170,15 @@ class Links:
             return 0.0
         return STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA
 
+    def block_sigma(self, reach: Reach) -> float:
+        """Sigma of the rate of links between blocks of nodes that a group crosses."""
+        return BLOCK_LINK_SIGMA if any(level.blocks for level in reach.levels) else 0.0
+
     def port_rate(self, reach: Reach) -> float:
         """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the
         host.
         """
-        even = self.network.bandwidth
-        return min(even * reach.ports, max(even, self.host.bandwidth))
+        return self.cluster.port_rate(reach.ports)
 
     def network_byte(self, share: float, reach: Reach) -> float:
         """Seconds of a byte over a member's ports to the network, at a share of their payload rate."""

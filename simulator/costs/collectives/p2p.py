@@ -31,19 +31,24 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
     model = links.models.network if reach.nodes.number > 1 else links.models_within_node(reach).p2p
     busy, latency = seconds(nbytes, reach, links)
     sigma = estimate_sigma(model, busy + latency, latency)
-    return Estimate(busy, math.hypot(sigma, links.staging_sigma(reach)), latency)
+    return Estimate(busy, math.hypot(sigma, links.staging_sigma(reach), links.block_sigma(reach)), latency)
 
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
     """How long the links are busy [s], a number or an array, and how much later the message arrives [s]."""
     if reach.nodes.number > 1:
-        return _moving(nbytes, reach, links), links.models.network.p2p_latency + links.wire_latency(reach)
+        return _moving(nbytes, reach, links), _network_latency(reach, links)
     model, host = links.models_within_node(reach).p2p, crosses_host(reach)
     moving = _moving(nbytes, reach, links)
     if isinstance(model, ProcessCostModel):
         return moving, model.p2p_latency
     busy = moving + 2 * model.exposed_fill * (model.latency * moving) ** 0.5
     return busy, model.latency + (links.host.latency if host else links.scale_up.latency)
+
+
+def _network_latency(reach: Reach, links: Links) -> float:
+    """Seconds from sending to arrival of an empty message between nodes."""
+    return links.models.network.p2p_latency + links.wire_latency(reach) + fabric.message_delay(reach)
 
 
 def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:

@@ -221,6 +221,88 @@ def test_switches_on_the_way_take_time():
     assert more == pytest.approx(2e-6)
 
 
+def regions(latency="10 ms", rate="10 GB/s", links=1, nodes=16):
+    stated = {"kind": "assumed", "source": "a test"}
+    line = {
+        "name": "line",
+        "family": "wan",
+        "rate": {"value": rate, "direction": "one", **stated},
+        "links": {"value": 1, **stated},
+        "latency": {"value": latency, **stated},
+        "payload": {"value": 0.96, **stated},  # as of the ports, so that shares of it are equal
+    }
+    return fabric_of({"nodes": nodes // 2}, {"link": line, "links": links}, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "operation", "passes"),
+    [
+        # What all groups of a region send over its link, in multiples of their buffers: one group, or eight.
+        ({"dp": 128}, "all_reduce", 2 * 127 / 128),
+        ({"dp": 128}, "all_gather", 127 / 128),
+        ({"pp": 16, "tp": 8}, "reduce_scatter", 8 * 15 / 16),
+        ({"ep": 128}, "all_to_all", 64 * 64 / 128),
+        ({"outer": 2, "ep": 16, "tp": 4}, "all_to_all", 0.0),  # within a region
+    ],
+)
+def test_what_groups_send_over_a_link_between_regions(axes, operation, passes):
+    mesh, nbytes = Mesh(axes), 64 * GIB
+    axis = "ep" if "ep" in axes else next(iter(axes))
+    work = Collective(operation, nbytes, (axis,))
+    far, near = (Costs(cluster, mesh) for cluster in (regions(), fabric_of({"nodes": 8}, {}, nodes=16)))
+    if not passes:
+        assert far.estimate(work) == near.estimate(work)
+        return
+    network = far.calibration.network_model(far.cluster.scale_out).model
+    share = network.all_to_all_share if operation == "all_to_all" else network.share
+    expected = passes * nbytes / (10e9 * 0.96 * share)
+    assert far.estimate(work).seconds == pytest.approx(expected, rel=0.03) and expected > near.estimate(work).seconds
+    assert far.estimate(work).sigma > near.estimate(work).sigma
+
+
+@pytest.mark.parametrize(
+    ("operation", "crossings"),
+    [
+        ("all_reduce", 4),  # a ring passes two links twice, a tree two of its levels up and down
+        ("all_gather", 2),
+        ("broadcast", 2),
+        ("all_to_all", 1),
+    ],
+)
+def test_a_small_buffer_waits_for_the_latency_between_regions(operation, crossings):
+    mesh, work = Mesh({"dp": 128}), Collective(operation, 1024, ("dp",))
+    at_once, later = (Costs(regions(latency), mesh).estimate(work).seconds for latency in ("0 s", "1 s"))
+    assert later - at_once == pytest.approx(crossings)
+    message = Transfer(8, "pp", 0, 1)
+    delays = [Costs(regions(one), Mesh({"pp": 2, "dp": 64})).estimate(message).latency for one in ("0 s", "1 s")]
+    assert delays[1] - delays[0] == pytest.approx(1.0)
+
+
+def test_a_latency_does_not_fill_channels():
+    """Chunks follow each other on the wire: a far region adds its latency and no more."""
+    mesh, work = Mesh({"dp": 128}), Collective("all_reduce", GIB, ("dp",))
+    at_once, later = (Costs(regions(latency), mesh).estimate(work).seconds for latency in ("0 s", "1 s"))
+    assert later - at_once == pytest.approx(4.0)
+
+
+def test_a_link_as_wide_as_the_ports_is_no_limit():
+    mesh = Mesh({"dp": 128})
+    for operation in OPERATIONS:
+        work = Collective(operation, GIB, ("dp",))
+        wide = Costs(regions("0 s", "100 TB/s"), mesh).estimate(work).seconds
+        assert wide == Costs(fabric_of({"nodes": 8}, {}, nodes=16), mesh).estimate(work).seconds
+        assert Costs(regions("0 s", "1 GB/s"), mesh).estimate(work).seconds > 5 * wide
+
+
+def test_messages_over_a_link_between_regions():
+    """All 64 GPUs of a region send at the same time, over one link or over one for each node."""
+    mesh, message = Mesh({"pp": 2, "dp": 64}), Transfer(GIB, "pp", 0, 1)
+    one, eight = (Costs(regions(links=links), mesh) for links in (1, 8))
+    share = one.calibration.network_model(one.cluster.scale_out).model.p2p_share
+    assert one.estimate(message).seconds == pytest.approx(64 * GIB / (10e9 * 0.96 * share))
+    assert eight.estimate(message).seconds == pytest.approx(one.estimate(message).seconds / 8)
+
+
 def test_messages_between_rails_climb_a_level():
     made = {"node": "mi300x-8", "nodes": 4, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}}
     costs = Costs(load_cluster(made), Mesh({"pp": 32}))
@@ -280,10 +362,12 @@ def test_every_node_of_the_catalog_can_be_priced(node):
     cluster = load_cluster({"node": node, "nodes": 36})
     costs = Costs(cluster, Mesh({"dp": cluster.gpus // 4, "tp": 4}))
     tier = cluster.scale_up if cluster.node.domain >= 4 else cluster.host
+    unknown = cluster.staged and cluster.node.staging is None  # machines differ by a factor of three
     for operation in OPERATIONS:
         inner, outer = (costs.estimate(Collective(operation, GIB, (axis,))) for axis in ("tp", "dp"))
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
-        assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.sigma < 0.5
+        assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain)
+        assert 0 < inner.sigma < (1.2 if unknown else 0.5)
         assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.local_gpus // 4)
     owns = {section_on(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
         SHIPPED.sections(cluster.gpu.name)
