@@ -13,6 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+import hardware.import_time  # before all others of meshcast  # noqa: F401
+
+# isort: split
 from hardware.cluster import MAX_GPUS, Cluster, Tier
 from hardware.errors import CatalogError, nearest
 from hardware.gpu import GPU

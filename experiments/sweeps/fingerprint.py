@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from experiments.sweeps.grid import Sweep
 from hardware.documents.input_file import DATA as LIMIT
 from hardware.documents.input_file import Unreadable, read_bytes
 from hardware.errors import MeshcastError
+from hardware.import_time import IMPORTED_NS
 from hardware.load import FILES, read_yaml
 
 PACKAGES = {
@@ -39,16 +40,45 @@ DATA = {
 Fingerprint = dict[str, str]
 """SHA-256 by kind of input: code, the kinds of `DATA`, job, points, and ``file NAME`` of each file of the job."""
 
+Stats = dict[Path, tuple[int, int, int] | None]
+"""Inode, size and time of change [ns] of files; None of a file that is gone."""
 
-def fingerprint(sweep: Sweep, chunk: int) -> Fingerprint:
+
+class Inputs:
+    """Everything that the rows of a sweep depend on.
+
+    Attributes:
+        fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
+    """
+
+    def __init__(self, sweep: Sweep, chunk: int) -> None:
+        """chunk: points that are stored together."""
+        self._sweep, self._chunk = sweep, chunk
+        self._named = _stat_files(path for _, path in _find_named_files(sweep))
+        self.fingerprint = fingerprint(sweep, chunk)
+
+    def changed(self) -> list[str]:
+        """Kinds of input that are others on disk than those that this process has loaded, or may have loaded."""
+        installed, hashes = _read_installation()
+        late = {_kind_of(path) for path, stat in installed.items() if stat is not None and stat[2] > IMPORTED_NS}
+        if not late and _stat_files(installed) == installed and _stat_files(self._named) == self._named:
+            return []
+        current = fingerprint(self._sweep, self._chunk, _hash_installation())
+        return [kind for kind in current if kind in late or self.fingerprint.get(kind) != current[kind]]
+
+
+def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = None) -> Fingerprint:
     """Hashes everything that the rows of a sweep depend on, by kind. chunk: points that are stored together."""
     points = [chunk, sweep.axes, [constraint.text for constraint in sweep.where]]
-    files = dict(_read_named_files([sweep.job, sweep.axes], sweep.base))
+    files = dict[str, str]()
+    for name, path in _find_named_files(sweep):
+        with suppress(Unreadable):  # every point that needs the file is answered with the mistake
+            files[name] = _hash(read_bytes(path, LIMIT))
     return {
-        **hash_installation(),
+        **(installation or hash_installation()),
         "job": _hash(json.dumps(sweep.job).encode()),
         "points": _hash(json.dumps(points).encode()),
-        **{f"file {name}": _hash(files[name]) for name in sorted(files)},
+        **{f"file {name}": files[name] for name in sorted(files)},
     }
 
 
@@ -64,34 +94,69 @@ def parse_fingerprint(data: Any) -> Fingerprint:
     return {"version": str(data)}
 
 
-@cache
 def hash_installation() -> Fingerprint:
     """Hashes the code and the data files of meshcast, by kind: once per process, some hundredths of a second."""
+    return _read_installation()[1]
+
+
+@cache
+def _read_installation() -> tuple[Stats, Fingerprint]:
+    stats = _stat_files(_list_installation())
+    return stats, _hash_installation()
+
+
+def _hash_installation() -> Fingerprint:
     found = {kind: hashlib.sha256() for kind in ("code", *DATA.values())}
-    for name, package in PACKAGES.items():
-        for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", *FILES)):
-            folder = f"{name}/{path.relative_to(package).as_posix()}"
-            kinds = (kind for start, kind in DATA.items() if folder.startswith(f"{start}/") and path.suffix in FILES)
-            kind, content = next(kinds, "code"), path.read_bytes()
-            found[kind].update(f"{folder} {len(content)}\n".encode() + content)
+    for path in _list_installation():
+        content = path.read_bytes()
+        found[_kind_of(path)].update(f"{_name_of(path)} {len(content)}\n".encode() + content)
     return {kind: each.hexdigest() for kind, each in found.items()}
+
+
+def _list_installation() -> list[Path]:
+    folders = PACKAGES.values()
+    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", *FILES)]
+
+
+def _name_of(path: Path) -> str:
+    """Name of a file of the installation, wherever that is."""
+    folders = ((name, folder) for name, folder in PACKAGES.items() if path.is_relative_to(folder))
+    name, folder = next(folders)
+    return f"{name}/{path.relative_to(folder).as_posix()}"
+
+
+def _kind_of(path: Path) -> str:
+    name = _name_of(path)
+    kinds = (kind for start, kind in DATA.items() if name.startswith(f"{start}/") and path.suffix in FILES)
+    return next(kinds, "code")
+
+
+def _stat_files(paths: Iterable[Path]) -> Stats:
+    found: Stats = {}
+    for path in paths:
+        try:
+            stat = path.stat()
+            found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        except OSError:
+            found[path] = None
+    return found
 
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_named_files(data: Any, base: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files that strings in `data` name, and of those that strings in these files name."""
-    left, seen = [(word, base) for word in sorted(set(_strings_in(data)))], set[str]()
+def _find_named_files(sweep: Sweep) -> Iterator[tuple[str, Path]]:
+    """Names and paths of the files that strings of a sweep name, and of those that strings in these files name."""
+    left = [(word, sweep.base) for word in sorted(set(_strings_in([sweep.job, sweep.axes])))]
+    seen = set[str]()
     while left:
         word, folder = left.pop()
         path = None if word in seen else _find_file(word, folder)
         seen.add(word)
         if path is None:
             continue
-        with suppress(Unreadable):  # every point that needs the file is answered with the mistake
-            yield word, read_bytes(path, LIMIT)
+        yield word, path
         if path.suffix in FILES:
             with suppress(MeshcastError):  # every point that needs the file is answered with the mistake
                 left += [(inner, path.parent) for inner in _strings_in(read_yaml(path).data)]

@@ -12,13 +12,11 @@ the number of workers nor on interruptions.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +26,7 @@ from experiments.sweeps.store import Row, Store
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.workers import open_pool
 from simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
@@ -121,24 +120,14 @@ def _open_executor(executor: Executor | None, workers: int, store: Store) -> Ite
     if executor is not None or workers <= 1:
         yield executor or _Here()
         return
-    pool = ProcessPoolExecutor(workers, initializer=_follow_parent)
     try:
-        yield pool
+        with open_pool(workers) as pool:
+            yield pool
     except BrokenExecutor:
         rule = f"a worker was killed, most likely for lack of memory; {store.points_kept:,} points are kept"
         raise PlanError(
             "--workers", rule, f"Run it again with fewer workers, it goes on from {store.parts}", workers
         ) from None
-    finally:  # an interruption waits for running chunks, not for submitted ones
-        pool.shutdown(cancel_futures=True)
-
-
-def _follow_parent() -> None:
-    """Makes a worker ignore Ctrl-C, which its parent handles, and end with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 # ----------------------------------------------------------------------------------------- one chunk

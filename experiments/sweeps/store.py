@@ -13,6 +13,7 @@ import heapq
 import io
 import json
 import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, fingerprint, parse_fingerprint
+from experiments.sweeps.fingerprint import Fingerprint, Inputs, changed_inputs, parse_fingerprint
 from experiments.sweeps.grid import Sweep
-from hardware.errors import PlanError
+from hardware.errors import PlanError, escape_controls
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
@@ -55,7 +56,8 @@ class Store:
         self.out, self.sweep, self.chunk = out, sweep, chunk
         self.parts = parts_folder(out)
         self.chunks = -(-sweep.points // chunk)
-        self.fingerprint = fingerprint(sweep, chunk)
+        self.inputs = Inputs(sweep, chunk)
+        self.fingerprint = self.inputs.fingerprint
         self.kept: set[int] = set()
         with self._writing():
             self._open(restart)
@@ -78,23 +80,44 @@ class Store:
             if path.is_symlink():
                 rule = f"{path} is a symbolic link to {os.readlink(path)}, which would be overwritten"
                 raise PlanError("--out", rule, "Name that file itself, or remove the link")
+        self._refuse_changed_inputs()
         self._refuse_foreign_parts()
+        self._fingerprint_of_out()  # refuses a file that no sweep has made
+        if not restart and not self.parts.is_dir():
+            self.finished = self._is_finished()
+            if self.finished:
+                return
+        self._lock()
         about = self.parts / "_sweep.json"
         begun = _read_fingerprint(about)
-        whole = self._fingerprint_of_out()
         if not restart:
-            for stored, path in ((begun, self.parts), (whole if begun is None else None, self.out)):
-                if stored not in (None, self.fingerprint):
-                    raise _other_inputs(path, stored, self.fingerprint)
-            self.finished = begun is None and whole is not None
-        if begun is None or restart:
-            self._clear()
+            if begun not in (None, self.fingerprint):
+                raise _other_inputs(self.parts, begun, self.fingerprint)
+            self.finished = begun is None and self._is_finished()
         if self.finished:
+            self._remove_parts()
             return
-        self.parts.mkdir(exist_ok=True)
-        self._lock()
-        self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
+        if begun is None or restart:
+            self._empty_parts()
         self.kept = {n for n in range(self.chunks) if self._read_part(n) is not None}
+        if begun != self.fingerprint or restart:
+            self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
+
+    def _is_finished(self) -> bool:
+        """Whether the joined file is that of this sweep. Raises PlanError for that of another one."""
+        whole = self._fingerprint_of_out()
+        if whole not in (None, self.fingerprint):
+            raise _other_inputs(self.out, whole, self.fingerprint)
+        return whole is not None
+
+    def _refuse_changed_inputs(self) -> None:
+        """Raises PlanError if an input has changed on disk since this process may have read it."""
+        if changed := self.inputs.changed():
+            rule = f"inputs of the rows have changed since the command began; changed: {', '.join(changed)}"
+            remedy = "Run the command again"
+            if self.kept:
+                rule, remedy = rule + self._tell_kept(), f"{remedy}; undo the change first to go on with these points"
+            raise PlanError("sweep", rule, remedy)
 
     def _refuse_foreign_parts(self) -> None:
         """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
@@ -120,8 +143,22 @@ class Store:
             raise PlanError("--out", rule, "Name another file, or delete this one") from None
 
     def _lock(self) -> None:
-        """Locks the parts, or raises PlanError if another process has; the system frees it when a process ends."""
-        self._locked = (self.parts / "_lock").open("w")
+        """Makes the folder of parts and locks it, or raises PlanError if another process has; the system frees the lock
+        when a process ends."""
+        while True:
+            self.parts.mkdir(exist_ok=True)
+            path = self.parts / "_lock"
+            with suppress(FileNotFoundError):  # another process, at its end, has removed the folder since
+                self._locked = path.open("a+")
+                self._lock_file()
+                if os.path.samestat(os.fstat(self._locked.fileno()), path.stat()):  # else removed before it was locked
+                    break
+        with suppress(OSError):  # a full disk is a matter of the rows
+            self._locked.truncate(0)
+            self._locked.write(f"process {os.getpid()} on {platform.node()}")
+            self._locked.flush()
+
+    def _lock_file(self) -> None:
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -129,7 +166,9 @@ class Store:
         try:
             fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
         except (BlockingIOError, PermissionError):
-            rule = f"another process is writing {self.out}"
+            self._locked.seek(0)
+            holder = escape_controls(self._locked.read(200)) or "another process"
+            rule = f"{holder} is writing {self.out}"
             raise PlanError("--out", rule, "Wait for it, or name another --out") from None
         except OSError:  # a file system without locks
             pass
@@ -137,10 +176,11 @@ class Store:
     # ------------------------------------------------------------------------------------ writing
 
     def keep(self, number: int, rows: Sequence[Row]) -> None:
-        """Stores the rows of one chunk."""
+        """Stores the rows of one chunk. Raises PlanError if an input has changed since the sweep began."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self._refuse_changed_inputs()
         columns = {
             name: [_to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
             for name, kind in zip(self._schema.names, self._schema.types, strict=True)
@@ -170,7 +210,7 @@ class Store:
                     tables.clear()
         self.finished = True
         with suppress(OSError):  # the next run removes what stays
-            self._clear()
+            self._remove_parts()
 
     def _read_part(self, number: int) -> pa.Table | None:
         """Reads the rows of a chunk; None for a file that is damaged, or holds rows of another chunk or sweep."""
@@ -224,21 +264,27 @@ class Store:
         except OSError as error:
             rule = f"{self.out} cannot be written ({error.strerror or error})"
             if self.kept:
-                rule += f"; {self.points_kept:,} of {self.sweep.points:,} points are kept in {self.parts}"
+                rule += self._tell_kept()
             remedy = "Free disk space, or name a file in a writable folder, and run the command again"
             raise PlanError("--out", rule, remedy) from None
 
-    def _clear(self) -> None:
-        """Removes the parts; the fingerprint first, since a folder without it counts as empty, and the lock, by which a
-        folder is known as ours, last."""
-        if not self.parts.is_dir():
-            return
+    def _tell_kept(self) -> str:
+        return f"; {self.points_kept:,} of {self.sweep.points:,} points are kept in {self.parts}"
+
+    def _empty_parts(self) -> None:
+        """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
         names = set(os.listdir(self.parts))
-        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing", "_lock"):
+        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing"):
             if name in names:
                 (self.parts / name).unlink()
+
+    def _remove_parts(self) -> None:
+        """Removes the folder of parts; the lock, by which it is known as ours, last."""
+        self._empty_parts()
+        (self.parts / "_lock").unlink(missing_ok=True)
         with suppress(OSError):  # it holds files of somebody else
             self.parts.rmdir()
+        self._locked.close()
 
     @cached_property
     def _schema(self) -> pa.Schema:

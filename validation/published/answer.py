@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor
 from itertools import chain
 from typing import Any, TypeVar
 
 from hardware.errors import Defect, MeshcastError, PlanError, shorten
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.workers import open_pool
 from simulator.report.report import Report
 from validation.published.baseline import peak_format, seconds_at_peak
 from validation.published.mapping import MappedJob, map_run
@@ -45,15 +45,12 @@ def map_chunks(
     if count <= 1:
         yield from chain.from_iterable(map(answer_chunk, chunks))
         return
-    # Ctrl-C reaches the whole process group; only the parent handles it.
-    pool = ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
-        yield from chain.from_iterable(pool.map(answer_chunk, chunks))
+        with open_pool(count) as pool:
+            yield from chain.from_iterable(pool.map(answer_chunk, chunks))
     except BrokenExecutor:
         rule = "a worker was killed, most likely for lack of memory"
         raise PlanError("--jobs", rule, "Run it again with fewer processes", count) from None
-    finally:  # after an interrupt running chunks finish, queued ones are cancelled
-        pool.shutdown(cancel_futures=True)
 
 
 def _answer_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,15 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_text("one")
     monkeypatch.setattr(module, "PACKAGES", {name: root / name for name in module.PACKAGES})
-    hash_installation.cache_clear()
+    begin_process(monkeypatch)
     yield root
-    hash_installation.cache_clear()
+    module._read_installation.cache_clear()
+
+
+def begin_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on disk is from now on what this process has loaded."""
+    module._read_installation.cache_clear()
+    monkeypatch.setattr(module, "IMPORTED_NS", time.time_ns() + 10**9)  # file systems round times
 
 
 def stop(of: Any, out: Path, after: int) -> None:
@@ -62,14 +70,14 @@ def stop(of: Any, out: Path, after: int) -> None:
 def test_a_changed_file_of_meshcast_changes_its_kind(installation: Path, place: str, kind: str) -> None:
     before = hash_installation()
     (installation / place).write_text("two")
-    hash_installation.cache_clear()
+    module._read_installation.cache_clear()
     assert changed_inputs(before, hash_installation()) == [kind]
 
 
 def test_a_renamed_file_is_a_change(installation: Path) -> None:
     before = hash_installation()
     (installation / "sweeps/run.py").rename(installation / "sweeps/walk.py")
-    hash_installation.cache_clear()
+    module._read_installation.cache_clear()
     assert changed_inputs(before, hash_installation()) == ["code"]
 
 
@@ -100,16 +108,65 @@ def test_job_points_and_files_are_kinds_of_their_own(tmp_path: Path) -> None:
     assert changes(grid) == ["file deep/base.yaml"]
 
 
-def test_rows_of_other_code_are_not_joined(installation: Path, small_chunks: None, tmp_path: Path) -> None:
+def test_rows_of_other_code_are_not_joined(
+    installation: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "rows.parquet"
     stop(load_sweep(GRID), out, 3)
     (installation / "simulator/job/framework.py").write_text("two")
     (installation / "hardware/catalog/gpus/h100-sxm.yaml").write_text("two")
-    hash_installation.cache_clear()
+    begin_process(monkeypatch)
     words = r"rows\.parquet\.parts holds rows of another sweep; changed: code, hardware catalog\. Undo .*--restart"
     with pytest.raises(PlanError, match=words):
         run(load_sweep(GRID), out, Lazy())
     assert run(load_sweep(GRID), out, Lazy(), restart=True)["rows"] == 24
+
+
+class Editing:
+    """An executor that edits a file before the third chunk of points."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def map(self, work: Any, tasks: Any) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if number == 2:
+                self.path.write_text(f"{self.path.read_text()}\n# edited\n")
+            yield work(task)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("installed/simulator/costs/calibration/h100-sxm.yaml", "calibration"),
+        ("installed/simulator/job/framework.py", "code"),
+        ("model.yaml", "file model.yaml"),
+    ],
+)
+def test_a_change_of_a_running_sweep_ends_it(
+    place: str, kind: str, installation: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / place, tmp_path / "rows.parquet"
+    (tmp_path / "model.yaml").write_text("{preset: gpt2-124m}")
+    of = load_sweep({**GRID, "job": {**JOB, "model": "model.yaml"}}, tmp_path)
+    before = path.read_text()
+    with pytest.raises(PlanError, match=rf"changed: {kind}; 8 of 32 points are kept in .*undo the change first"):
+        run(of, out, Editing(path))
+    path.write_text(before)
+    begin_process(monkeypatch)
+    made = Counting()
+    assert run(of, out, made)["rows"] == 24 and made.asked == list(range(8, 32, 4))
+
+
+def test_a_file_changed_since_the_import_is_refused(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IMPORTED_NS", (installation / "sweeps/run.py").stat().st_mtime_ns - 1)
+    for place in installation.rglob("*.yaml"):
+        os.utime(place, ns=(0, 0))
+    with pytest.raises(PlanError, match="changed: code. Run the command again"):
+        run(load_sweep(GRID), tmp_path / "rows.parquet", Lazy())
+    assert not (tmp_path / "rows.parquet.parts").exists()
 
 
 @pytest.mark.parametrize("stated", ["0f3a", None, 7, [], {}, {"code": 1}])

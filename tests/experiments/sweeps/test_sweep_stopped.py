@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
+from experiments.sweeps import fingerprint as inputs
 from experiments.sweeps import run as sweeps
 from experiments.sweeps import store as stored
 from experiments.sweeps.run import Sweep, load_sweep, run
@@ -33,6 +34,7 @@ KILLED = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets tests in its background ignore it
 import sys
+from experiments.sweeps import fingerprint as inputs
 from experiments.sweeps import run as sweeps
 sweeps.CHUNK = 4
 from experiments.cli.app import main
@@ -183,6 +185,6 @@ def test_a_worker_that_dies_ends_in_one_message(small_chunks: None, tmp_path: Pa
     of = load_sweep(GRID)
     deadly = Sweep({**of.job, "id": Dying()}, of.base, of.axes, of.where)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "fingerprint", lambda *_: {"job": "same"})
+        patch.setattr(inputs, "fingerprint", lambda *_: {"job": "same"})
         with pytest.raises(PlanError, match="a worker was killed"):
             run(deadly, tmp_path / "rows.parquet", workers=2)

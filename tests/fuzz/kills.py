@@ -1,0 +1,402 @@
+"""Kills, fills the disk of, doubles and changes the code of running sweeps: ``make kills``, or one attack again:
+``python -m tests.fuzz.kills --seed 17 -n 1``.
+
+Whatever hits a sweep, the same command ends with the file of an undisturbed sweep, byte by byte: no row lost, doubled
+or from other code; stored parts are not forecast again; nothing else is left, neither processes nor files; and every
+message is one line. Needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tests.fuzz.sweep_process import BLOWS, ROOT, Ended, Moment, SweepProcess, check_end
+from tests.fuzz.victim import CHUNK
+
+JOB: dict[str, Any] = {
+    "model": "gpt2-124m",
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 64, "sequence": 1024},
+    "framework": "torchtitan",
+}
+VARY: dict[str, Any] = {
+    "plan.tp": [1, 2, 3, 4],
+    "plan.pp": [1, 2],
+    "batch.micro": [1, 2, 4],
+    "plan.recompute": ["none", "selective", "full"],
+    "batch.global": [64, 128, 192],
+}
+SWEEPS: dict[str, dict[str, Any]] = {
+    "grid": {"job": JOB, "vary": VARY, "where": ["plan.tp * plan.pp <= 6"]},
+    "files": {"job": "job.yaml", "vary": VARY},
+    "zip": {
+        "job": JOB,
+        "zip": [{"plan.tp": [1, 2, 4, 8], "batch.micro": [4, 4, 2, 1]}],
+        "vary": {"batch.global": {"range": [16, 512, 10]}},
+    },
+}
+"""Sweeps of some 200 points with rows that fit and rows that are invalid, without and with points left out."""
+
+FILES: dict[str, Any] = {
+    "job.yaml": {**JOB, "model": "model.yaml"},
+    "model.yaml": {"preset": "gpt2-124m", "layers": 8},
+}
+"""Files beside the sweep."""
+
+PACKAGES = ("hardware", "simulator", "validation", "experiments", "meshcast")
+
+
+class Edit(NamedTuple):
+    """A change of an input of the rows, by which all of them change.
+
+    Attributes:
+        kind: the kind of input that a message names.
+        file: within an installation, or beside the sweep.
+        pattern, replacement: of a regular expression.
+    """
+
+    kind: str
+    file: str
+    pattern: str
+    replacement: str
+
+
+EDITS = (
+    Edit("calibration", "simulator/costs/calibration/h100-sxm.yaml", r"sigma: 0\.0", "sigma: 0.1"),
+    Edit("hardware catalog", "hardware/catalog/gpus/h100-sxm.yaml", r"3\.35 TB/s", "2.35 TB/s"),
+    Edit("framework profiles", "simulator/job/frameworks/torchtitan.yaml", r"vocab_multiple: \d+", "vocab_multiple: 96"),
+    Edit("model presets", "simulator/models/presets/gpt2-124m.yaml", "vocab: 50257", "vocab: 60257"),
+    Edit("code", "simulator/report/report.py", r"\"step_time_s\": self\.step_time,", '"step_time_s": 2 * self.step_time,'),
+    Edit("file model.yaml", "model.yaml", "layers: 8", "layers: 10"),
+)
+
+
+class Place:
+    """The folder of one attack: a sweep file, an empty folder for its output, and perhaps an installation."""
+
+    def __init__(self, folder: Path, sweep: str, installed: bool = False) -> None:
+        folder.mkdir()
+        self.folder, self.name = folder, sweep
+        self.out = folder / "out" / "rows.parquet"
+        self.parts = self.out.with_name("rows.parquet.parts")
+        self.out.parent.mkdir()
+        self.sweep = folder / "sweep.yaml"
+        for file, content in {**FILES, "sweep.yaml": SWEEPS[sweep]}.items():
+            (folder / file).write_text(yaml.safe_dump(content, sort_keys=False))
+        self.root = ROOT
+        if installed:
+            self.root = folder / "installed"
+            for package in PACKAGES:
+                shutil.copytree(ROOT / package, self.root / package)
+
+    def start(self, *words: str, stop: Moment | None = None, nbytes: int | None = None) -> SweepProcess:
+        return SweepProcess(self.sweep, self.out, words, stop, self.root, nbytes)
+
+    def finish(self, *words: str) -> None:
+        """Runs the sweep to its end."""
+        with self.start(*words) as last:
+            ended = last.end()
+        assert ended.code == 0, f"the last run ended with {ended.code}: {ended.stderr}"
+
+    def stored(self) -> dict[str, tuple[int, int]]:
+        """The stored parts; a part that is written again has another value."""
+        found = {path.name: path.stat() for path in self.parts.glob("0*.parquet")}
+        return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+
+    def apply(self, edit: Edit) -> None:
+        """Edits a file, in one step as an editor does; applied to an edited file, it does nothing."""
+        path = next(path for path in (self.root / edit.file, self.folder / edit.file) if path.is_file())
+        text = re.sub(edit.pattern, edit.replacement, path.read_text())
+        new = self.folder / "new"
+        new.write_text(text)
+        shutil.copy2(path, self.folder / "old")
+        os.replace(new, path)
+        self.edited = path
+
+    def undo(self) -> None:
+        """Takes the last edit back."""
+        os.replace(self.folder / "old", self.edited)
+
+
+class Harness:
+    """What the attacks share: a folder, files of undisturbed sweeps, and counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.counts = Counter[str]()
+        self.references: dict[tuple[str, Edit | None], bytes] = {}
+        self.seconds = 0.0
+        """Longest undisturbed sweep."""
+
+    def reference(self, sweep: str, edit: Edit | None = None) -> bytes:
+        """The file of an undisturbed sweep, of an edited installation."""
+        if (sweep, edit) not in self.references:
+            place = Place(Path(tempfile.mkdtemp(dir=self.folder)) / "reference", sweep, edit is not None)
+            if edit is not None:
+                place.apply(edit)
+            begin = time.monotonic()
+            place.finish("--workers", "1")
+            self.seconds = max(self.seconds, time.monotonic() - begin)
+            self.references[sweep, edit] = place.out.read_bytes()
+            shutil.rmtree(place.folder.parent)
+        return self.references[sweep, edit]
+
+    def moment(self, rng: random.Random) -> Moment:
+        """Any time of a sweep, any of its operations, or one of the last, when parts are joined and removed."""
+        last = 4 * (216 // CHUNK) + 16  # three for each part, one to remove it, and some at the begin and the end
+        operation = rng.choice((0, rng.randrange(last), rng.randrange(last - 30, last)))
+        return Moment(operation, rng.random() * self.seconds if operation == 0 else rng.choice((0, 0, rng.random() / 10)))
+
+    def strike(self, place: Place, rng: random.Random, *words: str) -> tuple[str, Ended]:
+        """Starts a sweep, hits it and waits for its end; what was stored before stays as it was."""
+        blow, before = rng.choice(list(BLOWS)), place.stored()
+        with place.start("--workers", str(rng.choice((1, 2, 2, 3))), *words, stop=self.moment(rng)) as victim:
+            if victim.reach():
+                BLOWS[blow](victim, rng)
+                self.counts[blow] += 1
+            else:
+                self.counts["too late"] += 1
+            ended = victim.end()
+        check_end(blow, ended)
+        after = place.stored()
+        if after and "--restart" not in words:
+            lost = [name for name in before if after.get(name) != before[name]]
+            assert not lost, f"{len(lost)} stored parts were lost or made again: {lost[:3]}"
+        return blow, ended
+
+
+def check_result(place: Place, *references: bytes) -> None:
+    """Raises AssertionError unless the table is one of these files, and the only file in its folder."""
+    left = sorted(path.name for path in place.out.parent.iterdir())
+    assert left == [place.out.name], f"left beside the table: {left}"
+    if (found := place.out.read_bytes()) not in references:
+        raise AssertionError(describe_difference(found, references[0]))
+
+
+def describe_difference(found: bytes, expected: bytes) -> str:
+    """Counts of rows that are lost, doubled or other than expected."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, wanted = (pq.read_table(pa.BufferReader(table)).to_pylist() for table in (found, expected))
+    by_index = {row["index"]: row for row in rows}
+    lost = sum(row["index"] not in by_index for row in wanted)
+    other = sum(row["index"] in by_index and by_index[row["index"]] != row for row in wanted)
+    return f"{lost} rows lost, {len(rows) - len(by_index)} doubled, {other} other, of {len(wanted)}"
+
+
+# -------------------------------------------------------------------------------------------- attacks
+
+
+def kill_sweep(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """One to four blows, each to the sweep that goes on after the one before."""
+    place = Place(folder, rng.choice(list(SWEEPS)))
+    reference = harness.reference(place.name)
+    for _ in range(rng.choice((1, 1, 2, 3, 4))):
+        harness.strike(place, rng)
+    place.finish("--workers", str(rng.choice((1, 2))))
+    check_result(place, reference)
+
+
+def fill_disk(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """A file system that is too small, or a limit of the size of a file, and more room later; sometimes a blow too."""
+    place = Place(folder, rng.choice(list(SWEEPS)))
+    reference = harness.reference(place.name)
+    room = sorted(rng.randrange(2 * len(reference)) for _ in range(rng.choice((1, 2, 3))))
+    with small_disk(place.out.parent, rng.random() < 0.7) as disk:
+        for nbytes in room:
+            if disk is not None:
+                disk(nbytes)
+            with place.start("--workers", str(rng.choice((1, 2))), nbytes=nbytes if disk is None else None) as victim:
+                ended = victim.end()
+            assert ended.code in (0, 2), f"exit code {ended.code} with {nbytes:,} bytes of room"
+            if ended.code:
+                harness.counts["no room"] += 1
+                check_full(place, ended)
+            elif rng.random() < 0.2:
+                break
+        if disk is not None:
+            disk(1 << 24)
+        if rng.random() < 0.3:
+            harness.strike(place, rng)
+        place.finish("--workers", "2")
+        check_result(place, reference)
+
+
+def check_full(place: Place, ended: Ended) -> None:
+    """Raises AssertionError unless the message says that there is no room, and that points are kept if some are."""
+    (line,) = ended.stderr
+    assert "cannot be written (No space left on device)" in line or "cannot be written (File too large)" in line, line
+    assert ("points are kept" in line) == bool(place.stored()), f"{len(place.stored())} parts: {line}"
+
+
+@contextmanager
+def small_disk(folder: Path, wanted: bool) -> Iterator[Callable[[int], None] | None]:
+    """Yields what sets the size of the file system of a folder; None if it is not wanted, or cannot be mounted."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=4k", "meshcast", str(folder)]
+    if not wanted or shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield lambda nbytes: _remount(folder, nbytes)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _remount(folder: Path, nbytes: int) -> None:
+    stat = os.statvfs(folder)
+    used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize  # a file system cannot become smaller than what it holds
+    subprocess.run(["mount", "-o", f"remount,size={max(nbytes, used, 4096)}", str(folder)], check=True)
+
+
+def write_twice(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """Two sweeps of one output, each stopped at a moment while the other goes on, and sometimes hit there."""
+    place = Place(folder, rng.choice(list(SWEEPS)))
+    reference = harness.reference(place.name)
+    if rng.random() < 0.3:  # what they find
+        harness.strike(place, rng)
+    words = [["--workers", str(rng.choice((1, 2)))] + ["--restart"] * (rng.random() < 0.3) for _ in range(2)]
+    with place.start(*words[0], stop=harness.moment(rng)) as first:
+        first.reach()
+        with place.start(*words[1], stop=harness.moment(rng)) as second:
+            second.reach()
+            both = [first, second]
+            if rng.random() < 0.5:
+                both.reverse()
+            if rng.random() < 0.2 and both[0].process.poll() is None:
+                BLOWS[rng.choice(("kill parent", "kill group"))](both[0], rng)
+                harness.counts["kill one of two"] += 1
+            codes = [_end_of_two(harness, place, one, both, reference) for one in both]
+    assert 0 in codes or min(codes) < 0, f"both sweeps of one output were refused: {codes}"
+    place.finish()
+    check_result(place, reference)
+
+
+def _end_of_two(
+    harness: Harness, place: Place, one: SweepProcess, both: Sequence[SweepProcess], reference: bytes
+) -> int:
+    """Waits for the end of one of two sweeps: with the right table, or refused in a line that names the other."""
+    ended = one.end()
+    if ended.code == 0:
+        assert place.out.read_bytes() == reference, describe_difference(place.out.read_bytes(), reference)
+    elif ended.code == 2:
+        harness.counts["refused: another writes"] += 1
+        other = next(process for process in both if process is not one)
+        assert f"process {other.pid}" in ended.stderr[0], f"{ended.stderr} does not name process {other.pid}"
+    else:
+        assert ended.code == -9, f"exit code {ended.code}"
+    return ended.code
+
+
+def change_inputs(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """An input of the rows changes after a blow, or while the sweep runs; then it is undone, or rows are discarded."""
+    edit = rng.choice(EDITS)
+    place = Place(folder, "files" if edit.file in FILES else rng.choice(list(SWEEPS)), installed=True)
+    before, after = harness.reference(place.name), harness.reference(place.name, edit)
+    assert before != after, f"the edit of {edit.file} changes no row"
+    if rng.random() < 0.5:
+        harness.strike(place, rng)
+        place.apply(edit)
+    else:
+        with place.start("--workers", str(rng.choice((1, 2))), stop=harness.moment(rng)) as victim:
+            victim.reach()
+            place.apply(edit)
+            ended = victim.end()
+        harness.counts["change of a running sweep"] += 1
+        check_change(harness, edit, ended)
+        if ended.code == 0:
+            check_result(place, before, after)
+    begun = place.out.exists() or (place.parts / "_sweep.json").exists()
+    with place.start() as victim:
+        ended = victim.end()
+    check_change(harness, edit, ended)
+    assert begun or ended.code == 0, f"refused without stored rows: {ended.stderr}"
+    if ended.code == 0:
+        check_result(place, after)
+    elif rng.random() < 0.5:
+        place.undo()
+        place.finish()
+        check_result(place, before)
+    else:
+        harness.strike(place, rng, "--restart")
+        place.finish("--restart")
+        check_result(place, after)
+
+
+def check_change(harness: Harness, edit: Edit, ended: Ended) -> None:
+    """Raises AssertionError for another end than success or a refusal that names the input that changed."""
+    assert ended.code in (0, 2), f"exit code {ended.code} after a change of {edit.kind}"
+    if ended.code:
+        harness.counts["refused: other inputs"] += 1
+        assert f"changed: {edit.kind}." in ended.stderr[0], f"after a change of {edit.kind}: {ended.stderr}"
+
+
+ATTACKS: dict[str, tuple[Callable[[Harness, random.Random, Path], None], int]] = {
+    "kills": (kill_sweep, 11),
+    "full disk": (fill_disk, 3),
+    "two writers": (write_twice, 3),
+    "changed inputs": (change_inputs, 3),
+}
+"""Attacks, with their shares of all."""
+
+
+# ----------------------------------------------------------------------------------------------- main
+
+
+def run_attack(harness: Harness, seed: int, kind: str | None = None) -> tuple[str, str]:
+    """Returns the kind of the attack of a seed, and what was wrong; "" if nothing was."""
+    rng = random.Random(seed)
+    drawn = rng.choices(list(ATTACKS), [share for _, share in ATTACKS.values()])[0]
+    kind = kind or drawn
+    folder = harness.folder / f"attack-{seed}"
+    try:
+        ATTACKS[kind][0](harness, rng, folder)
+    except AssertionError as error:
+        return kind, str(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return kind, ""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Prints counts by attack, and failures with the command that repeats each; returns 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=200, help="attacks in all")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--kind", choices=ATTACKS, help="one kind of attack only")
+    given = parser.parse_args(words)
+    done, failed = Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        harness = Harness(Path(folder))
+        for sweep in SWEEPS:
+            harness.reference(sweep)
+        for seed in range(given.seed, given.seed + given.n):
+            kind, failure = run_attack(harness, seed, given.kind)
+            done[kind] += 1
+            if failure:
+                failed[kind] += 1
+                option = f" --kind '{given.kind}'" if given.kind else ""
+                print(f"  {kind}: {failure}\n    python -m tests.fuzz.kills --seed {seed} -n 1{option}", flush=True)
+    for kind in done:
+        print(f"{kind:16} {done[kind]:,} attacks, {failed[kind]:,} failures")
+    print(", ".join(f"{name} {count:,}" for name, count in sorted(harness.counts.items())))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""A running ``meshcast sweep`` that `tests.fuzz.kills` stops at a moment, hits, and looks after."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+VICTIM = Path(__file__).with_name("victim.py")
+ROOT = VICTIM.parents[2]
+
+SECONDS = 120
+"""Most seconds that a sweep may take, on a busy machine."""
+
+GRACE = 5
+"""Most seconds that workers may outlive their parent."""
+
+NAMED = "meshcast: "
+"""Begin of every line on stderr."""
+
+
+class Moment(NamedTuple):
+    """When a sweep is hit.
+
+    Attributes:
+        operation: its n-th operation on the files of the output, or 0 for its begin; see `tests.fuzz.victim`.
+        seconds: after that; with 0 it is hit while it is stopped there.
+    """
+
+    operation: int
+    seconds: float = 0.0
+
+
+class Ended(NamedTuple):
+    """How a sweep ended.
+
+    Attributes:
+        code: its exit code; negative for a signal.
+        stderr: its lines.
+    """
+
+    code: int
+    stderr: list[str]
+
+
+class SweepProcess:
+    """``meshcast sweep`` in a session of its own."""
+
+    def __init__(
+        self,
+        sweep: Path,
+        out: Path,
+        words: Sequence[str] = (),
+        stop: Moment | None = None,
+        root: Path = ROOT,
+        nbytes: int | None = None,
+    ) -> None:
+        """root: folder of the packages of meshcast. nbytes: largest file that it may write."""
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets processes in its background ignore it
+            if nbytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+
+        self.stop, self.stopped = stop, False
+        operation = "-" if stop is None else str(stop.operation)
+        command = [sys.executable, str(VICTIM), str(out), operation, "sweep", str(sweep), "--out", str(out), *words]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            cwd=sweep.parent,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def reach(self) -> bool:
+        """Waits for the moment at which it is to be hit; False if it ended before."""
+        assert self.stop is not None
+        self.stopped = self._wait_for_stop()
+        if self.stopped and self.stop.seconds:
+            self.go_on()
+            deadline = time.monotonic() + self.stop.seconds
+            while time.monotonic() < deadline and self.process.poll() is None:
+                time.sleep(0.002)
+        return self.process.poll() is None
+
+    def _wait_for_stop(self) -> bool:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+            found = os.waitid(os.P_PID, self.pid, options)
+            if found is not None:
+                return found.si_code == os.CLD_STOPPED
+            time.sleep(0.002)
+        self.remove()
+        raise AssertionError(f"neither at operation {self.stop} nor at its end after {SECONDS} s")
+
+    def go_on(self) -> None:
+        """Lets it run after a stop."""
+        if self.stopped:
+            os.kill(self.pid, signal.SIGCONT)
+            self.stopped = False
+
+    def end(self) -> Ended:
+        """Lets it run to its end. Raises AssertionError if it hangs, leaves processes, or says more than one line."""
+        self.go_on()
+        try:
+            code = self.process.wait(SECONDS)
+            deadline = time.monotonic() + GRACE
+            while (left := self.processes()) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert not left, f"{len(left)} processes run {GRACE} s after it ended"
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end after {SECONDS} s") from None
+        finally:
+            self.remove()
+        assert self.process.stderr is not None
+        with self.process.stderr as file:
+            lines = file.read().decode().splitlines()
+        assert len(lines) <= 1 and all(line.startswith(NAMED) for line in lines), f"stderr: {lines[-3:]}"
+        return Ended(code, lines)
+
+    def remove(self) -> None:
+        """Kills what is left of it."""
+        for pid in self.processes():
+            send(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def processes(self) -> list[int]:
+        """Its processes that run, workers included."""
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                try:
+                    state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+                except OSError:  # it has ended
+                    continue
+                if int(session) == self.pid and state != "Z":
+                    found.append(int(path.name))
+        return sorted(found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def send(pid: int, number: int) -> None:
+    """Sends a signal to a process, if it still runs."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+# ---------------------------------------------------------------------------------------------- blows
+
+
+def _kill_worker(victim: SweepProcess, rng: random.Random) -> None:
+    workers = [pid for pid in victim.processes() if pid != victim.pid]
+    send(rng.choice(workers) if workers else victim.pid, signal.SIGKILL)
+
+
+def _to_parent(number: int) -> Callable[[SweepProcess, random.Random], None]:
+    return lambda victim, rng: send(victim.pid, number)
+
+
+def _to_group(number: int) -> Callable[[SweepProcess, random.Random], None]:
+    return lambda victim, rng: send(-victim.pid, number)
+
+
+def _interrupt_twice(victim: SweepProcess, rng: random.Random) -> None:
+    send(-victim.pid, signal.SIGINT)
+    victim.go_on()
+    time.sleep(rng.random() * rng.choice((0.01, 0.3)))
+    if victim.process.poll() is None:
+        send(-victim.pid, signal.SIGINT)
+
+
+BLOWS: dict[str, Callable[[SweepProcess, random.Random], None]] = {
+    "kill parent": _to_parent(signal.SIGKILL),
+    "kill worker": _kill_worker,
+    "kill group": _to_group(signal.SIGKILL),
+    "terminate parent": _to_parent(signal.SIGTERM),
+    "terminate group": _to_group(signal.SIGTERM),
+    "interrupt parent": _to_parent(signal.SIGINT),
+    "interrupt group": _to_group(signal.SIGINT),
+    "interrupt twice": _interrupt_twice,
+}
+"""What hits a sweep; Ctrl-C in a terminal is SIGINT to the group."""
+
+CODES = {"kill": (-signal.SIGKILL, 2), "terminate": (-signal.SIGTERM,), "interrupt": (130, -signal.SIGINT)}
+"""Exit codes after a blow by its first word; 0 is right too, for a sweep that was about to end. Python itself ends by
+SIGINT, which is 130 in a shell, where no handler is in place yet or any more."""
+
+
+def check_end(blow: str, ended: Ended) -> None:
+    """Raises AssertionError for an exit code that a blow does not explain, or a message that does not speak of it."""
+    word = blow.split()[0]
+    assert ended.code == 0 or ended.code in CODES[word], f"exit code {ended.code} after {blow}: {ended.stderr}"
+    if ended.code == 2:
+        assert blow == "kill worker" and "a worker was killed" in ended.stderr[0], f"after {blow}: {ended.stderr}"
+    elif ended.stderr:
+        assert word == "interrupt" and "interrupted" in ended.stderr[0], f"after {blow}: {ended.stderr}"
