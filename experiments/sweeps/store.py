@@ -112,7 +112,7 @@ class Store:
 
     def _refuse_changed_inputs(self) -> None:
         """Raises PlanError if an input has changed on disk since this process may have read it."""
-        if changed := self.inputs.changed():
+        if changed := self.inputs.find_changes():
             rule = f"inputs of the rows have changed since the command began; changed: {', '.join(changed)}"
             remedy = "Run the command again"
             if self.kept:
