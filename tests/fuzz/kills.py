@@ -58,6 +58,9 @@ FILES: dict[str, Any] = {
 }
 """Files beside the sweep."""
 
+OPERATIONS = 4 * (216 // CHUNK) + 16
+"""Operations of a sweep on its files: three for each part, one to remove it, and some at the begin and the end."""
+
 PACKAGES = ("hardware", "simulator", "validation", "experiments", "meshcast")
 
 
@@ -162,8 +165,7 @@ class Harness:
 
     def moment(self, rng: random.Random) -> Moment:
         """Any time of a sweep, any of its operations, or one of the last, when parts are joined and removed."""
-        last = 4 * (216 // CHUNK) + 16  # three for each part, one to remove it, and some at the begin and the end
-        operation = rng.choice((0, rng.randrange(last), rng.randrange(last - 30, last)))
+        operation = rng.choice((0, rng.randrange(OPERATIONS), rng.randrange(OPERATIONS * 2 // 3, OPERATIONS)))
         return Moment(
             operation, rng.random() * self.seconds if operation == 0 else rng.choice((0, 0, rng.random() / 10))
         )
@@ -349,7 +351,9 @@ def check_change(harness: Harness, edit: Edit, ended: Ended) -> None:
     assert ended.code in (0, 2), f"exit code {ended.code} after a change of {edit.kind}"
     if ended.code:
         harness.counts["refused: other inputs"] += 1
-        assert re.search(rf"changed: {edit.kind}[.;]", ended.stderr[0]), f"after a change of {edit.kind}: {ended.stderr}"
+        assert re.search(rf"changed: {edit.kind}[.;]", ended.stderr[0]), (
+            f"after a change of {edit.kind}: {ended.stderr}"
+        )
 
 
 ATTACKS: dict[str, tuple[Callable[[Harness, random.Random, Path], None], int]] = {
