@@ -7,7 +7,7 @@ WORKERS ?= 2
 GPU_PYTHON ?= python3
 MEASURED   ?= measured
 MINUTES    ?= 9
-# make fuzz: number of files in all, and the first seed.
+# make fuzz, make kills: number of files or attacks in all, and the first seed.
 N    ?= 100000
 SEED ?= 0
 VENV    := .venv
@@ -23,7 +23,7 @@ OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pypr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme \
+.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-figures docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -57,6 +57,10 @@ lint: $(DEV) ## check style, formatting and types
 
 fuzz: $(DEV) ## give N=100000 malformed files to every command that reads one; SEED=100000 goes on with others
 	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
+
+kills: N = 200
+kills: $(DEV) ## kill N=200 running sweeps, fill their disks, start them twice, change their inputs; SEED=200 goes on
+	$(BIN)/python -m tests.fuzz.kills -n $(N) --seed $(SEED)
 
 bench: $(DEV) ## time the simulator itself
 	$(BIN)/python -m pytest benchmarks/ --benchmark-only

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-import hardware.import_time  # before all others of meshcast  # noqa: F401
+import hardware.documents.import_time  # before all others of meshcast  # noqa: F401
 
 # isort: split
 from hardware.cluster import MAX_GPUS, Cluster, Tier

@@ -59,7 +59,7 @@ def validate(
             raise PlanError("KIND", f"validate {kind} is not implemented yet", f"Valid now: {', '.join(KINDS)}", kind)
         if kind not in KINDS:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
-        paths = [*(data or ()), *(more or ())]
+        paths = _list_files(data, more)
         options = {
             "--plot": plot, "--jobs": workers, "--calibration": calibration,
             "--job": job, "--rank": rank, "--step": step,
@@ -104,6 +104,19 @@ def validate(
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
+
+
+def _list_files(data: Sequence[Path] | None, more: Sequence[Path] | None) -> list[Path]:
+    """All files that are named. Raises PlanError for one that is named twice: its rows would count twice."""
+    paths = [*(data or ()), *(more or ())]
+    seen: dict[str, Path] = {}
+    for path in paths:
+        file = os.path.realpath(path)
+        if file in seen:
+            rule = "it is named twice" if seen[file] == path else f"it is the same file as {seen[file]}"
+            raise PlanError("--data", rule, "Name each file once", str(path))
+        seen[file] = path
+    return paths
 
 
 def _json(paths: Sequence[Path]) -> bool:
@@ -219,7 +232,7 @@ def calibrate(
             raise PlanError("KIND", "it is required without --device", f"Write {' or '.join(known)}")
         if kind not in known:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, known), kind)
-        paths = [*(data or ()), *(more or ())]
+        paths = _list_files(data, more)
         if kind == "campaign":
             _calibrate_campaign(paths, out, as_json)
             return

@@ -117,9 +117,9 @@ def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[di
 
 def _read_runs(paths: Sequence[Path]) -> list[Any]:
     """The runs of some files; without any those that ship with meshcast."""
-    from validation.published.rows import read, read_shipped
+    from validation.published.rows import read_files, read_shipped
 
-    return [run for path in paths for run in read(path)] if paths else list(read_shipped())
+    return read_files(paths) if paths else list(read_shipped())
 
 
 def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any], list[dict[str, Any]]]:

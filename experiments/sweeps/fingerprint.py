@@ -16,10 +16,10 @@ from typing import Any
 import hardware
 import simulator
 from experiments.sweeps.grid import Sweep
+from hardware.documents.import_time import IMPORTED_NS
 from hardware.documents.input_file import DATA as LIMIT
 from hardware.documents.input_file import Unreadable, read_bytes
 from hardware.errors import MeshcastError
-from hardware.import_time import IMPORTED_NS
 from hardware.load import FILES, read_yaml
 
 PACKAGES = {
@@ -57,9 +57,9 @@ class Inputs:
         self._named = _stat_files(path for _, path in _find_named_files(sweep))
         self.fingerprint = fingerprint(sweep, chunk)
 
-    def changed(self) -> list[str]:
+    def find_changes(self) -> list[str]:
         """Kinds of input that are others on disk than those that this process has loaded, or may have loaded."""
-        installed, hashes = _read_installation()
+        installed, _ = _read_installation()
         late = {_kind_of(path) for path, stat in installed.items() if stat is not None and stat[2] > IMPORTED_NS}
         if not late and _stat_files(installed) == installed and _stat_files(self._named) == self._named:
             return []

@@ -4,7 +4,8 @@ file at the end.
 After a crash a part is complete or absent: it is written under another name, flushed to disk and renamed. A resumed
 sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has the same
 bytes. A part that was damaged or renamed since then is forecast again: the pages of its columns have checksums, and its
-metadata the fingerprint and the number of its chunk. A lock keeps a second process from writing the same parts.
+metadata the fingerprint and the number of its chunk. No part is stored once an input has changed since the sweep began.
+A lock keeps a second process from writing the same parts.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Store:
 
     def _refuse_changed_inputs(self) -> None:
         """Raises PlanError if an input has changed on disk since this process may have read it."""
-        if changed := self.inputs.changed():
+        if changed := self.inputs.find_changes():
             rule = f"inputs of the rows have changed since the command began; changed: {', '.join(changed)}"
             remedy = "Run the command again"
             if self.kept:

@@ -6,7 +6,7 @@ Null or a missing key means that the source does not state it, never "off". Othe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -245,14 +245,25 @@ class UnreadableLine(BaseModel):
 def read(path: Path) -> list[PublishedRun | UnreadableLine]:
     """Runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that cannot
     be read."""
+    return read_files([path])
+
+
+def read_files(paths: Sequence[Path]) -> list[PublishedRun | UnreadableLine]:
+    """Runs of JSONL files, each as by `read`. Raises PlanError for an id that two files have: neither is the first."""
     found: list[PublishedRun | UnreadableLine] = []
     places: dict[str, str] = {}
-    for where, line in read_lines(path):
-        run = _parse_run(where, line)
-        if isinstance(run, PublishedRun) and places.setdefault(run.id, where) != where:
-            reason = f"{where} id is {run.id!r}: {places[run.id]} has this id. Remove one of the two, or rename it"
-            run = UnreadableLine(id=run.id, reason=reason)
-        found.append(run)
+    for path in paths:
+        own: dict[str, str] = {}
+        for where, line in read_lines(path):
+            run = _parse_run(where, line)
+            if isinstance(run, PublishedRun) and run.id in places:
+                rule = f"the run of {places[run.id]} has the same id"
+                raise PlanError(f"{where} id", rule, "Name each file once, and keep one of the two runs", run.id)
+            if isinstance(run, PublishedRun) and own.setdefault(run.id, where) != where:
+                reason = f"{where} id is {run.id!r}: {own[run.id]} has this id. Remove one of the two, or rename it"
+                run = UnreadableLine(id=run.id, reason=reason)
+            found.append(run)
+        places |= own
     return found
 
 

@@ -88,6 +88,16 @@ def test_files_of_another_kind_are_called_by_their_name(measured: Path, tmp_path
     table = tmp_path / "t.csv"
     table.write_text("a,b\n1,2\n", "utf-8")
     assert "cannot be mixed" in run("validate", "kernels", measured, table).stderr
+
+
+def test_a_file_named_twice_is_refused(measured: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(measured)
+    for kind in ("distributed", "published", "kernels"):
+        twice = run("validate", kind, measured, "--data", measured)
+        assert twice.exit_code == 2 and "it is named twice. Name each file once" in twice.stderr
+    assert (
+        f"it is the same file as {measured}" in run("validate", "distributed", measured, tmp_path / "link.json").stderr
+    )
     assert "takes no such option" in run("validate", "distributed", measured, "--jobs", "2").stderr
 
 

@@ -164,7 +164,7 @@ def test_a_file_changed_since_the_import_is_refused(
     monkeypatch.setattr(module, "IMPORTED_NS", (installation / "sweeps/run.py").stat().st_mtime_ns - 1)
     for place in installation.rglob("*.yaml"):
         os.utime(place, ns=(0, 0))
-    with pytest.raises(PlanError, match="changed: code. Run the command again"):
+    with pytest.raises(PlanError, match=r"changed: code\. Run the command again"):
         run(load_sweep(GRID), tmp_path / "rows.parquet", Lazy())
     assert not (tmp_path / "rows.parquet.parts").exists()
 

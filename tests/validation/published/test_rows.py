@@ -12,7 +12,7 @@ from hardware.errors import PlanError
 from simulator.models.flops import step_flops
 from simulator.models.load import load_model
 from validation.published.mapping import map_run
-from validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
+from validation.published.rows import PublishedRun, UnreadableLine, read, read_files, read_shipped
 
 GOOD = {"id": "a-1", "spec": {"class": "dense", "stack": "nemo"}, "measured": {"step_time_s": 2}, "notes": "prose"}
 
@@ -48,6 +48,20 @@ def test_lines_that_are_no_runs_keep_their_place(tmp_path: Path) -> None:
     for (name, reason), line, word in zip(reasons, range(3, 14), words, strict=True):
         assert f"runs.jsonl:{line}" in reason and word in reason
         assert name == ("a-1" if line in (5, 6, 7, 8, 11, 13) else None)
+
+
+def test_an_id_in_two_files_is_refused_with_both_places(tmp_path: Path) -> None:
+    first = write(tmp_path / "first.jsonl", GOOD | {"id": "b-1"}, "", GOOD)
+    second = write(tmp_path / "second.jsonl", GOOD | {"id": "b-2"}, GOOD)
+    assert len(read_files([first])) == len(read_files([second])) == 2
+    both = {
+        r"second.jsonl:2 id .*first.jsonl:3 has": [first, second],
+        r"first.jsonl:3 id .*second.jsonl:2 has": [second, first],
+    }
+    for places, paths in both.items():
+        with pytest.raises(PlanError, match=places) as refused:
+            read_files(paths)
+        assert "\n" not in str(refused.value) and f"is '{GOOD['id']}'" in str(refused.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
