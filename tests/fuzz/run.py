@@ -1,19 +1,23 @@
-"""Gives malformed files to every reader: ``make fuzz``, or ``python -m tests.fuzz.run --reader job --seed 17 -n 1``.
+"""Gives malformed input to every reader: ``make fuzz``, or ``python -m tests.fuzz.run --reader job --seed 17 -n 1``.
 
-Whatever a file holds, the answer is exit code 0, 1 or 2; a refusal is one line; JSON holds finite numbers only; and it
-takes less than `SECONDS` and `NBYTES`.
+Whatever a file holds, the answer is exit code 0, 1 or 2 (3: too large for its GPUs, under ``--strict``); a refusal is
+one line, or the command line's own help; no answer holds a number that is not finite; and it takes less than `SECONDS`
+and `NBYTES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +31,8 @@ from typer.testing import Result
 
 from hardware.errors import MeshcastError
 from tests.fuzz.generate import mutate
-from tests.fuzz.readers import READERS, Reader, invoke, prepare
+from tests.fuzz.readers import READERS, Reader, invoke, run_command
+from tests.fuzz.seeds import prepare
 
 SECONDS = 20
 """Most seconds for one file."""
@@ -37,6 +42,12 @@ NBYTES = 2 * 2**30
 
 BATCH = 500
 """Files that one process reads before a fresh one takes its place."""
+
+NOT_FINITE = re.compile(r"(?<![\w.:/\"'-])(?:nan|[-+]?inf|[-+]?infinity)(?![\w:/\"'-])", re.IGNORECASE)
+"""Numbers that are not finite, as Python, JSON and tables write them."""
+
+USAGE = "Usage: "
+"""Start of the page of an unknown command or option."""
 
 FAILED = "meshcast failed"
 """Start of the rule of a `Defect`, which answers one row of many."""
@@ -65,15 +76,25 @@ class Outcome(NamedTuple):
 # --------------------------------------------------------------------------------------------- checks
 
 
-def check(result: Result, arguments: Sequence[str]) -> str:
-    """Returns whether a command "accepted" or "refused" its file. Raises AssertionError for any other end."""
+def check(result: Result, arguments: Sequence[str], given: bytes = b"") -> str:
+    """Returns whether a command "accepted" or "refused" its file. Raises AssertionError for any other end.
+
+    given: the file, whose own words an answer may repeat.
+    """
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code in (0, 1, 2), f"exit code {result.exit_code}"
+    assert result.exit_code in (0, 1, 2) or (result.exit_code == 3 and b"--strict" in given), (
+        f"exit code {result.exit_code}"
+    )
     assert "Traceback" not in result.output and FAILED not in result.output, "an error of meshcast"
+    if result.exit_code != 2 and (found := NOT_FINITE.search(result.stdout)):
+        assert found[0].lower().encode() in given.lower(), f"{found[0]} in an answer"
+    if result.stderr.startswith(USAGE):
+        assert result.exit_code == 2, "a usage error without its exit code"
+        return "refused"
     lines = result.stderr.splitlines()
     answers = []
-    if "--json" in arguments or "--jobs" in arguments:
+    if "--json" in arguments or arguments[:2] == ["predict", "--jobs"]:
         texts = result.stdout.splitlines() if "--json" not in arguments else [result.stdout]
         answers = [json.loads(text, parse_constant=_refuse_constant) for text in texts]
     if result.exit_code == 0:
@@ -99,14 +120,19 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def try_file(reader: Reader, folder: Path) -> str:
     """Reads the malformed file; returns and raises as `check`."""
+    given = (folder / reader.name).read_bytes()
     if isinstance(reader.read, str):
-        return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split())
+        return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split(), given)
     try:
         found = reader.read(folder / reader.name)
     except MeshcastError as error:
         check_error(error)
         return "refused"
-    return check(found, ["--json"]) if isinstance(found, Result) else "accepted"
+    return (
+        check(found, [] if reader.read is run_command else ["--json"], given)
+        if isinstance(found, Result)
+        else "accepted"
+    )
 
 
 # ------------------------------------------------------------------------------------------- one file
@@ -204,20 +230,38 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files of failures")
     given = parser.parse_args(words)
     names = [given.reader] if given.reader else list(READERS)
-    failed = False
+    shares = sum(READERS[name].share for name in names)
+    begin, total = time.monotonic(), Counter[str]()
     for name in names:
-        counts, shown = Counter[str](), Counter[str]()
-        for outcome in run_limited(name, range(given.seed, given.seed + -(-given.n // len(names)))):
-            counts[outcome.answer] += 1
-            if outcome.answer == "failed":
-                failed = True
-                shown[outcome.failure] += 1
-                if shown[outcome.failure] <= 2:
-                    repeat = f"python -m tests.fuzz.run --reader {name!r} --seed {outcome.seed} -n 1"
-                    print(f"  {outcome.failure}\n    {repeat}", flush=True)
-                    _keep(outcome, given.keep)
-        print(f"{name:16} " + ", ".join(f"{counts[answer]:,} {answer}" for answer in sorted(counts)), flush=True)
-    return int(failed)
+        files = math.ceil(given.n * READERS[name].share / shares)
+        total += _try_reader(name, range(given.seed, given.seed + files), given.keep)
+    print(f"{sum(total.values()):,} files: {_list(total)}; {_cost(begin)}", flush=True)
+    return int(total["failed"] > 0)
+
+
+def _try_reader(name: str, numbers: Sequence[int], keep: Path | None) -> Counter[str]:
+    """Prints and returns the counts of one reader."""
+    counts, shown, begin = Counter[str](), Counter[str](), time.monotonic()
+    for outcome in run_limited(name, numbers):
+        counts[outcome.answer] += 1
+        if outcome.answer == "failed":
+            shown[outcome.failure] += 1
+            if shown[outcome.failure] <= 2:
+                repeat = f"python -m tests.fuzz.run --reader {name!r} --seed {outcome.seed} -n 1"
+                print(f"  {outcome.failure}\n    {repeat}", flush=True)
+                _keep(outcome, keep)
+    print(f"{name:26} {_list(counts)}; {_cost(begin)}", flush=True)
+    return counts
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[answer]:,} {answer}" for answer in ("accepted", "refused", "failed"))
+
+
+def _cost(begin: float) -> str:
+    """Seconds since `begin`, and the memory of the largest process so far."""
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return f"{time.monotonic() - begin:,.0f} s, largest process so far {peak / 2**20:,.0f} MiB"
 
 
 def _keep(outcome: Outcome, folder: Path | None) -> None:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 from hardware.errors import PlanError
 from tests.fuzz import run
 from tests.fuzz.generate import LAYERS
-from tests.fuzz.readers import READERS, prepare
+from tests.fuzz.readers import READERS
 from tests.fuzz.run import make_file, run_reader, try_file
+from tests.fuzz.seeds import prepare
 
 FILES = 10
 """Files of each reader."""
@@ -91,7 +92,8 @@ def test_failures_of_a_reader_are_reported(monkeypatch: pytest.MonkeyPatch, read
 @pytest.mark.parametrize(
     ("out", "err", "code", "words"),
     [
-        ('{"a": NaN}', "", 0, "NaN in JSON"),
+        ('{"a": NaN}', "", 0, "NaN in an answer"),
+        ("step  inf s", "", 0, "inf in an answer"),
         ('{"error": {}}', "", 2, None),
         ("", "meshcast: a: b. C", 2, None),
         ("", "", 2, "no message"),
