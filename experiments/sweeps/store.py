@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, fingerprint, parse_fingerprint
 from experiments.sweeps.grid import Sweep
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
@@ -114,8 +115,9 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            return parse_fingerprint(json.loads((pq.read_schema(self.out).metadata or {})[b"meshcast"])["fingerprint"])
-        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+            written = (pq.read_schema(self.out).metadata or {})[b"meshcast"].decode()
+            return parse_fingerprint(parse_json(written)["fingerprint"])
+        except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
             rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
             raise PlanError("--out", rule, "Name another file, or delete this one") from None
 
@@ -311,11 +313,12 @@ def parts_folder(out: Path) -> Path:
 
 
 def _read_fingerprint(path: Path) -> Fingerprint | None:
-    try:
-        return parse_fingerprint(json.loads(path.read_bytes())["fingerprint"])
-    except (FileNotFoundError, NotADirectoryError):
+    """The fingerprint in the note of a sweep; None if there is no note."""
+    if not path.exists():
         return None
-    except (ValueError, LookupError, TypeError):
+    try:
+        return parse_fingerprint(parse_json(read_text(path, DESCRIPTION))["fingerprint"])
+    except (Unreadable, LookupError, TypeError):
         return parse_fingerprint("unreadable")
 
 
