@@ -46,8 +46,8 @@ BATCH = 500
 NOT_FINITE = re.compile(r"(?<![\w.:/\"'-])(?:nan|[-+]?inf|[-+]?infinity)(?![\w:/\"'-])", re.IGNORECASE)
 """Numbers that are not finite, as Python, JSON and tables write them."""
 
-USAGE = "Usage: "
-"""Start of the page of an unknown command or option."""
+USAGE = ("Usage: ", "╭─ Error ")
+"""Starts of what the command line itself answers to an unknown command or option."""
 
 ORDER = ("  device ", "  and ")
 """Starts of the lines below the message about an order of pipeline actions, which show it."""
