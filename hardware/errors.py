@@ -126,9 +126,16 @@ def cut(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
+MOST_LISTED = 150
+"""Letters of valid names that a message lists, before it says that there are more."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A sentence that points from a misspelt `name` to the valid ones."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    shown = names[:20]
+    while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
+        shown.pop()
+    listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
     return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, fingerprint, parse_fingerprint
 from experiments.sweeps.grid import Sweep
 from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import PlanError
+from hardware.errors import PlanError, cut
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
@@ -324,11 +324,14 @@ def _read_fingerprint(path: Path) -> Fingerprint | None:
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
     """The error for rows that were made from other inputs: it names the kinds of input that differ."""
+    remedy = "name another --out, or discard these rows with --restart"
     if "version" in stored:
         rule = f"{path} is damaged, or was written by another version of meshcast"
-    else:
-        rule = f"{path} holds rows of another sweep; changed: {', '.join(changed_inputs(stored, current))}"
-    return PlanError("--out", rule, "Undo the change, name another --out, or discard these rows with --restart")
+        return PlanError("--out", rule, remedy.capitalize())
+    changed = changed_inputs(stored, current)
+    listed = ", ".join([cut(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
+    rule = f"{path} holds rows of another sweep; changed: {listed}"
+    return PlanError("--out", rule, f"Undo the change, {remedy}")
 
 
 def _count_values(column: Any) -> dict[str, int]:

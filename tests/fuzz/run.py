@@ -37,6 +37,11 @@ from tests.fuzz.seeds import prepare
 SECONDS = 20
 """Most seconds for one file."""
 
+PATIENCE = 3
+
+_begin, _rings = 0.0, 0
+"""Processor time at which the file began, and alarms since then."""
+
 NBYTES = 2 * 2**30
 """Most bytes of memory of the process that reads the files."""
 
@@ -152,6 +157,8 @@ def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outc
     path = folder / reader.name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(make_file(name, seed, seeds))
+    global _begin, _rings
+    _begin, _rings = time.process_time(), 0
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(SECONDS)
     try:
@@ -164,7 +171,14 @@ def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outc
         signal.alarm(0)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ends a file that has computed for `SECONDS`, or waited for `PATIENCE` times as long: on a busy machine a process
+    waits for its turn."""
+    global _rings
+    _rings += 1
+    if time.process_time() - _begin < SECONDS * 0.9 and _rings < PATIENCE:
+        signal.alarm(SECONDS)
+        return
     raise TooSlow
 
 
