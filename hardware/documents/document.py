@@ -114,6 +114,9 @@ for _tag, _form in CORE:
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
+TOO_DEEP = (f"nested too deeply, by more than {MAX_DEPTH} levels", "Simplify the file")
+"""Rule and remedy."""
+
 PROBLEMS = {
     "mapping values are not allowed": "a second `: ` in one line, or a line indented deeper than its key allows",
     "did not find expected key": "a line that is indented unlike its neighbours, or no key where one belongs",
@@ -134,7 +137,7 @@ PROBLEMS = {
     "second occurrence": "the anchor is given twice",
     "unhashable key": "a key is a list or a mapping",
     "control characters are not allowed": "a control character, which no text file has",
-    "could not determine a constructor": "a tag, the word behind !, that has no meaning here",
+    "could not determine a constructor": "a word that begins with !: put it in quotes",
 }
 """Plain words for problems, by a part of the parser's own."""
 
@@ -161,6 +164,8 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     try:
         data = yaml.load(text, Loader)
     except yaml.YAMLError as e:
+        if "maximum nesting depth" in str(e):  # of libyaml
+            raise error(where, *TOO_DEEP) from None
         rule, line = _explain_problem(text, e)
         where += f":{line}" if line else ""
         if isinstance(e, GivenTwice):
@@ -168,7 +173,7 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
         remedy = "Correct this line or the one above it; `key: value`, spaces for indentation"
         raise error(where, rule, remedy) from None
     except RecursionError:
-        raise error(where, "nested too deeply", "Simplify the file") from None
+        raise error(where, *TOO_DEEP) from None
     except ValueError as e:  # half a character
         raise error(where, f"not valid YAML 1.2 ({e})", "Save the file as UTF-8") from None
     if "&" in text and "*" in text and _too_large(data):

@@ -49,6 +49,10 @@ ODD_CELLS = [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 50
 
 ODD_LETTERS = [*"[]{}:,-#&*!|>'\"%@`?~ \t\0\r\n\x85\u2028é", "<<: ", "*a ", "&a ", "!!int ", "- ", "1e", "\\ud800"]
 
+QuickLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+QuickDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's, where PyYAML was built with it: most of the time would be spent on making the files."""
+
 DEEP = 3000
 """Levels of nesting beyond what parsers take."""
 
@@ -82,7 +86,7 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
     if form == "jsonl":
         trees = [json.loads(line) for line in content.splitlines() if line.strip()]
     else:
-        trees = [json.loads(content) if form == "json" else yaml.safe_load(content)]
+        trees = [json.loads(content) if form == "json" else yaml.load(content, QuickLoader)]
     for _ in range(rng.randint(1, 3)):
         tree = rng.choice(trees)
         if found := list(places(tree)):
@@ -90,9 +94,8 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
     if rng.random() < 0.02:
         trees[0] = copy.deepcopy(rng.choice(ODD))
     if form == "yaml":
-        text = yaml.safe_dump(
-            trees[0], sort_keys=False, allow_unicode=True, default_flow_style=rng.choice([None, True])
-        )
+        style = rng.choice([None, True])
+        text = yaml.dump(trees[0], None, QuickDumper, sort_keys=False, allow_unicode=True, default_flow_style=style)
     else:
         text = "\n".join(json.dumps(tree, ensure_ascii=rng.random() < 0.5) for tree in trees) + "\n"
     return text.encode("utf-8", "surrogatepass")

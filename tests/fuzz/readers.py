@@ -227,10 +227,15 @@ def predict_on_core(path: Path) -> Result:
         return invoke("predict on-core.yaml --json --calibration machine")
 
 
+def needs_torch(reader: Reader) -> bool:
+    """Whether a reader imports torch, which takes seconds: of a process, not of a file."""
+    return reader.read is run_command or str(reader.read).startswith(("measure", "calibrate"))
+
+
 READERS: dict[str, Reader] = {
     "job": Reader("yaml", "given.yaml", "predict {}/given.yaml --json", as_yaml(*JOBS)),
     "job page": Reader("yaml", "given.yaml", "predict {}/given.yaml", as_yaml(*JOBS)),
-    "jobs": Reader("jsonl", "given.jsonl", "predict --jobs {}/given.jsonl", as_lines(*JOBS)),
+    "jobs": Reader("jsonl", "given.jsonl", "predict --jobs {}/given.jsonl", as_lines(*JOBS), 0.3),
     "sweep": Reader(
         "yaml",
         "sweep.yaml",
@@ -275,7 +280,8 @@ READERS: dict[str, Reader] = {
         "jsonl",
         "given.jsonl",
         "validate published --json --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 6),
+        of_files(f"{DATA}/published_runs.jsonl", 2),
+        0.3,
     ),
     "pipeline": Reader("jsonl", "given.jsonl", "validate pipeline --json {}/given.jsonl", as_lines(*EXAMPLES)),
     "kernels": Reader(
@@ -317,7 +323,7 @@ READERS: dict[str, Reader] = {
     "schedule": Reader("csv", "given.csv", "list schedule {}/given.csv --json", as_text(seeds.COMPUTE_ONLY)),
     "campaign": Reader("yaml", "given.yaml", campaign.load, as_yaml(seeds.CAMPAIGN)),
     "campaign page": Reader(
-        "yaml", "given.yaml", "measure campaign {}/given.yaml --out {}/out", as_yaml(seeds.STARTED)
+        "yaml", "given.yaml", "measure campaign {}/given.yaml --out {}/out", as_yaml(seeds.STARTED), 0.3
     ),
     "resumed campaign": Reader(
         "json",
@@ -326,8 +332,8 @@ READERS: dict[str, Reader] = {
         of_measured("*-tp2*.json"),
     ),
     # jobs of other commands
-    "why": Reader("yaml", "given.yaml", "why {}/given.yaml --json", as_yaml(seeds.SMALL, *JOBS), 0.3),
-    "why page": Reader("yaml", "given.yaml", "why {}/given.yaml", as_yaml(seeds.SMALL, *JOBS), 0.3),
+    "why": Reader("yaml", "given.yaml", "why {}/given.yaml --json", as_yaml(seeds.SMALL, *JOBS), 0.1),
+    "why page": Reader("yaml", "given.yaml", "why {}/given.yaml", as_yaml(seeds.SMALL, *JOBS), 0.1),
     "compare": Reader("yaml", "given.yaml", "compare {}/small.yaml {}/given.yaml --json", as_yaml(*JOBS)),
     "compare page": Reader("yaml", "given.yaml", "compare {}/given.yaml {}/small.yaml", as_yaml(*JOBS)),
     "scale": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8..32 --json", as_yaml(*JOBS)),
@@ -342,7 +348,7 @@ READERS: dict[str, Reader] = {
     "job by engines": Reader(
         "yaml", "given.yaml", "predict {}/given.yaml --json --every-round --engine shared", as_yaml(seeds.SMALL, *JOBS)
     ),
-    "job to draw": Reader("yaml", "given.yaml", "predict {}/given.yaml --plot {}/out.png", as_yaml(seeds.SMALL), 0.3),
+    "job to draw": Reader("yaml", "given.yaml", "predict {}/given.yaml --plot {}/out.png", as_yaml(seeds.SMALL), 0.1),
     "job of kernels": Reader("yaml", "given.yaml", f"measure kernels {LAPTOP}", as_yaml(seeds.LAPTOP)),
     "job of stages": Reader("yaml", "given.yaml", f"measure stages {LAPTOP}", as_yaml(seeds.LAPTOP)),
     "job of steps": Reader("yaml", "given.yaml", f"measure distributed {LAPTOP}", as_yaml(seeds.LAPTOP)),
@@ -377,51 +383,53 @@ READERS: dict[str, Reader] = {
         "jsonl",
         "given.jsonl",
         "validate published --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 3),
+        of_files(f"{DATA}/published_runs.jsonl", 2),
+        0.3,
     ),
     "choice": Reader(
         "jsonl",
         "given.jsonl",
         "validate choice --json --jobs 1 --data {}/given.jsonl",
         of_files(f"{DATA}/published_runs.jsonl", 4),
+        0.3,
     ),
     "fit": Reader(
         "jsonl",
         "given.jsonl",
         "validate fit --json --jobs 1 --data {}/given.jsonl",
         of_files(f"{DATA}/published_runs.jsonl", 4),
-        0.3,
+        0.1,
     ),
     "calibrate kernels": Reader(
-        "csv", "given.csv", f"calibrate kernels {{}}/given.csv {FIT}", of_files(f"{DATA}/[agm]*_h100.csv", 40), 0.3
+        "csv", "given.csv", f"calibrate kernels {{}}/given.csv {FIT}", of_files(f"{DATA}/[agm]*_h100.csv", 40), 0.1
     ),
     "calibrate collectives": Reader(
-        "csv", "given.csv", f"calibrate collectives {{}}/given.csv {FIT}", of_files(f"{DATA}/collectives.csv", 60), 0.3
+        "csv", "given.csv", f"calibrate collectives {{}}/given.csv {FIT}", of_files(f"{DATA}/collectives.csv", 60), 0.1
     ),
     "calibrate imported": Reader(
-        "json", "given.json", f"calibrate collectives {{}}/given.json {FIT}", seeds.write_links, 0.3
+        "json", "given.json", f"calibrate collectives {{}}/given.json {FIT}", seeds.write_links, 0.1
     ),
     "calibrate campaign": Reader(
         "json",
         "measured/calibration/measured.json",
         "calibrate campaign {}/measured --out {}/out --json",
         of_measured("calibration/measured.json", 80),
-        0.3,
+        0.1,
     ),
     "kernels of a campaign": Reader(
         "json",
         "measured/kernels.json",
         "calibrate campaign {}/measured --out {}/out --json",
         of_measured("kernels-*.json"),
-        0.3,
+        0.1,
     ),
     # the rest
     "note of a sweep": Reader("json", "given.json", resume_sweep, seeds.note_sweep),
-    "heatmap": Reader("parquet", "given.parquet", "plot {}/given.parquet --out {}/out.png", seeds.finish_sweep, 0.3),
+    "heatmap": Reader("parquet", "given.parquet", "plot {}/given.parquet --out {}/out.png", seeds.finish_sweep, 0.1),
     "schedule page": Reader("csv", "given.csv", "list schedule {}/given.csv", as_text(seeds.COMPUTE_ONLY)),
     "schedule to export": Reader("csv", "given.csv", "export schedule {}/given.csv", as_text(seeds.COMPUTE_ONLY)),
     # the command line
-    "words": Reader("words", "words", run_command, write_commands, 4),
-    "set": Reader("words", "words", set_fields, as_words(*CHANGES), 2),
-    "names": Reader("words", "words", name_entries, as_words(*NAMES), 2),
+    "words": Reader("words", "words", run_command, write_commands, 2),
+    "set": Reader("words", "words", set_fields, as_words(*CHANGES), 3),
+    "names": Reader("words", "words", name_entries, as_words(*NAMES), 3),
 }

@@ -21,6 +21,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,7 +33,7 @@ from typer.testing import Result
 
 from hardware.errors import MeshcastError
 from tests.fuzz.generate import mutate
-from tests.fuzz.readers import READERS, Reader, invoke
+from tests.fuzz.readers import READERS, Reader, invoke, needs_torch
 from tests.fuzz.seeds import prepare
 
 SECONDS = 20
@@ -209,6 +211,8 @@ def _run_batch(name: str, numbers: Sequence[int], results: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- until the process ends
+    if needs_torch(READERS[name]) and find_spec("torch"):
+        import_module("torch.distributed")
     for outcome in run_reader(name, numbers):
         results.send(outcome)
 
