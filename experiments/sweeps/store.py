@@ -116,7 +116,7 @@ class Store:
 
         try:
             written = (pq.read_schema(self.out).metadata or {})[b"meshcast"].decode()
-            return parse_fingerprint(parse_json(written)["fingerprint"])
+            return parse_fingerprint(parse_json(written, constants=True)["fingerprint"])
         except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
             rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
             raise PlanError("--out", rule, "Name another file, or delete this one") from None

@@ -130,6 +130,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def try_file(reader: Reader, folder: Path) -> str:
     """Reads the malformed file; returns and raises as `check`."""
+    for left in folder.glob("out.*"):  # by the file before
+        left.unlink()
     given = (folder / reader.name).read_bytes()
     if isinstance(reader.read, str):
         return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split(), given)
