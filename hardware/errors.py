@@ -101,9 +101,9 @@ class Defect(MeshcastError):
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
 
-_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, and marks of direction;
-all but the end of a line."""
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, marks of direction, and
+the separators of lines and paragraphs; all but the end of a line."""
 
 
 def escape_controls(text: str) -> str:
