@@ -132,6 +132,7 @@ PROBLEMS = {
     "block mapping entries are not allowed": "a key cannot begin here",
     "cannot start any token": "a character that begins no value, such as a tab, %, @ or `: put the word in quotes",
     "unexpected end of stream": "a quote is not closed",
+    "non-alphabetical character": "a line that begins with %: put the word in quotes",
     "directive": "a line that begins with %: put the word in quotes",
     "undefined alias": "a word that begins with * stands for one marked with &, which is missing: put it in quotes",
     "second occurrence": "the anchor is given twice",

@@ -169,6 +169,7 @@ def test_a_mistake_in_a_long_job(tmp_path: Path, old: str, new: str, words: str)
         ("plan.tp=x", "plan.tp is 'x': must be a whole number"),
         ("nosuch.key=1", "job.yaml nosuch: no such key. Did you mean 'noise'? Valid: batch,"),
         ("plan.tp.x=3", "plan.tp holds no fields"),
+        ("model.layers=3", "model holds no fields: it is 'llama3-8b'. Set model as a whole, to a mapping with layers"),
         ("=3", "a change is written field=value"),
         ("batch.micro=[", "--set batch.micro:"),
     ],
