@@ -32,7 +32,7 @@ class MeshcastError(Exception):
     """
 
     def __init__(self, where: str, rule: str, remedy: str, value: Any = None) -> None:
-        self.where, self.value, self.rule, self.remedy = where, value, rule, remedy
+        self.where, self.value, self.rule, self.remedy = cut(where), value, rule, remedy
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -101,9 +101,9 @@ class Defect(MeshcastError):
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
 
-_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, and marks of direction;
-all but the end of a line."""
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, marks of direction, and
+the separators of lines and paragraphs; all but the end of a line."""
 
 
 def escape_controls(text: str) -> str:
@@ -120,9 +120,22 @@ def shorten(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def cut(text: str, most: int = 400) -> str:
+    """`text`, without its middle if it is longer than `most` characters: a key may have any length."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+MOST_LISTED = 150
+"""Letters of valid names that a message lists, before it says that there are more."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A sentence that points from a misspelt `name` to the valid ones."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    shown = names[:20]
+    while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
+        shown.pop()
+    listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
     return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"

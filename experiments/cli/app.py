@@ -274,14 +274,15 @@ def list_(
         if kind == "schedule":
             cli_schedule.show_schedule(name, p, m, v, as_json)
             return
+        from experiments.pages.forecast import show
+        from experiments.pages.listing import check_kind, list_rows, list_table
+
+        check_kind(kind)
         for option, given in {"NAME": name, "--p": p, "--m": m, "--v": v}.items():
             if given is not None:
                 raise PlanError(
                     option, f"list {kind} takes no such argument", "Leave it out, or write list schedule", given
                 )
-        from experiments.pages.forecast import show
-        from experiments.pages.listing import list_rows, list_table
-
         rows = list_rows(kind)
         if as_json:
             emit(rows)

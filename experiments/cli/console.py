@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -30,18 +30,24 @@ def answering(as_json: bool = False) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except MeshcastError as error:
-        if as_json:
-            emit({"error": error.to_dict()})
-        else:
-            typer.echo(f"meshcast: {error}", err=True)
-        raise typer.Exit(WRONG) from None
+        _refuse(error, as_json)
     except BrokenPipeError:  # the reader has closed the pipe; typer exits quietly
         raise
     except OSError as error:
-        typer.echo(f"meshcast: {error}", err=True)
-        raise typer.Exit(WRONG) from None
+        where = str(error.filename) if error.filename is not None else "file"
+        rule = f"it cannot be read or written ({error.strerror or error})"
+        _refuse(PlanError(where, rule, "Name another file or folder"), as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _refuse(error: MeshcastError, as_json: bool) -> NoReturn:
+    """Prints an error and ends the command."""
+    if as_json:
+        emit({"error": error.to_dict()})
+    else:
+        typer.echo(f"meshcast: {error}", err=True)
+    raise typer.Exit(WRONG) from None
 
 
 def emit(answer: Any) -> None:

@@ -214,10 +214,15 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
 """Rows of every kind, and the columns of its table after the name."""
 
 
+def check_kind(kind: str) -> None:
+    """Raises PlanError for an unknown kind."""
+    if kind not in KINDS:
+        raise PlanError("KIND", "there is no such list", nearest(kind, [*KINDS, "schedule"]), kind)
+
+
 def list_rows(kind: str) -> list[Row]:
     """Rows of one kind. Raises PlanError for an unknown kind."""
-    if kind not in KINDS:
-        raise PlanError("KIND", "there is no such list", nearest(kind, KINDS), kind)
+    check_kind(kind)
     return KINDS[kind][0]()
 
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from hardware.errors import PlanError
 
 Row = dict[str, Any]
+
+REMEDY = "Name the --out of a finished sweep, or run the sweep again"
 
 MAX_ROWS = 1_000_000
 """Most rows of a sweep that are read into memory: some 3 kB each."""
@@ -23,13 +26,18 @@ def read_rows(path: Path) -> list[Row]:
         rule = "it is a folder" if path.is_dir() else "no such file"
         raise PlanError(str(path), rule, "Name the --out of a finished sweep")
     try:
-        if (rows := pq.read_metadata(path).num_rows) > MAX_ROWS:
-            rule = f"{rows:,} rows, at most {MAX_ROWS:,} are drawn"
+        about = pq.read_metadata(path)
+        if about.num_rows > MAX_ROWS:
+            rule = f"{about.num_rows:,} rows, at most {MAX_ROWS:,} are drawn"
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
+        if twice := [name for name, times in Counter(about.schema.names).items() if times > 1]:
+            raise PlanError(str(path), f"the column {twice[0]!r} is there twice", "Name the --out of a finished sweep")
         found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is not UTF-8
-        reason = " ".join(str(error).split())  # Arrow's may have several lines
-        raise PlanError(str(path), f"not a Parquet file ({reason})", "Name the --out of a finished sweep") from None
+    except OSError as error:
+        rule = f"it cannot be read ({error.strerror or 'not a Parquet file, or damaged'})"
+        raise PlanError(str(path), rule, REMEDY) from None
+    except (pa.ArrowException, ValueError):  # ValueError: a name that is not UTF-8
+        raise PlanError(str(path), "not a Parquet file, or damaged", REMEDY) from None
     if not found or not {"index", "status", "reason"} <= set(found[0]):
         raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
     return found

@@ -25,7 +25,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from experiments.sweeps.fingerprint import Fingerprint, Inputs, changed_inputs, parse_fingerprint
 from experiments.sweeps.grid import Sweep
-from hardware.errors import PlanError, escape_controls
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from hardware.errors import PlanError, cut, escape_controls
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
@@ -138,8 +139,9 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            return parse_fingerprint(json.loads((pq.read_schema(self.out).metadata or {})[b"meshcast"])["fingerprint"])
-        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+            written = (pq.read_schema(self.out).metadata or {})[b"meshcast"].decode()
+            return parse_fingerprint(parse_json(written, constants=True)["fingerprint"])
+        except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
             rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
             raise PlanError("--out", rule, "Name another file, or delete this one") from None
 
@@ -358,21 +360,25 @@ def parts_folder(out: Path) -> Path:
 
 
 def _read_fingerprint(path: Path) -> Fingerprint | None:
-    try:
-        return parse_fingerprint(json.loads(path.read_bytes())["fingerprint"])
-    except (FileNotFoundError, NotADirectoryError):
+    """The fingerprint in the note of a sweep; None if there is no note."""
+    if not path.exists():
         return None
-    except (ValueError, LookupError, TypeError):
+    try:
+        return parse_fingerprint(parse_json(read_text(path, DESCRIPTION))["fingerprint"])
+    except (Unreadable, LookupError, TypeError):
         return parse_fingerprint("unreadable")
 
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
     """The error for rows that were made from other inputs: it names the kinds of input that differ."""
+    remedy = "name another --out, or discard these rows with --restart"
     if "version" in stored:
         rule = f"{path} is damaged, or was written by another version of meshcast"
-    else:
-        rule = f"{path} holds rows of another sweep; changed: {', '.join(changed_inputs(stored, current))}"
-    return PlanError("--out", rule, "Undo the change, name another --out, or discard these rows with --restart")
+        return PlanError("--out", rule, remedy.capitalize())
+    changed = changed_inputs(stored, current)
+    listed = ", ".join([cut(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
+    rule = f"{path} holds rows of another sweep; changed: {listed}"
+    return PlanError("--out", rule, f"Undo the change, {remedy}")
 
 
 def _count_values(column: Any) -> dict[str, int]:

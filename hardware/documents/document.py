@@ -114,6 +114,46 @@ for _tag, _form in CORE:
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
+TOO_DEEP = (f"nested too deeply, by more than {MAX_DEPTH} levels", "Simplify the file")
+"""Rule and remedy."""
+
+PROBLEMS = {
+    "mapping values are not allowed": "a second `: ` in one line, or a line indented deeper than its key allows",
+    "did not find expected key": "a line that is indented unlike its neighbours, or no key where one belongs",
+    "could not find expected ':'": "a key without its `:`, or a quote that is not closed",
+    "did not find expected ',' or '}'": "a `,` or the closing `}` is missing",
+    "did not find expected ',' or ']'": "a `,` or the closing `]` is missing",
+    "did not find expected '-' indicator": "an item of a list without its `- `, or indented unlike the others",
+    "did not find expected node content": "a value is missing",
+    "did not find expected alphabetic": "a word that begins with & or * stands for another: put it in quotes",
+    "did not find expected <document start>": "more follows after the end of the document",
+    "did not find expected whitespace": "a blank is missing",
+    "block sequence entries are not allowed": "a list cannot begin here",
+    "block mapping entries are not allowed": "a key cannot begin here",
+    "cannot start any token": "a character that begins no value, such as a tab, %, @ or `: put the word in quotes",
+    "unexpected end of stream": "a quote is not closed",
+    "non-alphabetical character": "a line that begins with %: put the word in quotes",
+    "directive": "a line that begins with %: put the word in quotes",
+    "undefined alias": "a word that begins with * stands for one marked with &, which is missing: put it in quotes",
+    "second occurrence": "the anchor is given twice",
+    "unhashable key": "a key is a list or a mapping",
+    "control characters are not allowed": "a control character, which no text file has",
+    "could not determine a constructor": "a word that begins with !: put it in quotes",
+}
+"""Plain words for problems, by a part of the parser's own."""
+
+
+def _explain_problem(text: str, e: yaml.YAMLError) -> tuple[str, int]:
+    """The rule that a file breaks, and the line (from 1); 0 where the parser names none."""
+    own = str(getattr(e, "problem", None) or e).splitlines()[0]
+    plain = next((words for part, words in PROBLEMS.items() if part in own), own)
+    if isinstance(e, yaml.reader.ReaderError):
+        at = next((i for i, letter in enumerate(text) if yaml.reader.Reader.NON_PRINTABLE.match(letter)), -1)
+        return f"not valid YAML 1.2 ({plain})", text.count("\n", 0, at) + 1 if at >= 0 else 0
+    mark = getattr(e, "problem_mark", None)
+    return f"not valid YAML 1.2 ({plain})", mark.line + 1 if mark else 0
+
+
 def read_yaml(source: str | Path | Traversable, where: str = "", error: type[MeshcastError] = CatalogError) -> Document:
     """The YAML 1.2 document in a file (`source` is a path) or in text (`source` is a str).
 
@@ -125,16 +165,16 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     try:
         data = yaml.load(text, Loader)
     except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        where += f":{mark.line + 1}" if mark else ""
+        if "maximum nesting depth" in str(e):  # of libyaml
+            raise error(where, *TOO_DEEP) from None
+        rule, line = _explain_problem(text, e)
+        where += f":{line}" if line else ""
         if isinstance(e, GivenTwice):
             raise error(where, str(e.problem), "Keep one of the two") from None
-        problem = str(getattr(e, "problem", None) or e).splitlines()[0]
-        problem = "the anchor is given twice" if problem == "second occurrence" else problem
-        rule = f"not valid YAML 1.2 ({problem})"
-        raise error(where, rule, "Correct the line; `key: value`, spaces for indentation") from None
+        remedy = "Correct this line or the one above it; `key: value`, spaces for indentation"
+        raise error(where, rule, remedy) from None
     except RecursionError:
-        raise error(where, "nested too deeply", "Simplify the file") from None
+        raise error(where, *TOO_DEEP) from None
     except ValueError as e:  # half a character
         raise error(where, f"not valid YAML 1.2 ({e})", "Save the file as UTF-8") from None
     if "&" in text and "*" in text and _too_large(data):

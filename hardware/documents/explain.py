@@ -157,7 +157,8 @@ def _fields(annotation: Any) -> dict[int | str, Any]:
     """Returns key and type of each field of the (first) model in `annotation`."""
     annotation = _plain(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+        fields = annotation.model_fields.items()
+        return {field.alias or name: Annotated[(field.annotation, *field.metadata, None)] for name, field in fields}
     return {}
 
 

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import stat
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -127,6 +128,21 @@ def read_text(path: Path, limit: SizeLimit) -> str:
 # ---------------------------------------------------------------------------------------------- JSON
 
 
+JSON_PROBLEMS = {
+    "Expecting value": "a value is missing, or a word is not in double quotes",
+    "Extra data": "more follows after the end of the value",
+    "Expecting ',' delimiter": "a comma is missing between two values",
+    "Expecting ':' delimiter": "a colon is missing after a key",
+    "Expecting property name": "a key is missing, or is not in double quotes",
+    "Illegal trailing comma": "a comma before a closing bracket",
+    "Invalid control character": "a line end, a tab or a control character within quotes",
+    "Unterminated string": "a quote is not closed",
+    "Invalid \\escape": "a backslash before a letter that it does not go with",
+    "Invalid \\uXXXX": "\\u without four hexadecimal digits",
+}
+"""Plain words for the problems that Python's parser finds, by its own."""
+
+
 def parse_json(text: str, constants: bool = False, repeated: bool = False) -> Any:
     """The value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser accepts,
     and for a key given twice, of which Python's parser keeps the last.
@@ -140,9 +156,10 @@ def parse_json(text: str, constants: bool = False, repeated: bool = False) -> An
             text, object_pairs_hook=pairs, parse_constant=constant, parse_float=None if constants else _parse_finite
         )
     except json.JSONDecodeError as error:
-        raise Unreadable(f"not valid JSON ({error.msg})", "", error.lineno) from None
+        plain = next((words for part, words in JSON_PROBLEMS.items() if error.msg.startswith(part)), error.msg)
+        raise Unreadable(f"not valid JSON ({plain}, column {error.colno})", "", error.lineno) from None
     except RecursionError:
-        raise Unreadable("JSON nested too deeply") from None
+        raise Unreadable(f"JSON nested too deeply, by more than {sys.getrecursionlimit() // 2:,} levels") from None
     except ValueError as error:
         rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
         raise Unreadable(f"not valid JSON ({rule})") from None

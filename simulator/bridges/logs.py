@@ -97,7 +97,9 @@ def _megatron(line: str, where: str) -> Iteration | None:
         return None
     elapsed = ELAPSED.search(line)
     if not elapsed:
-        raise PlanError(where, "an iteration without `elapsed time per iteration (ms): ... |`; is it cut off?", REMEDY)
+        raise PlanError(
+            where, "an iteration without `elapsed time per iteration (ms): ... |`, as if it was cut off", REMEDY
+        )
     seconds = _positive(elapsed[2], where) * (1e-3 if elapsed[1] == "ms" else 1.0)
     given = {name: _number(found[1]) for name, form in MEGATRON.items() if (found := form.search(line))}
     samples = given.pop("samples", None)
@@ -120,7 +122,7 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
         return None
     rate = TPS.search(line)
     if not rate:
-        raise PlanError(where, "a step without `tps: ...` and the fields after it; is it cut off?", REMEDY)
+        raise PlanError(where, "a step without `tps: ...` and the fields after it, as if it was cut off", REMEDY)
     given: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
     if given.get("mfu") is not None:
         given["mfu"] /= 100

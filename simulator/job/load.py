@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hardware import load_cluster
-from hardware.errors import PlanError
+from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, SchemeEntry, Train
@@ -123,9 +123,13 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
     *parents, last = field.split(".")
     at: Any = data
     for i, key in enumerate(parents):
-        at = at.setdefault(key, {}) if isinstance(at, dict) else None
-        if not isinstance(at, dict):
-            raise PlanError(where, f"{'.'.join(parents[: i + 1])} holds no fields", "Set it as a whole", value)
+        inner = at.setdefault(key, {})
+        if not isinstance(inner, dict):
+            parent = ".".join(parents[: i + 1])
+            rule = f"{parent} holds no fields: it is {shorten(inner)}"
+            below = ".".join([*parents[i + 1 :], last])
+            raise PlanError(where, rule, f"Set {parent} as a whole, to a mapping with {below}", value)
+        at = inner
     at[last] = value
 
 

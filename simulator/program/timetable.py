@@ -329,7 +329,8 @@ class _TimetableMaker:
             stage, unit = wrong[0].tolist()
             moves = [str(Action(stage, kind, *divmod(unit, self.pieces))) for kind in ACTIVATION_TRANSFERS]
             rule = f"an activation transfer needs all of {', '.join(moves)}, the second and third on another device"
-            raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
+            remedy = f"Add those that are missing, in this order:\n{format_orders(self.orders, {})}"
+            raise ScheduleError(self.schedule.use, rule, remedy)
 
     def _need_moves(self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
         """Adds the dependencies of activation transfers: EVICT needs KEEP, GIVE_BACK needs EVICT and LOAD, and the
@@ -410,7 +411,7 @@ class _TimetableMaker:
             raise ScheduleError(
                 self.schedule.use,
                 "the order deadlocks: the marked actions wait for each other",
-                f"Order:\n{format_orders(self.orders, stuck)}",
+                f"Move them behind those that they need:\n{format_orders(self.orders, stuck)}",
             )
         return sequence
 
@@ -466,10 +467,13 @@ class _TimetableMaker:
             wrong = _wrong([way for one in passes for way in one], actions_of(order), counts)
             if wrong:
                 break
+        times = counts[wrong[0]]
+        remedy = f"{'Add it' if not times else 'Keep one of them'} on device {device}"
+        at = [step for step, item in enumerate(order) if wrong[0] in actions_of([item])]
         return ScheduleError(
             f"{schedule.use} on device {device}",
-            f"an order lists each action of its stages exactly once; {wrong[0]} is listed {counts[wrong[0]]} times",
-            f"Order:\n{format_orders(self.stated, {device: len(order)})}",
+            f"an order lists each action of its stages exactly once; {wrong[0]} is listed {times} times",
+            f"{remedy}:\n{format_orders(self.stated, {device: at[-1] if at else len(order)})}",
         )
 
 

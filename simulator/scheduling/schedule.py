@@ -449,12 +449,26 @@ def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:
     return [action for item in items for action in (item if isinstance(item, OverlappedPasses) else (item,))]
 
 
+MOST_SHOWN = 8
+"""Devices that a message shows, and actions on either side of the marked one."""
+
+
 def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:
-    """Orders as text, one line a device. failed_step: by device, the step to mark as ``>...<``."""
+    """Orders as text, one line a device: those around the failed steps, if there are many.
+
+    failed_step: by device, the step to mark as ``>...<``.
+    """
+    shown = sorted(range(len(orders)), key=lambda device: device not in failed_step)[:MOST_SHOWN]
     rows = []
-    for device, order in enumerate(orders):
-        cells = [f">{item}<" if failed_step.get(device) == step else str(item) for step, item in enumerate(order)]
-        rows.append(f"  device {device}: {' '.join(cells)}")
+    for device in sorted(shown):
+        failed = failed_step.get(device)
+        cells = [f">{item}<" if failed == step else str(item) for step, item in enumerate(orders[device])]
+        begin = max((failed or 0) - MOST_SHOWN, 0)
+        end = (failed or 0) + MOST_SHOWN + 1
+        dots = ["..."] if begin else [], ["..."] if end < len(cells) else []
+        rows.append(f"  device {device}: {' '.join([*dots[0], *cells[begin:end], *dots[1]])}")
+    if len(orders) > MOST_SHOWN:
+        rows.append(f"  and {len(orders) - MOST_SHOWN:,} more devices")
     return "\n".join(rows)
 
 

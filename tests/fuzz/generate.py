@@ -49,6 +49,10 @@ ODD_CELLS = [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 50
 
 ODD_LETTERS = [*"[]{}:,-#&*!|>'\"%@`?~ \t\0\r\n\x85\u2028é", "<<: ", "*a ", "&a ", "!!int ", "- ", "1e", "\\ud800"]
 
+QuickLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+QuickDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's, where PyYAML was built with it: most of the time would be spent on making the files."""
+
 DEEP = 3000
 """Levels of nesting beyond what parsers take."""
 
@@ -82,7 +86,7 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
     if form == "jsonl":
         trees = [json.loads(line) for line in content.splitlines() if line.strip()]
     else:
-        trees = [json.loads(content) if form == "json" else yaml.safe_load(content)]
+        trees = [json.loads(content) if form == "json" else yaml.load(content, QuickLoader)]
     for _ in range(rng.randint(1, 3)):
         tree = rng.choice(trees)
         if found := list(places(tree)):
@@ -90,9 +94,8 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
     if rng.random() < 0.02:
         trees[0] = copy.deepcopy(rng.choice(ODD))
     if form == "yaml":
-        text = yaml.safe_dump(
-            trees[0], sort_keys=False, allow_unicode=True, default_flow_style=rng.choice([None, True])
-        )
+        style = rng.choice([None, True])
+        text = yaml.dump(trees[0], None, QuickDumper, sort_keys=False, allow_unicode=True, default_flow_style=style)
     else:
         text = "\n".join(json.dumps(tree, ensure_ascii=rng.random() < 0.5) for tree in trees) + "\n"
     return text.encode("utf-8", "surrogatepass")
@@ -165,6 +168,35 @@ def _replace_word(line: str, rng: random.Random) -> str:
     return line[: ends[i] + 1] + rng.choice(ODD_WORDS) + line[ends[i + 1] :]
 
 
+def mutate_words(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Drops, repeats, exchanges and replaces words of a command line, or the value behind the ``=`` of one."""
+    words = content.decode("utf-8", "surrogateescape").split("\n")
+    for _ in range(rng.randint(1, 2)):
+        i = rng.randrange(len(words))
+        key, equals, _ = words[i].partition("=")
+        match rng.choice(["drop", "repeat", "swap", "value", "value", "word", "add"]):
+            case "drop" if len(words) > 1:
+                del words[i]
+            case "repeat":
+                words.insert(rng.randint(0, len(words)), words[i])
+            case "swap":
+                words[i], words[0] = words[0], words[i]
+            case "value" if equals:
+                words[i] = f"{key}={_write_odd(rng)}"
+            case "add":
+                words.insert(i, rng.choice([*ODD_WORDS, "--json", "--", "-", "--no-such", "-q"]))
+            case _:
+                words[i] = _write_odd(rng)
+    return "\n".join(words).encode("utf-8", "surrogateescape")
+
+
+def _write_odd(rng: random.Random) -> str:
+    """An odd word, or an odd value as YAML writes it in a line."""
+    if rng.random() < 0.5:
+        return rng.choice(ODD_WORDS)
+    return yaml.safe_dump(rng.choice(ODD), default_flow_style=True, width=math.inf).split("\n")[0]
+
+
 def mutate_column(content: bytes, form: str, rng: random.Random) -> bytes:
     """Drops, repeats or renames a column of a CSV file, or fills it with an odd word."""
     rows = [line.split(",") for line in content.decode().splitlines()]
@@ -191,10 +223,7 @@ def mutate_table(content: bytes, form: str, rng: random.Random) -> bytes:
             names[i] = rng.choice([*ODD_WORDS, *names])
             table = table.rename_columns(names)
         case "fill":
-            odd = rng.choice(
-                [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 5000, b"\xff", [1], {"a": 1}]
-            )
-            table = table.set_column(i, table.column_names[i], pa.array([odd] * len(table)))
+            table = table.set_column(i, table.column_names[i], pa.array([rng.choice(ODD_CELLS)] * len(table)))
         case "empty":
             table = table.slice(0, 0)
         case "repeat":
@@ -255,6 +284,7 @@ LAYERS: dict[str, list[tuple[Layer, ...]]] = {
     "jsonl": TREE,
     "csv": [*LINES, *3 * [(mutate_column,)], (mutate_column, mutate_text)],
     "text": LINES,
+    "words": [*4 * [(mutate_words,)], (mutate_words, mutate_words), *2 * [(mutate_text,)], (mutate_bytes,)],
     "parquet": [
         (mutate_bytes,),
         (mutate_table,),

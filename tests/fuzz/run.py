@@ -1,22 +1,31 @@
-"""Gives malformed files to every reader: ``make fuzz``, or ``python -m tests.fuzz.run --reader job --seed 17 -n 1``.
+"""Gives malformed input to every reader: ``make fuzz``, or ``python -m tests.fuzz.run --reader job --seed 17 -n 1``.
 
-Whatever a file holds, the answer is exit code 0, 1 or 2; a refusal is one line; JSON holds finite numbers only; and it
-takes less than `SECONDS` and `NBYTES`.
+Whatever a file holds, the answer is exit code 0, 1 or 2 (3: too large for its GPUs, under ``--strict``); a refusal is
+one line, or the command line's own help; no answer holds a number that is not finite; and it takes less than `SECONDS`
+and `NBYTES`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import tempfile
+import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,16 +36,31 @@ from typer.testing import Result
 
 from hardware.errors import MeshcastError
 from tests.fuzz.generate import mutate
-from tests.fuzz.readers import READERS, Reader, invoke, prepare
+from tests.fuzz.readers import READERS, Reader, invoke, needs_torch
+from tests.fuzz.seeds import prepare
 
 SECONDS = 20
 """Most seconds for one file."""
+
+PATIENCE = 3
+
+_begin, _rings = 0.0, 0
+"""Processor time at which the file began, and alarms since then."""
 
 NBYTES = 2 * 2**30
 """Most bytes of memory of the process that reads the files."""
 
 BATCH = 500
 """Files that one process reads before a fresh one takes its place."""
+
+NOT_FINITE = re.compile(r"(?<![\w.:/\"'-])(?:nan|[-+]?inf|[-+]?infinity)(?![\w:/\"'-])", re.IGNORECASE)
+"""Numbers that are not finite, as Python, JSON and tables write them."""
+
+USAGE = ("Usage: ", "╭─ Error ")
+"""Starts of what the command line itself answers to an unknown command or option."""
+
+ORDER = ("  device ", "  and ")
+"""Starts of the lines below the message about an order of pipeline actions, which show it."""
 
 FAILED = "meshcast failed"
 """Start of the rule of a `Defect`, which answers one row of many."""
@@ -65,15 +89,26 @@ class Outcome(NamedTuple):
 # --------------------------------------------------------------------------------------------- checks
 
 
-def check(result: Result, arguments: Sequence[str]) -> str:
-    """Returns whether a command "accepted" or "refused" its file. Raises AssertionError for any other end."""
+def check(result: Result, arguments: Sequence[str], given: bytes = b"") -> str:
+    """Returns whether a command "accepted" or "refused" its file. Raises AssertionError for any other end.
+
+    given: the file, whose own words an answer may repeat.
+    """
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code in (0, 1, 2), f"exit code {result.exit_code}"
+    assert result.exit_code in (0, 1, 2) or (result.exit_code == 3 and b"--strict" in given), (
+        f"exit code {result.exit_code}"
+    )
     assert "Traceback" not in result.output and FAILED not in result.output, "an error of meshcast"
-    lines = result.stderr.splitlines()
+    parsed = "--json" in arguments or arguments[:2] == ["predict", "--jobs"]
+    if result.exit_code != 2 and not parsed and (found := NOT_FINITE.search(result.stdout)):
+        assert found[0].lower().encode() in given.lower(), f"{found[0]} in an answer"
+    if result.stderr.startswith(USAGE):
+        assert result.exit_code == 2, "a usage error without its exit code"
+        return "refused"
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(ORDER)]
     answers = []
-    if "--json" in arguments or "--jobs" in arguments:
+    if parsed:
         texts = result.stdout.splitlines() if "--json" not in arguments else [result.stdout]
         answers = [json.loads(text, parse_constant=_refuse_constant) for text in texts]
     if result.exit_code == 0:
@@ -81,7 +116,7 @@ def check(result: Result, arguments: Sequence[str]) -> str:
     refused = bool(answers) and set(answers[0]) == {"error"}
     assert refused or lines, "no message"
     assert len(lines) <= 1 - refused, f"{len(lines)} lines of errors"
-    message = json.dumps(answers[0]) if refused else lines[0]
+    message = json.dumps(answers[0]) if refused else result.stderr
     assert len(message) < 4000, f"a message of {len(message)} characters"
     return "refused"
 
@@ -99,14 +134,22 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def try_file(reader: Reader, folder: Path) -> str:
     """Reads the malformed file; returns and raises as `check`."""
+    for left in folder.glob("out.*"):  # by the file before
+        left.unlink()
+    given = (folder / reader.name).read_bytes()
+    with suppress(OSError, EOFError, zlib.error):  # of a gzip file its content
+        given = gzip.decompress(given)
     if isinstance(reader.read, str):
-        return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split())
+        return check(invoke(reader.read.replace("{}", str(folder))), reader.read.split(), given)
     try:
         found = reader.read(folder / reader.name)
     except MeshcastError as error:
         check_error(error)
         return "refused"
-    return check(found, ["--json"]) if isinstance(found, Result) else "accepted"
+    if not isinstance(found, Result):
+        return "accepted"
+    prints_json = reader.form != "words" or found.stdout.startswith("{\n")
+    return check(found, ["--json"] if prints_json else [], given)
 
 
 # ------------------------------------------------------------------------------------------- one file
@@ -124,6 +167,8 @@ def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outc
     path = folder / reader.name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(make_file(name, seed, seeds))
+    global _begin, _rings
+    _begin, _rings = time.process_time(), 0
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(SECONDS)
     try:
@@ -136,7 +181,14 @@ def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outc
         signal.alarm(0)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ends a file that has computed for `SECONDS`, or waited for `PATIENCE` times as long: on a busy machine a process
+    waits for its turn."""
+    global _rings
+    _rings += 1
+    if time.process_time() - _begin < SECONDS * 0.9 and _rings < PATIENCE:
+        signal.alarm(SECONDS)
+        return
     raise TooSlow
 
 
@@ -167,6 +219,8 @@ def _run_batch(name: str, numbers: Sequence[int], results: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- until the process ends
+    if needs_torch(READERS[name]) and find_spec("torch"):
+        import_module("torch.distributed")
     for outcome in run_reader(name, numbers):
         results.send(outcome)
 
@@ -204,20 +258,38 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files of failures")
     given = parser.parse_args(words)
     names = [given.reader] if given.reader else list(READERS)
-    failed = False
+    shares = sum(READERS[name].share for name in names)
+    begin, total = time.monotonic(), Counter[str]()
     for name in names:
-        counts, shown = Counter[str](), Counter[str]()
-        for outcome in run_limited(name, range(given.seed, given.seed + -(-given.n // len(names)))):
-            counts[outcome.answer] += 1
-            if outcome.answer == "failed":
-                failed = True
-                shown[outcome.failure] += 1
-                if shown[outcome.failure] <= 2:
-                    repeat = f"python -m tests.fuzz.run --reader {name!r} --seed {outcome.seed} -n 1"
-                    print(f"  {outcome.failure}\n    {repeat}", flush=True)
-                    _keep(outcome, given.keep)
-        print(f"{name:16} " + ", ".join(f"{counts[answer]:,} {answer}" for answer in sorted(counts)), flush=True)
-    return int(failed)
+        files = math.ceil(given.n * READERS[name].share / shares)
+        total += _try_reader(name, range(given.seed, given.seed + files), given.keep)
+    print(f"{sum(total.values()):,} files: {_list(total)}; {_cost(begin)}", flush=True)
+    return int(total["failed"] > 0)
+
+
+def _try_reader(name: str, numbers: Sequence[int], keep: Path | None) -> Counter[str]:
+    """Prints and returns the counts of one reader."""
+    counts, shown, begin = Counter[str](), Counter[str](), time.monotonic()
+    for outcome in run_limited(name, numbers):
+        counts[outcome.answer] += 1
+        if outcome.answer == "failed":
+            shown[outcome.failure] += 1
+            if shown[outcome.failure] <= 2:
+                repeat = f"python -m tests.fuzz.run --reader {name!r} --seed {outcome.seed} -n 1"
+                print(f"  {outcome.failure}\n    {repeat}", flush=True)
+                _keep(outcome, keep)
+    print(f"{name:26} {_list(counts)}; {_cost(begin)}", flush=True)
+    return counts
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[answer]:,} {answer}" for answer in ("accepted", "refused", "failed"))
+
+
+def _cost(begin: float) -> str:
+    """Seconds since `begin`, and the memory of the largest process so far."""
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return f"{time.monotonic() - begin:,.0f} s, largest process so far {peak / 2**20:,.0f} MiB"
 
 
 def _keep(outcome: Outcome, folder: Path | None) -> None:

@@ -155,6 +155,7 @@ def test_a_value_is_a_float_that_remembers() -> None:
         ("memory", entry(value="0 GB/s"), "must be above 0"),
         ("memory", entry(direction="both"), "has no direction. Remove `direction`"),
         ("memory", entry(per="node"), "this quantity is per gpu"),
+        ("link", entry(direction="one", valeu=1), "box.link.valeu: no such key. Did you mean 'value'?"),
         ("link", entry(), "needs its direction. Add `direction: one`"),
         ("link", entry(direction="up"), "not one of the valid words"),
         ("link", entry(direction="one", checked="yesterday"), "box.link.checked"),

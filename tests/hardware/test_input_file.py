@@ -104,7 +104,7 @@ def test_errors_name_the_line_of_the_file_or_of_an_options_value(tmp_path: Path)
         ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"),
         ('{"a": [NaN]}', "NaN is not a number in JSON"),
         ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
-        ("[1,\n2", r"not valid JSON \(Expecting"),
+        ("[1,\n2", r"not valid JSON \(a comma is missing"),
         ("[" * 100_000, "nested too deeply"),
         ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
     ],

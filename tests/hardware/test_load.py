@@ -67,19 +67,21 @@ def test_contents_of_documents(text: str, data: object) -> None:
         ('{"a": 1, "a": 2}', "text:1: the key 'a' is given twice"),
         ("1: a\n0x1: b\n", "text:2: the key '1' is given twice"),
         ("<<: {a: 1}\n<<: {b: 1}\n", "text:2: the key '<<' is given twice"),
-        ("a: 1\n? {b: 1}\n: 2\n", "text:2: not valid YAML 1.2 (found unhashable key)"),
+        ("a: 1\n? {b: 1}\n: 2\n", "text:2: not valid YAML 1.2 (a key is a list or a mapping)"),
         ("a: 1\n---\nb: 2\n", "text:2: not valid YAML 1.2 (but found another document)"),
-        ("a: 1\nb: [1, 2\n", "text:3: not valid YAML 1.2 ("),
-        ("a: x: y\n", "text:1: not valid YAML 1.2 (mapping values"),
+        ("a: 1\nb: [1, 2\n", "text:3: not valid YAML 1.2 (a `,` or the closing `]` is missing)"),
+        ("%a: 1\n", "text:1: not valid YAML 1.2 (a line that begins with %: put the word in quotes)"),
+        ("a: x: y\n", "text:1: not valid YAML 1.2 (a second `: ` in one line"),
         ("a: 1\n\tb: 2\n", "text:2: not valid YAML 1.2 (found a"),
-        ("a: *x\n", "text:1: not valid YAML 1.2 (found undefined alias"),
+        ("a: *x\n", "text:1: not valid YAML 1.2 (a word that begins with * stands for"),
         ("a: &x 1\nb: &x 2\n", "text:2: not valid YAML 1.2 (the anchor is given twice)"),
-        ("a: !t x\n", "text:1: not valid YAML 1.2 (could not determine a constructor for the tag '!t')"),
-        ("a: !!python/name:os.system x\n", "text:1: not valid YAML 1.2 (could not determine a constructor"),
+        ("a: !t x\n", "text:1: not valid YAML 1.2 (a word that begins with !: put it in quotes)"),
+        ("a: !!python/name:os.system x\n", "text:1: not valid YAML 1.2 (a word that begins with !"),
         ("a: 2026-13-45\n", "text:1: not valid YAML 1.2 (month must be in 1..12)"),
         (f"a: 1{'0' * 5000}\n", "text:1: not valid YAML 1.2 (Exceeds the limit (4300 digits))"),
         *((f"a: !!{tag}\n", "text:1: not valid YAML 1.2 (") for tag in ("int x", "bool x", "float ''", "timestamp x")),
-        *((f"a: {c}\n", "text: not valid YAML 1.2 (") for c in ("\0", "\x07", "\ud800")),
+        *((f"a: {c}\n", "text:1: not valid YAML 1.2 (a control character") for c in ("\0", "\x07")),
+        ("a: \ud800\n", "text: not valid YAML 1.2 ("),
         *(("a: &x [*x]\n", "its aliases write out to more than"), ("a: &x {b: *x}\n", "its aliases write out")),
         ("? &x {*x : 1}\n: 2\n", "not valid YAML 1.2 (found unconstructable recursive node)"),
     ],
@@ -93,7 +95,7 @@ def test_unreadable_documents_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", '{"a":', "[{? "])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 10_000, 1_000_000])
 def test_deep_nesting_is_one_clear_error(opening: str, depth: int) -> None:
-    with pytest.raises(CatalogError, match=r"^text: nested too deeply\. Simplify the file$"):
+    with pytest.raises(CatalogError, match=r"^text: nested too deeply, by more than \d+ levels\. Simplify the file$"):
         read_yaml(opening * depth)
     assert line_of(opening * depth, ("a",)) == 1
 

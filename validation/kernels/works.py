@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from simulator.ir.ops import Attention, Gemm, HostCopy, Memory, Work
+from hardware.errors import PlanError, nearest
+from simulator.ir.ops import BYTES, Attention, Gemm, HostCopy, Memory, Work
 
 
 def kernel_class(works: Sequence[Work]) -> str:
@@ -25,11 +26,36 @@ def work_fields(work: Work) -> dict[str, Any]:
     return {field.name: value for field in fields(work) if (value := getattr(work, field.name)) not in ("", ())}
 
 
-def work_of(given: Mapping[str, Any]) -> Work | None:
-    """The work of which `given` are the fields; None if they are those of no kernel."""
+def work_of(given: Mapping[str, Any], where: str = "shape") -> Work | None:
+    """The work of which `given` are the fields; None if they are those of no kernel.
+
+    where: place of the fields. Raises PlanError for a value of another type than its field's.
+    """
     for kind in (Gemm, Attention, Memory):
         known = {field.name: field.default for field in fields(kind)}
         needed = {name for name, default in known.items() if default is MISSING}
         if needed <= given.keys() <= known.keys():
+            for name, value in given.items():
+                _check_field(f"{where}.{name}", value, kind.__annotations__[name])
             return kind(**given)
     return None
+
+
+LARGEST = 1e15
+"""Largest number in the fields of a kernel: elements, bytes, positions."""
+
+
+def _check_field(where: str, value: Any, annotation: str) -> None:
+    """Raises PlanError for a value that a field of a work cannot have. annotation: of the field, as text."""
+    remedy = "Correct it, or measure again"
+    if annotation in ("int", "float"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            raise PlanError(where, f"it must be a number from 0 to {LARGEST:g}", remedy, value)
+    elif annotation == "bool":
+        if not isinstance(value, bool):
+            raise PlanError(where, "it must be true or false", remedy, value)
+    elif where.endswith("dtype"):
+        if not isinstance(value, str) or value not in BYTES:
+            raise PlanError(where, "there is no number format of this name", nearest(str(value), BYTES), value)
+    elif not isinstance(value, str if annotation == "str" else list | tuple):
+        raise PlanError(where, f"it must be {'text' if annotation == 'str' else 'a list'}", remedy, value)

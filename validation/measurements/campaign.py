@@ -91,9 +91,7 @@ class Campaign(FileModel):
         Raises PlanError for a name that is not under `jobs`.
         """
         if run.job not in self.jobs:
-            raise PlanError(
-                f"runs {run.name} job", "the campaign has no job of this name", nearest(run.job, self.jobs), run.job
-            )
+            raise PlanError("job", "the campaign has no job of this name", nearest(run.job, self.jobs), run.job)
         found = {**self.jobs[run.job], **run.set}
         cluster = found.get("cluster")
         if isinstance(cluster, dict) and cluster.get("gpu") == AUTO:
@@ -120,7 +118,10 @@ def load(path: Path) -> Campaign:
             if option not in OPTIONS[run.measure]:
                 remedy = nearest(option, OPTIONS[run.measure])
                 raise PlanError(f"{path} runs {run.name} options", f"{run.measure} have no such option", remedy, option)
-        load_job(found.job(run))
+        try:
+            load_job(found.job(run))
+        except MeshcastError as error:
+            raise error.at(f"{path} run {run.name}") from None
     return found
 
 

@@ -43,8 +43,10 @@ def import_training_log(
     instrument = f"log of {full_name}"
     iterations = read(path)
     if skip < 0 or skip >= len(iterations):
-        rule = f"the log has {len(iterations)} lines of iterations, and at least one must remain"
-        raise PlanError("--skip", rule, f"Write 0 to {len(iterations) - 1}", skip)
+        most = len(iterations) - 1
+        lines = f"{most + 1:,} lines" if most else "one line"
+        rule = f"the log has {lines} of iterations, and at least one must remain"
+        raise PlanError("--skip", rule, f"Write 0 to {most:,}" if most else "Write --skip 0", skip)
     kept = iterations[skip:]
     sources = forecasters(job, calibration) if job is not None else []
     if sources:

@@ -194,5 +194,33 @@ def read(path: Path) -> Measurement:
         raise PlanError(
             f"{path} version", rule, "Measure again, or use the meshcast that wrote it", data.get("version")
         )
-    found: Measurement = validate_data(Measurement, data, str(path), PlanError)
+    found: Measurement = validate_data(Measurement, data, f"{path} ", PlanError)
+    for i, row in enumerate(found.rows):
+        _check_row(row, f"{path} rows[{i}]")
     return found
+
+
+LEAST, MOST = 1e-12, 1e18
+"""Range of samples and forecasts other than 0 [s or bytes]: beyond it errors are infinite."""
+
+MOST_MEMBERS = 10_000_000
+
+
+def _check_row(row: MeasurementRow, where: str) -> None:
+    """Raises PlanError for an amount that no clock or counter gives, and for fields of a collective of a wrong type."""
+    amounts = {f"samples[{i}]": one for i, one in enumerate(row.samples)}
+    for by, one in row.forecasts.items():
+        amounts |= {f"forecasts.{by}.{key}": getattr(one, key) for key in ("value", "low", "high")}
+    for place, amount in amounts.items():
+        if amount and not LEAST <= amount <= MOST:
+            rule = f"{row.quantity} are 0, or from {LEAST:g} to {MOST:g}"
+            raise PlanError(f"{where}.{place}", rule, "Correct it, or measure again", amount)
+    if "operation" not in row.shape:
+        return
+    if not isinstance(row.shape["operation"], str):
+        raise PlanError(f"{where}.shape.operation", "it names a collective", "Measure again", row.shape["operation"])
+    for key, most in (("bytes", MOST), ("members", MOST_MEMBERS)):
+        number = row.shape.get(key, 1)
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= most:
+            rule = f"it must be a whole number from 1 to {most:.0e}"
+            raise PlanError(f"{where}.shape.{key}", rule, "Correct it, or measure again", number)

@@ -44,7 +44,7 @@ def row_class(row: MeasurementRow) -> str:
     collective; "" for others."""
     if found := row.shape.get(CLASS, row.shape.get("operation", "")):
         return str(found)
-    words = row.name.split()
+    words = row.name.split() or [""]
     if row.quantity == "bytes":
         return f"memory {words[-1]}"
     if words[0] == "step":

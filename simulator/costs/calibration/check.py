@@ -125,7 +125,7 @@ def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
             raise CatalogError(f"{where}.{key}", "this key has another name", _new_name(key), key)
     for key in data:
         if kind and key not in KEYS[kind]:
-            raise CatalogError(where, "no such key", nearest(str(key), KEYS[kind]), key)
+            raise CatalogError(f"{where}.{key}", "no such key", nearest(str(key), KEYS[kind]))
     return dict(data)
 
 

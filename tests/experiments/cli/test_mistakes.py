@@ -169,6 +169,7 @@ def test_a_mistake_in_a_long_job(tmp_path: Path, old: str, new: str, words: str)
         ("plan.tp=x", "plan.tp is 'x': must be a whole number"),
         ("nosuch.key=1", "job.yaml nosuch: no such key. Did you mean 'noise'? Valid: batch,"),
         ("plan.tp.x=3", "plan.tp holds no fields"),
+        ("model.layers=3", "model holds no fields: it is 'llama3-8b'. Set model as a whole, to a mapping with layers"),
         ("=3", "a change is written field=value"),
         ("batch.micro=[", "--set batch.micro:"),
     ],
@@ -243,7 +244,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         ('{"model_type": "llama",\n "model_type": "llama"}', "the key 'model_type' is given twice"),
         (CONFIG[:60], ":4: not valid JSON (" if CONFIG[:60].count("\n") == 3 else "not valid JSON ("),
         ("[1]", "is [1]: a Hugging Face config is a mapping"),
-        ("", ":1: not valid JSON (Expecting value)"),
+        ("", ":1: not valid JSON (a value is missing, or a word is not in double quotes, column 1)"),
         (bytes(range(256)), "not UTF-8 text"),
     ],
 )
@@ -259,11 +260,11 @@ def test_a_mistake_in_a_config(tmp_path: Path, content: str | bytes, words: str)
 GOOD = '{"id": 1, "model": "gpt2", "cluster": "dgx-h100:1", "plan": {"tp": 2}}'
 
 LINES: list[tuple[str, str]] = [
-    ("not json", "not a job: not valid JSON (Expecting value"),
+    ("not json", "not a job: not valid JSON (a value is missing"),
     ("[]", "a job is a mapping"),
     ("null", "a job is a mapping"),
     (GOOD[:-1], "not a job: not valid JSON"),
-    (GOOD + GOOD, "not a job: not valid JSON (Extra data"),
+    (GOOD + GOOD, "not a job: not valid JSON (more follows"),
     (GOOD.replace('"tp": 2', '"tp": 2, "tp": 4'), "the key 'tp' is given twice"),
     (GOOD.replace('"tp": 2', '"tp": NaN'), "NaN is not a number in JSON"),
     (GOOD.replace('"tp": 2', '"tp": 1e999'), "not a job: 1e999 is too large for a number"),

@@ -26,6 +26,8 @@ RED = "\x1b[31m"
 
 def test_control_characters_are_escaped() -> None:
     assert escape_controls("a\x1b]0;b\x07\n\x9b1m\u202e é 中 🙂") == "a\\x1b]0;b\\x07\n\\x9b1m\\u202e é 中 🙂"
+    assert str(PlanError("a\u2028b", "bad", "Correct it")) == "a\\u2028b: bad. Correct it"
+    assert len(str(PlanError("k" * 5000, "bad", "Correct it"))) < 500
     assert str(PlanError(f"{RED}a\nb", "bad", "Correct it")) == "\\x1b[31ma\\nb: bad. Correct it"
     assert render(Text(f"one {RED}red\ntwo", style="red")) == "one \\x1b[31mred\ntwo\n"
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -95,9 +96,12 @@ def test_command(results: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0 and out.read_bytes().startswith(b"\x89PNG") and "must divide" in done.stdout
     text = tmp_path / "results.json"
     text.write_text(json.dumps(SWEEP), "utf-8")
+    twice, table = tmp_path / "twice.parquet", pq.read_table(results)
+    pq.write_table(table.append_column("plan.tp", table["plan.tp"]), twice)
     for words, message in (
         ([str(results)], "--out FILE"),
         ([str(text), "--out", str(out)], "not a Parquet file"),
+        ([str(twice), "--out", str(out)], "the column 'plan.tp' is there twice"),
         ([str(tmp_path), "--out", str(out)], "it is a folder"),
         ([str(tmp_path / "none"), "--out", str(out)], "no such file"),
         ([str(results), "--why", "3"], "it names a value"),

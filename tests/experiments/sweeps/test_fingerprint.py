@@ -179,6 +179,15 @@ def test_a_fingerprint_of_unknown_form_is_another_version(stated: Any, tmp_path:
         run(of, out, Lazy())
 
 
+@pytest.mark.parametrize("note", ["[" * 100_000, "{", "\xff", '{"fingerprint": {}, "fingerprint": {}}'])
+def test_a_note_that_is_no_json_is_damaged(note: str, tmp_path: Path) -> None:
+    of, out = sweep(vary={"plan.tp": [1]}), tmp_path / "rows.parquet"
+    parts_folder(out).mkdir()
+    (parts_folder(out) / "_sweep.json").write_bytes(note.encode("latin-1"))
+    with pytest.raises(PlanError, match=r"is damaged, .*\. Name another --out, or discard these rows with --restart"):
+        run(of, out, Lazy())
+
+
 # ------------------------------------------------------------------------------------- damaged parts
 
 

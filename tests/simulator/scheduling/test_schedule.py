@@ -57,6 +57,16 @@ def test_a_good_order_passes_and_prints_like_the_papers() -> None:
     assert format_orders(orders, {1: 2}) == "  device 0: 0F0 0F1 0BW0 0BW1\n  device 1: 1F0 1BW0 >1F1< 1BW1"
 
 
+def test_long_orders_are_shown_around_their_failure() -> None:
+    order = [Action(0, "F", i) for i in range(1000)]
+    text = format_orders([order] * 64, {40: 500})
+    lines = text.splitlines()
+    assert len(lines) == 9 and lines[-1] == "  and 56 more devices" and len(text) < 1500
+    assert lines[-2].startswith("  device 40: ... 0F492 ") and lines[-2].endswith(
+        " >0F500< 0F501 0F502 0F503 0F504 0F505 0F506 0F507 0F508 ..."
+    )
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

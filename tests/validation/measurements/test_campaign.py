@@ -207,6 +207,13 @@ def test_mistakes_are_reported_before_any_work(small: Path, old: str, new: str, 
         campaign.load(small)
 
 
+def test_a_mistake_in_a_job_names_file_and_run(small: Path) -> None:
+    small.write_text(SMALL.replace("precision: fp32", "precision: fp33"), "utf-8")
+    with pytest.raises(PlanError) as refused:
+        campaign.load(small)
+    assert str(refused.value).startswith(f"{small} run first job.precision")
+
+
 def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
     pytest.importorskip("torch")
     from experiments.cli.measure import _measuring_function

@@ -99,3 +99,33 @@ def test_scatter_leaves_out_the_outermost_samples() -> None:
     even = MeasurementRow(name="x", samples=tuple(1 + 0.01 * i for i in range(11)))
     assert even.median == pytest.approx(1.05) and even.scatter == pytest.approx(0.04 / 1.05)
     assert MeasurementRow(name="x", samples=(1.0, 2.0)).scatter == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"samples": [1.0, 1e200]}, "rows[0].samples[1] is 1e+200: seconds are 0, or from 1e-12 to 1e+18"),
+        ({"samples": [-1.0]}, "rows[0].samples[0] is -1.0"),
+        (
+            {"forecasts": {"catalog": {"value": 1e308, "low": 1, "high": 2}}},
+            "rows[0].forecasts.catalog.value is 1e+308",
+        ),
+        ({"shape": {"operation": {"a": 1}}}, "rows[0].shape.operation is {'a': 1}: it names a collective"),
+        ({"shape": {"operation": "all_reduce", "bytes": 10**400}}, "rows[0].shape.bytes is 1000"),
+        ({"shape": {"operation": "all_reduce", "members": True}}, "rows[0].shape.members is True: it must be a whole"),
+        ({"nmae": "step"}, "m.json rows[0].nmae: no such key. Did you mean 'name'?"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(begun, tmp_path, change: dict, words: str) -> None:
+    data = json.loads(to_json(measured(begun)))
+    data["rows"][0] |= change
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(PlanError) as refused:
+        read(path)
+    assert words in str(refused.value) and str(path) in str(refused.value)
+
+
+def test_a_row_without_a_name_has_no_class(begun) -> None:
+    row = begun.rows[0].model_copy(update={"name": " "})
+    assert row_errors.row_class(row) == "" and row_errors.row_class(begun.rows[0]) == "step"

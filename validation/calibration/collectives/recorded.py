@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hardware.cluster import Cluster
-from hardware.errors import PlanError
+from hardware.errors import MeshcastError, PlanError
 from hardware.topology import reach
 from simulator.ir.ops import Collective, Transfer
 from simulator.job.load import load_job
@@ -48,7 +48,7 @@ def make_samples(
     """
     groups: dict[tuple[str, int], list[MeasurementRow]] = {}
     for row in rows:
-        if row.samples and row.shape.get("operation") in OPERATIONS and "members" in row.shape:
+        if row.samples and row.shape.get("operation") in OPERATIONS and {"members", "bytes"} <= row.shape.keys():
             groups.setdefault((row.shape["operation"], row.shape["members"]), []).append(row)
     found = []
     for (operation, members), some in groups.items():
@@ -71,6 +71,9 @@ def read_recorded(path: Path) -> Recorded:
         rule = "a calibration needs measured collectives and the job whose cluster they ran on"
         remedy = "Measure collectives, or import them with --job JOB"
         raise PlanError("--data", rule, remedy, str(path))
-    cluster = load_job(found.job).cluster
+    try:
+        cluster = load_job(found.job).cluster
+    except MeshcastError as error:
+        raise error.at(f"{path} job") from None
     made = make_samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
     return Recorded(made, f"{found.title} on {found.machine.name}, {path.name}")

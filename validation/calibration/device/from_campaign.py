@@ -7,7 +7,7 @@ Links are fitted to all collectives. The sustained rate of a training step is th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ def calibrate_from(folder: Path, out: Path) -> dict[str, Any]:
     if not (own / f"{STEPS}.yaml").is_file():
         rule = f"it has no {CALIBRATION}/{STEPS}.yaml, which a campaign writes first"
         raise PlanError("campaign", rule, "Name the --out of meshcast measure campaign", str(folder))
-    files = [read(path) for path in (own / "measured.json", *sorted(folder.glob("*.json")))]
+    paths = (own / "measured.json", *sorted(folder.glob("*.json")))
+    files = [read(path) for path in paths]
     base = files[0]
-    pairs = [pair for one in files for pair in _kernels(one)]
+    pairs = [pair for path, one in zip(paths, files, strict=True) for pair in _kernels(one, path)]
     links = [row for one in files if _has_links(one) for row in one.rows if "operation" in row.shape and row.samples]
     out.mkdir(parents=True, exist_ok=True)
     for name in (DEVICE, f"{STEPS}.yaml"):
@@ -45,18 +46,21 @@ def calibrate_from(folder: Path, out: Path) -> dict[str, Any]:
             shutil.copyfile(own / name, out / name)
     name = str(out / DEVICE) if (out / DEVICE).is_file() else catalog_name(base.machine)
     measured = base.model_copy(update={"rows": (*(row for row, _ in pairs), *links)})
-    source = f"meshcast calibrate campaign on {base.machine.name}, torch {base.versions['torch']}"
+    source = f"meshcast calibrate campaign on {base.machine.name}, torch {base.versions.get('torch', 'unknown')}"
     found = fit_all(measured, [work for _, work in pairs], name, source, out)
     found["files"].insert(1, str(out / f"{STEPS}.yaml"))
     title = f"{len(pairs):,} kernels and {len(links):,} collectives of a campaign on {base.machine.name}"
     return found | {"title": title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
 
 
-def _kernels(found: Measurement) -> Iterator[tuple[MeasurementRow, Work]]:
+def _kernels(found: Measurement, path: Path) -> Iterator[tuple[MeasurementRow, Work]]:
     """Measured rows of one kernel each, with its work."""
-    for row in found.rows:
-        fields = row.shape if found.kind == "calibration" else row.shape.get(WORK, {})
-        if row.samples and (found.kind == "calibration" or _is_eager(row)) and (work := work_of(fields)) is not None:
+    for i, row in enumerate(found.rows):
+        fields: Any = row.shape if found.kind == "calibration" else row.shape.get(WORK, {})
+        where = f"{path} rows[{i}].shape"
+        if not isinstance(fields, Mapping):
+            raise PlanError(where, f"{WORK} must be a mapping of keys to values", "Measure again", fields)
+        if row.samples and (found.kind == "calibration" or _is_eager(row)) and (work := work_of(fields, where)):
             yield row, work
 
 

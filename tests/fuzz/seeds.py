@@ -1,0 +1,208 @@
+"""Valid files, from which the malformed ones are made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.sweeps.grid import load_sweep
+from experiments.sweeps.run import run as run_sweep
+from experiments.sweeps.store import parts_folder
+from tests.experiments.cli.samples import JOB, ROOT
+from tests.simulator.bridges.samples import event, kernel, launch
+from tests.simulator.bridges.test_nccl_tests import TABLE
+from tests.validation.calibration.test_recorded import file as write_collectives
+from validation.measurements.import_nccl_tests import import_nccl_tests
+from validation.measurements.measurement import to_json
+
+Seeds = Callable[[Path], list[bytes]]
+"""Makes the valid files; its argument is the working folder."""
+
+PART = "0000000.parquet"
+MEASURED = ROOT / "validation/measured/cpu"
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
+SMALL: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2}}
+LAPTOP: dict[str, Any] = {
+    "model": {**MODEL, "tied": True, "dropout": 0.0},
+    "cluster": {"gpu": "cpu-core", "gpus": 2},
+    "framework": "reference",
+    "precision": "fp32",
+    "batch": {"global": 4, "micro": 1, "sequence": 32},
+    "plan": {"pp": 2},
+}
+"""A job that the reference trainer runs."""
+EXPERTS: dict[str, Any] = {
+    "model": {**MODEL, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}},
+    "cluster": "dgx-h100:1",
+    "plan": {
+        "mesh": {"dp": 8},
+        "views": {"experts": {"edp": 2, "ep": 4}},
+        "schemes": [
+            {"use": "data/ddp", "over": "dp"},
+            {"use": "expert/all-to-all", "over": "ep", "routing": {"counts": "counts.json"}},
+        ],
+    },
+}
+"""A job whose experts' tokens are counted in a file beside it."""
+FROM_FILE: dict[str, Any] = {
+    **SMALL,
+    "batch": {"global": 8, "micro": 1},
+    "plan": {
+        "mesh": {"pp": 2, "dp": 4, "tp": 2},
+        "schemes": [
+            {"use": "pipeline/from-file", "over": "pp", "path": "given.csv"},
+            {"use": "data/ddp", "over": "dp"},
+            {"use": "tensor/megatron", "over": "tp"},
+        ],
+    },
+}
+"""A job whose schedule is a file beside it."""
+SWEEP = {
+    "job": SMALL,
+    "vary": {"plan.tp": {"powers": [1, 4]}, "batch.micro": [1, 2]},
+    "where": ["plan.tp * plan.pp <= 8"],
+}
+CAMPAIGN = {
+    "title": "a test",
+    "device": "cpu",
+    "calibrate": {"processes": 2, "refresh": True},
+    "jobs": {"a": {**SMALL, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32", "plan": {"tp": 2}}},
+    "runs": [
+        {"name": "k", "measure": "kernels", "job": "a", "options": {"tps": [1, 2]}},
+        {"name": "d", "measure": "distributed", "job": "a", "set": {"plan": {"tp": 1}}, "options": {"steps": 2}},
+    ],
+}
+STARTED = {
+    "title": "a campaign that was interrupted",
+    "device": "cpu",
+    "jobs": {"a": LAPTOP},
+    "runs": [{"name": "step", "measure": "distributed", "job": "a"}],
+}
+TRACE = {
+    "traceEvents": [
+        event("ProfilerStep#1", "user_annotation", 0, 100),
+        event("_RMSNorm", "cpu_op", 10, 20),
+        launch(12, 1),
+        launch(30, 2),
+        kernel("void gemm", 20, 30, 1),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 50, 10, 2, stream=20),
+    ],
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}],
+    "distributedInfo": {"rank": 0, "world_size": 16},
+}
+COMPUTE_ONLY = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
+COUNTS = [3, 1, 2, 2]
+
+
+def prepare(folder: Path) -> None:
+    """Writes the valid files that commands take besides the malformed one."""
+    (folder / "job.yaml").write_text(JOB, "utf-8")
+    (folder / "plain.yaml").write_text("model: llama3-8b\ncluster: dgx-h100:2\n", "utf-8")
+    on_core = {**LAPTOP, "cluster": {"gpu": "machine/device.yaml", "gpus": 2}}
+    others = {
+        "small": SMALL,
+        "laptop": LAPTOP,
+        "on-core": on_core,
+        "experts": EXPERTS,
+        "from-file": FROM_FILE,
+        "started": STARTED,
+    }
+    for name, job in {**others, "sweep": SWEEP}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(job), "utf-8")
+    (folder / "named.yaml").write_text(yaml.safe_dump({**SWEEP, "job": "given.yaml"}), "utf-8")
+    (folder / "jobs.jsonl").write_text(json.dumps(SMALL) + "\n", "utf-8")
+    (folder / "schedule.csv").write_text(COMPUTE_ONLY, "utf-8")
+    (folder / "log.txt").write_text(TABLE, "utf-8")
+    (folder / "calibration").mkdir()
+    (folder / "out").mkdir()
+    shutil.copytree(MEASURED / "calibration", folder / "machine", ignore=shutil.ignore_patterns("measured.json"))
+    shutil.copytree(folder / "machine", folder / "started" / "calibration")
+    shutil.copytree(MEASURED / "calibration", folder / "measured" / "calibration")
+
+
+# -------------------------------------------------------------------------------------------- formats
+
+
+def as_json(*documents: Any) -> Seeds:
+    return lambda folder: [json.dumps(one, indent=1).encode() for one in documents]
+
+
+def as_yaml(*documents: Any) -> Seeds:
+    return lambda folder: [yaml.safe_dump(one, sort_keys=False).encode() for one in documents]
+
+
+def as_lines(*rows: Any) -> Seeds:
+    return lambda folder: ["".join(json.dumps(row) + "\n" for row in rows).encode()]
+
+
+def as_text(*texts: str) -> Seeds:
+    return lambda folder: [text.encode() for text in texts]
+
+
+def as_words(*commands: str) -> Seeds:
+    """One word of a command a line; words are separated by blanks."""
+    return lambda folder: ["\n".join(command.split()).encode() for command in commands]
+
+
+def of_files(pattern: str, lines: int | None = None) -> Seeds:
+    """The first lines of files of the repository."""
+    return lambda folder: [
+        b"".join(path.read_bytes().splitlines(keepends=True)[:lines]) for path in sorted(ROOT.glob(pattern))
+    ]
+
+
+def of_measured(pattern: str, rows: int = 12) -> Seeds:
+    """Measurement files that ship, with their first rows only."""
+
+    def shorten(path: Path) -> bytes:
+        found = json.loads(path.read_bytes())
+        return json.dumps({**found, "rows": found["rows"][:rows]}, indent=1).encode()
+
+    return lambda folder: [shorten(path) for path in sorted(MEASURED.glob(pattern))]
+
+
+# ----------------------------------------------------------------------------- files that commands write
+
+
+def make_measurement(folder: Path) -> list[bytes]:
+    """A measurement file of collectives."""
+    path = folder / "log.txt"
+    path.write_text(TABLE, "utf-8")
+    return [to_json(import_nccl_tests(path, SMALL)).encode()]
+
+
+def write_links(folder: Path) -> list[bytes]:
+    """A measurement file of collectives with enough rows for a fit."""
+    return [write_collectives(folder / "links.json").read_bytes()]
+
+
+def stop_sweep(folder: Path) -> list[bytes]:
+    """The part of a sweep that was stopped before its parts were joined."""
+
+    def stop(done: int, points: int) -> None:
+        if done == points:
+            raise KeyboardInterrupt
+
+    (folder / "parts.yaml").write_text(yaml.safe_dump(SWEEP), "utf-8")
+    with suppress(KeyboardInterrupt):
+        run_sweep(load_sweep(folder / "parts.yaml"), folder / "stopped.parquet", workers=1, watch=stop)
+    return [path.read_bytes() for path in parts_folder(folder / "stopped.parquet").glob(PART)]
+
+
+def note_sweep(folder: Path) -> list[bytes]:
+    """The note about its inputs that a stopped sweep keeps beside its parts."""
+    stop_sweep(folder)
+    return [(parts_folder(folder / "stopped.parquet") / "_sweep.json").read_bytes()]
+
+
+def finish_sweep(folder: Path) -> list[bytes]:
+    """The joined rows of a finished sweep."""
+    out = folder / "finished.parquet"
+    run_sweep(load_sweep(folder / "sweep.yaml"), out, workers=1)
+    return [out.read_bytes()]
