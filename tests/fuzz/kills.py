@@ -182,9 +182,11 @@ class Harness:
             ended = victim.end()
         check_end(blow, ended)
         after = place.stored()
-        if (place.parts / "_sweep.json").exists() and "--restart" not in words:  # else they are being removed
+        if "--restart" not in words and (place.parts / "_sweep.json").exists():
             lost = [name for name in before if after.get(name) != before[name]]
             assert not lost, f"{len(lost)} stored parts were lost or made again: {lost[:3]}"
+        elif "--restart" not in words and before:
+            assert place.out.exists(), "stored parts are removed, and there is no table"
         return blow, ended
 
 
