@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from hardware.cluster import Cluster, Tier
 from hardware.errors import PlanError, nearest
 from hardware.gpu import GPU
@@ -318,13 +320,27 @@ class Costs:
                 most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
             case Transfer() if work.pairs:
-                most = max(self._message_reaches(work.pairs), key=lambda one: one[0][2])
-                return p2p.use(work.nbytes, most[1], self.links)
+                return self._resharding_use(work)
             case Transfer() if reaches := self._pair_reaches(work):
                 price = self.estimate(work)
                 slowest = next(one for one in reaches if p2p.price(work.nbytes, one, self.links) == price)
                 return p2p.use(work.nbytes, slowest, self.links)
         return ALONE
+
+    def _resharding_use(self, work: Transfer) -> Use:
+        """Returns the use of the links of the busiest rank of either end, whose messages are one after another."""
+        sums: tuple[dict[int, np.ndarray], ...] = (defaultdict(lambda: np.zeros(3)), defaultdict(lambda: np.zeros(3)))
+        moving: dict[tuple[int, int], float] = defaultdict(float)
+        most = 0.0
+        for (*ends, nbytes), one in self._message_reaches(work.pairs):
+            use = p2p.use(nbytes, one, self.links)
+            most = max(most, use.multiprocessors)
+            for end, rank in enumerate(ends):
+                sums[end][rank] += use.moving * np.array(use.links)
+                moving[end, rank] += use.moving
+        longest = max(moving.values())
+        out, into = (tuple((np.max(list(end.values()), axis=0) / longest).tolist()) for end in sums)
+        return Use(longest, out, most, into)
 
     def _with_multiprocessors(self, use: Use, work: Collective) -> Use:
         """Returns `use` with the multiprocessors that the work states, if it does."""

@@ -40,6 +40,7 @@ class Use:
             down.
         links: busy share of each of `TIERS` meanwhile; 1 leaves no room for others. A collective uses its links in both
             directions, a message those out of its sender and into its receiver.
+        received: of messages between stages of unlike degrees, the busy share of the receiver's links; None: `links`.
         multiprocessors: share of the GPU's multiprocessors that communication takes; of a kernel, the share without
             which it slows down.
     """
@@ -47,6 +48,7 @@ class Use:
     moving: float = 0.0
     links: tuple[float, float, float] = (0.0, 0.0, 0.0)
     multiprocessors: float = 0.0
+    received: tuple[float, float, float] | None = None
 
 
 ALONE = Use()

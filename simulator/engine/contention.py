@@ -116,11 +116,16 @@ class Traffic:
         op, receiver = self.flat.ops[number], self._receiver.get(number, device)
         key = op, device, receiver
         if key not in self._known:
-            ends = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
-            use = max(ends, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
-            shares = [(tier, share) for tier, share in zip(TIERS, use.links, strict=True) if share and use.moving]
-            links = {(device, tier, "out"): share for tier, share in shares}
-            self._known[key] = use, links | {(receiver, tier, "in"): share for tier, share in shares}
+            uses = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
+            use = max(uses, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
+            ends = (device, "out", use.links), (receiver, "in", use.links if use.received is None else use.received)
+            links = {
+                (end, tier, way): share
+                for end, way, shares in ends
+                for tier, share in zip(TIERS, shares, strict=True)
+                if share and use.moving
+            }
+            self._known[key] = use, links
         return self._known[key]
 
     # ------------------------------------------------------------------------------------------ links

@@ -3,19 +3,20 @@ collective and message has one.
 
 A pipeline device stands for all ranks of its stage. Here each of its ops has one time for every rank: an array over the
 mesh axes inside a stage. A collective over some of these axes begins for its group when the last rank has come;
-pipeline messages go from a rank to the rank at the same place of another stage.
+pipeline messages go from a rank to the rank at the same place of another stage. Between stages of unlike degrees a rank
+waits for the ranks that send to it, and in a collective of unlike stages or replicas all their ranks wait for the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from simulator.engine.task_time import task_seconds
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange
+from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer
+from simulator.plan.plan import RankGrid
 from simulator.program.flatten import FlatProgram, flatten
 from simulator.program.program import Program
 from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
@@ -43,10 +44,10 @@ class Pace:
     communication: float = 0.0
     persistent: bool = False
 
-    def always(self, shape: tuple[int, ...], devices: int, step: int = 0) -> np.ndarray:
-        """Factors of the ranks in all actions of one step [devices, *shape]."""
+    def always(self, shapes: Sequence[tuple[int, ...]], step: int = 0) -> list[np.ndarray]:
+        """Factors of the ranks of every device in all actions of one step. shapes: of the ranks of every device."""
         draw = np.random.default_rng([self.seed, 0, *([] if self.persistent else [1 + step])])
-        return np.where(draw.random((devices, *shape)) < self.stragglers, self.slow, 1.0)
+        return [np.where(draw.random(shape) < self.stragglers, self.slow, 1.0) for shape in shapes]
 
     def transfers(self, step: int, action: Key) -> Callable[[tuple[int, ...]], np.ndarray]:
         """Factors of the collectives and messages of one action, in the order of their issue, each from its shape."""
@@ -66,14 +67,14 @@ class Unfolded:
     """One step with all its ranks.
 
     span: from the begin of the first op to the end of the last, on whichever rank [s].
-    busy: how long each rank ran kernels of its own [s]; an array over pipeline devices and the axes inside a stage.
+    busy: of every pipeline device, how long each rank ran kernels of its own [s]; an array over the axes of its ranks.
     waited: how long it waited for others in collectives that it had reached [s].
     updates: ends of the updates that are actions of the timetable, by number of the action [s].
     """
 
     span: float
-    busy: np.ndarray
-    waited: np.ndarray
+    busy: Sequence[np.ndarray]
+    waited: Sequence[np.ndarray]
     updates: Mapping[int, float]
 
 
@@ -82,38 +83,45 @@ Key = tuple[int, ...]
 
 
 def unfold(
-    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int = 0, flat: FlatProgram | None = None
+    program: Program, grids: Sequence[RankGrid], pace: Pace, step: int = 0, flat: FlatProgram | None = None
 ) -> Unfolded:
     """Plays one of the steps, each of which draws paces of its own.
 
-    pipeline: the pipeline's axis, if there is one.
+    grids: the ranks of every pipeline device.
     flat: the program op by op, where that is known.
     """
-    axes, shape = _inside(mesh, pipeline)
     flat = flat or flatten(program)
     owner = _owners(program, flat)
     last = _last_readers(flat)
-    always = pace.always(shape, program.devices, step)
+    shapes = [grid.ranks.shape for grid in grids]
+    always = pace.always(shapes, step)
+    meetings = Meetings(grids)
     update_ends = {flat.behind[action] - 1: action for actions in program.timetable.updates for action in actions}
     updates: dict[int, float] = {}
     draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
     queue: dict[int, int] = {}
     for i, numbers in enumerate(flat.queues.values()):
         queue.update(dict.fromkeys(numbers, i))
-    ready = [np.zeros(shape) for _ in flat.queues]
+    ready = [np.zeros(shapes[device]) for device, _ in flat.queues]
     seen: dict[int, np.ndarray] = {}
     clock = [0.0] * program.devices
-    busy, waited = np.zeros((2, *always.shape))
-    span, action, factor = 0.0, Key(), np.ones(shape)
+    busy, waited = ([np.zeros(shape) for shape in shapes] for _ in range(2))
+    span, action, factor = 0.0, Key(), np.ones(())
     rows = zip(flat.ops, flat.seconds, flat.latency, flat.issue, flat.after, flat.device, strict=True)
     for number, (op, seconds, latency, issue, after, device) in enumerate(rows):
-        at = ready[queue[number]]
+        at, shape = ready[queue[number]], shapes[device]
+        joined = _over(op.work, grids[device].axes)
         for other in after:
-            at = np.maximum(at, seen[other])
+            sender, sent = flat.device[other], flat.ops[other].work
+            if sender == device or (meetings.are_alike(sender, device) and not _is_resharding(sent)):
+                at = np.maximum(at, seen[other])
+            else:
+                at = np.maximum(at, meetings.arrivals(sent, seen[other], sender, device))
+                joined = joined if isinstance(sent, Transfer) else tuple(range(len(shape)))
         if issue:
             clock[device] += issue
             at = np.maximum(at, clock[device])
-        if joined := _over(op.work, axes):
+        if joined:
             come, at = at, np.broadcast_to(at.max(axis=joined, keepdims=True), shape)
             waited[device] += at - come
         if seconds and op.stream == COMPUTE and not isinstance(op.work, Communication):
@@ -142,13 +150,48 @@ def unfold(
     return Unfolded(span, busy, waited, updates)
 
 
+class Meetings:
+    """Where ranks of two pipeline devices meet: at the same place if the devices are alike."""
+
+    def __init__(self, grids: Sequence[RankGrid]) -> None:
+        self.grids = grids
+        self._kinds = [(grid.axes, grid.ranks.shape) for grid in grids]
+        self._pairs: dict[tuple[Transfer, int, int], tuple[list[int], list[int]]] = {}
+
+    def are_alike(self, one: int, other: int) -> bool:
+        """Whether the ranks of two devices have the same axes of the same sizes."""
+        return self._kinds[one] == self._kinds[other]
+
+    def arrivals(self, work: object, done: np.ndarray, sender: int, receiver: int) -> np.ndarray:
+        """When each rank of a device has all that it gets of the ranks of another.
+
+        done: when each of those is done [s].
+        """
+        shape = self.grids[receiver].ranks.shape
+        if not isinstance(work, Transfer) or not work.pairs:
+            return np.full(shape, done.max())
+        key = work, sender, receiver
+        if key not in self._pairs:
+            ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
+            sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
+            self._pairs[key] = [sources[one] for one, _, _ in work.pairs], [targets[one] for _, one, _ in work.pairs]
+        sources_of, targets_of = self._pairs[key]
+        found = np.zeros(shape)
+        np.maximum.at(found.ravel(), targets_of, done.ravel()[sources_of])
+        return found
+
+
+def _is_resharding(work: object) -> bool:
+    return isinstance(work, Transfer) and bool(work.pairs)
+
+
 def stretch_passes(
-    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int
+    program: Program, grids: Sequence[RankGrid], pace: Pace, step: int
 ) -> Callable[[ScheduleItem], float]:
     """Durations of the passes of a step on the slowest rank of their stage, each as if it were alone [s]."""
-    _, shape = _inside(mesh, pipeline)
     table = program.timetable
-    always = pace.always(shape, program.devices, step)
+    shapes = [grid.ranks.shape for grid in grids]
+    always = pace.always(shapes, step)
     known: dict[int, float] = {}
     slots = {action: slot for action, slot in zip(table.actions, table.slot, strict=True)}
 
@@ -157,22 +200,16 @@ def stretch_passes(
         slot, device = slots[action], table.device(action.stage)
         if slot not in known:
             known[slot] = task_seconds(program.tasks[slot], program.host)
-        return known[slot] * float((always[device] * pace.once(shape, step, _key(action))).max())
+        return known[slot] * float((always[device] * pace.once(shapes[device], step, _key(action))).max())
 
     return lasts
-
-
-def _inside(mesh: Mesh, pipeline: str) -> tuple[list[str], tuple[int, ...]]:
-    """The axes inside a stage, and their sizes."""
-    axes = [axis for axis in mesh.axes if not pipeline or axis not in mesh.parts(pipeline)]
-    return axes, tuple(mesh.axes[axis] for axis in axes)
 
 
 def _key(action: Action) -> Key:
     return action.stage, ACTION_KINDS.index(action.kind), action.microbatch, action.slice
 
 
-def _over(work: object, axes: list[str]) -> tuple[int, ...]:
+def _over(work: object, axes: Sequence[str]) -> tuple[int, ...]:
     """Which of a stage's axes an op joins."""
     joined = work.axes if isinstance(work, Collective | Exchange) else ()
     return tuple(i for i, axis in enumerate(axes) if axis in joined)

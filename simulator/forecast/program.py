@@ -30,7 +30,7 @@ def build_program(
     """The lowered stages of a plan, and the program of its step.
 
     price: of an op, for all devices or for each.
-    orders: the order of every device, in place of the schedule's.
+    orders: the order of every device, in place of the schedule's; stages have the numbers of their own pipeline.
     periodic: with the ops that run in one step of a period only (`Op.when`).
     """
     shared = shared_work or SharedWork()
@@ -42,7 +42,8 @@ def build_program(
     tables, device, stage = [], 0, 0
     for one in plan.every_pipeline:
         own, on = stages[stage : stage + one.shape.stages], prices[device : device + one.shape.p]
-        tables.append(_make_timetable(one, own, on, host, shared, orders))
+        given = orders[device : device + one.shape.p] if orders is not None else None
+        tables.append(_make_timetable(one, own, on, host, shared, given))
         device, stage = device + one.shape.p, stage + one.shape.stages
     table = join_timetables(tables) if len(tables) > 1 else tables[0]
     messages = CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.pipeline_axis)

@@ -20,7 +20,7 @@ from typing import Any
 from hardware.errors import PlanError
 from simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
 from simulator.job.shorthand import family_degree
-from simulator.plan.checks import ALWAYS, check_world
+from simulator.plan.checks import ALWAYS, check_noisy_steps, check_world
 from simulator.plan.plan import Plan
 from simulator.plan.resolver import Resolver
 
@@ -66,7 +66,14 @@ def resolve_stages(job: Job, resolver: Resolver) -> Plan:
         counts = share_by_speed(pipelines, [1] * len(pipelines), _count_microbatches(job), resolver)
         filled = [one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True)]
         return resolve_stages(_with_replicas(job, filled), resolver)
-    return replace(pipelines[0], job=job, pipelines=() if alone else tuple(pipelines))
+    return _join(pipelines, job)
+
+
+def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
+    """The plan of a job of one or several pipelines."""
+    plan = replace(pipelines[0], job=job, pipelines=tuple(pipelines) if len(pipelines) > 1 else ())
+    check_noisy_steps(plan)
+    return plan
 
 
 def _count_microbatches(job: Job) -> int:
@@ -239,7 +246,7 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
     for one, places in zip(replicas, ends, strict=True):
         plan = resolver.uniform(_with_microbatches(job, one.microbatches or 1))
         found.append(replace(plan, positions=(axis, places)))
-    return replace(found[0], job=job, pipelines=tuple(found))
+    return _join(found, job)
 
 
 def _check_flush(plan: Plan) -> None:

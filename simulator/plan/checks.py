@@ -173,12 +173,12 @@ def check_noisy_steps(plan: Plan) -> None:
     if noise is None:
         return
     directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
-    passes = directions * shape.m * shape.slices * plan.job.model.layers
+    passes = directions * sum(one.shape.m for one in plan.every_pipeline) * shape.slices * plan.job.model.layers
     if passes > MAX_NOISY_STEP:
         rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
         remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
         raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
-    ranks = plan.mesh.world // shape.p
+    ranks = max(len(plan.device_ranks(device)) for device in range(plan.devices))
     most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
     if noise.steps > most:
         rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"

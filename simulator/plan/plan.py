@@ -27,6 +27,18 @@ from simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 @dataclass(frozen=True, eq=False)
+class RankGrid:
+    """The ranks of a pipeline device.
+
+    axes: of its mesh, without that of the pipeline.
+    ranks: global ranks [size of each axis].
+    """
+
+    axes: tuple[str, ...]
+    ranks: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """A resolved plan.
 
@@ -146,19 +158,30 @@ class Plan:
 
     def device_ranks(self, device: int) -> np.ndarray:
         """The global ranks of a pipeline device."""
+        return self.rank_grid(device).ranks.ravel()
+
+    def rank_grid(self, device: int) -> RankGrid:
+        """The global ranks of a pipeline device along the axes of its mesh."""
         if self.pipelines:
             pipeline, own = self.pipeline_of(device)
-            return self.pipelines[pipeline].device_ranks(own)
+            return self.pipelines[pipeline].rank_grid(own)
         mesh = self.on(device).mesh
-        ranks = np.array([mesh.first if mesh.stage else 0])
-        for axis, size in mesh.axes.items():
-            places = range(size)
-            if axis == self.pipeline_axis:
-                places = range(0, 1) if mesh.stage else range(mesh.place(axis, device), mesh.place(axis, device) + 1)
-            elif self.positions is not None and axis == self.positions[0]:
+        axes = tuple(axis for axis in mesh.axes if axis != self.pipeline_axis)
+        first = mesh.first
+        if self.pipeline_axis in mesh.axes and not mesh.stage:
+            first += mesh.offset(self.pipeline_axis, device)
+        ranks = np.array(first)
+        for axis in axes:
+            places = range(mesh.axes[axis])
+            if self.positions is not None and axis == self.positions[0]:
                 places = self.positions[1]
-            ranks = (ranks[:, None] + np.array(places) * mesh.stride(axis)).ravel()
-        return ranks
+            ranks = ranks[..., None] + np.array(places) * mesh.stride(axis)
+        return RankGrid(axes, ranks)
+
+    @cached_property
+    def rank_grids(self) -> list[RankGrid]:
+        """The ranks of every pipeline device."""
+        return [self.rank_grid(device) for device in range(self.devices)]
 
     @cached_property
     def device_weights(self) -> np.ndarray:

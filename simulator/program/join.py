@@ -37,7 +37,7 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
             """The number of a result: of an action, or a further one behind all actions."""
             return -1 if number < 0 else number + (a if number < own else shifted)
 
-        found.orders.extend([_shift_item(item, s) for item in order] for order in table.orders)
+        found.orders.extend([shift_item(item, s) for item in order] for order in table.orders)
         found.starts.extend(a + end for end in table.starts[1:])
         found.slots.extend(_shift_slot(slot, s, d) for slot in table.slots)
         found.slot.extend(t + number for number in table.slot)
@@ -55,7 +55,8 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     return found
 
 
-def _shift_item(item: ScheduleItem, stages: int) -> ScheduleItem:
+def shift_item(item: ScheduleItem, stages: int) -> ScheduleItem:
+    """The same passes of stages that are numbered `stages` higher."""
     if isinstance(item, OverlappedPasses):
         return OverlappedPasses(*(_shift_action(action, stages) for action in item))
     return _shift_action(item, stages)

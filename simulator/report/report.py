@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,11 +17,13 @@ from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
 from simulator.program.flatten import flatten
+from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, nest
 from simulator.report.forecast import Forecast
 from simulator.report.metrics import Metrics
 from simulator.scheduling.list_scheduler import reorder_at_run_time
+from simulator.scheduling.schedule import ScheduleItem
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -59,18 +62,16 @@ class Report(Metrics):
         """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""
         program, plan, flat = play.program, play.plan, play.step.flat
         if play.rebuild is not None:
-            lasts = stretch_passes(program, plan.mesh, plan.pipeline_axis, pace, step)
-            hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
-            orders = program.timetable.orders
-            program = play.rebuild(reorder_at_run_time(plan.schedule, plan.shape, orders, lasts, hop).orders)
+            program = play.rebuild(_reorder(play, pace, step))
             flat = flatten(program)
-        played = unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
+        played = unfold(program, plan.rank_grids, pace, step, flat)
         if not plan.update_interval:
             return played
         # Of a run of several batches without a barrier: a step in the steady state.
         seconds = window(program.timetable, played.updates.__getitem__, plan.shape.m).seconds
         batches = program.timetable.shape.m / plan.shape.m
-        return replace(played, span=seconds, busy=played.busy / batches, waited=played.waited / batches)
+        busy, waited = ([one / batches for one in every] for every in (played.busy, played.waited))
+        return replace(played, span=seconds, busy=busy, waited=waited)
 
     @property
     def step_times(self) -> list[float]:
@@ -236,12 +237,8 @@ class Report(Metrics):
 
     def _noise(self) -> dict[str, Any]:
         """Statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
-        busy = np.mean([step.busy for step in self.steps], axis=0)
-        mesh, pipeline = self.play.plan.mesh, self.play.plan.mesh.parts(self.play.plan.pipeline_axis)
-        order = list(mesh.axes)
-        # The arrays have the pipeline axis first, wherever it is in the mesh.
-        at = order.index(pipeline[0]) if self.play.plan.pipeline_axis else 0
-        ranks = np.moveaxis(busy, 0, at) if self.play.plan.pipeline_axis else busy
+        busy = np.mean([np.concatenate([one.ravel() for one in step.busy]) for step in self.steps], axis=0)
+        ranks = np.concatenate([grid.ranks.ravel() for grid in self.play.plan.rank_grids])
         times = np.array(self.step_times)
         return {
             "step_times_s": times.tolist(),
@@ -250,10 +247,28 @@ class Report(Metrics):
             "median_s": float(np.median(times)),
             "p90_s": float(np.quantile(times, 0.9)),
             "over_equal_ranks": float(times.mean()) / self.step_time,
-            "slowest_rank": int(np.argmax(ranks)),
+            "slowest_rank": int(ranks[busy == busy.max()].min()),
             "its_kernels_s": float(busy.max()),
             "mean_kernels_s": float(busy.mean()),
         }
+
+
+def _reorder(play: Forecast, pace: Pace, step: int) -> list[Sequence[ScheduleItem]]:
+    """The orders of all devices as the passes of one step, on the slowest rank of their stage, make them."""
+    program, lasts = play.program, stretch_passes(play.program, play.plan.rank_grids, pace, step)
+    hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
+    found: list[Sequence[ScheduleItem]] = []
+    stages = 0
+    for one in play.plan.every_pipeline:
+
+        def lasts_here(item: ScheduleItem, stages: int = stages) -> float:
+            return lasts(shift_item(item, stages))
+
+        orders = program.timetable.orders[len(found) : len(found) + one.shape.p]
+        own = [[shift_item(item, -stages) for item in order] for order in orders]
+        found += reorder_at_run_time(one.schedule, one.shape, own, lasts_here, hop).orders
+        stages += one.shape.stages
+    return found
 
 
 @cache
