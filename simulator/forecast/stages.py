@@ -52,11 +52,14 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None = None) -> EveryStage
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None)
         if key not in known:
             lowering = make_lowering(own, units, idle)
-            stage_ops = [
-                scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
-            ]
+            # Classes of micro-batches that differ in padding alone have the same ops.
+            lowered = {
+                blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
+                for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
+            }
+            stage_ops = [lowered[blocks] for blocks in own.slices]
             if early:
-                for one in stage_ops:
+                for one in lowered.values():
                     elements = count_elements(own, one.params(), "optimizer")
                     one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]

@@ -136,6 +136,23 @@ def check_documents(plan: Plan) -> None:
         raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
 
 
+def check_classes(plan: Plan) -> None:
+    """Micro-batches of unlike length pass the stages one by one, whole, and all of them in every step."""
+    if not plan.job.batch.lengths:
+        return
+    schedule = plan.schedule
+    reasons = {
+        "slices sequences of one length": len(schedule.slices) != 1,
+        "runs several micro-batches in one pass": schedule.microbatches_per_forward > 1,
+        "divides the samples of a micro-batch": schedule.backwards_per_forward > 1,
+        "is forecast in the steady state of equal steps": not (schedule.barrier or plan.job.forward_only),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            rule = f"micro-batches of unlike length do not go with {schedule.use}, which {reason}"
+            raise PlanError("batch.lengths", rule, "Use pipeline/1f1b, or micro-batches that are alike")
+
+
 def check_noise(plan: Plan) -> None:
     """Steps with noise are played one by one, so the pipeline must flush between steps."""
     if plan.job.noise is not None and not plan.schedule.flush:
@@ -162,6 +179,9 @@ def check_size(plan: Plan) -> None:
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
         most *= plan.schedule.microbatches_per_forward
+        if shape.classes:
+            rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
+            raise PlanError("batch.order", rule, "Use fewer, larger micro-batches")
         sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
         rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
