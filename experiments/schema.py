@@ -23,7 +23,7 @@ from hardware.errors import PlanError, nearest
 from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.batch import Batch, MicrobatchClass
+from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples, Uniform
 from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
 from simulator.job.job import (
     FrameworkChoice,
@@ -57,6 +57,9 @@ JOB = (
     JobFile,
     Batch,
     MicrobatchClass,
+    Samples,
+    LogNormal,
+    Uniform,
     FrameworkChoice,
     Precision,
     RunLength,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -53,6 +53,61 @@ class MicrobatchClass(JobPart):
         return float(self.padded_tokens) if self.tokens is None else self.tokens
 
 
+class LogNormal(JobPart):
+    """Lengths whose logarithm is normally distributed: most are short, few are long."""
+
+    kind: Literal["lognormal"]
+    mean: Annotated[float, Field(strict=True, ge=1, le=1e9)]
+    """Mean of all lengths, before they are cut [tokens]."""
+    sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
+    """Standard deviation of the logarithm."""
+    max: Count | None = None
+    """The longest length: longer ones are cut. Default: `batch.sequence`."""
+
+
+class Uniform(JobPart):
+    """Lengths that are equally likely between two."""
+
+    kind: Literal["uniform"]
+    min: Count = 1
+    max: Count | None = None
+    """Default: `batch.sequence`."""
+
+
+class Samples(JobPart):
+    """Samples of a step, by their lengths, and how they are joined to micro-batches."""
+
+    file: str | None = None
+    """CSV file with the tokens of a sample in the first cell of every row; a header of one row may be above them."""
+    distribution: Annotated[LogNormal | Uniform, Field(discriminator="kind")] | None = None
+    """Distribution of the lengths, in place of `file`."""
+    count: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
+    """Samples of a step, of all replicas; drawn from the file without repetition. Default: all of the file."""
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
+    """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
+    join: Literal["packing", "padding"]
+    """packing: one behind another in sequences of `batch.sequence` tokens. padding: samples of similar length are
+    padded to the longest of their micro-batch."""
+    tokens: Count | None = None
+    """Most tokens of a micro-batch, padding included. Default: `batch.sequence`."""
+    multiple: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 8
+    """Padded lengths are a multiple of it; with packing the lengths of documents by which micro-batches are told
+    apart. Few classes of micro-batches are forecast faster."""
+    across_samples: bool = False
+    """Packing without a mask: attention is of whole sequences. Default: it stays within a sample."""
+    alike: bool = False
+    """All replicas run micro-batches of one size at a time, as schemes need that meet in every micro-batch. Default:
+    micro-batches are dealt to replicas so that all have about as many FLOPs."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Samples:
+        if (self.file is None) == (self.distribution is None):
+            raise ValueError("lengths are those of a file, or of a distribution: give one of them")
+        if self.distribution is not None and self.count is None:
+            raise ValueError("a distribution needs count, the samples of a step")
+        return self
+
+
 class Batch(JobPart):
     """Batch sizes in sequences (global batch of a step, micro-batch of a replica), and tokens of a sequence."""
 
@@ -71,6 +126,9 @@ class Batch(JobPart):
     """Classes of micro-batches of unlike length, in place of `micro`, `sequence` and `documents`."""
     order: ClassOrder = ()
     """Classes of the micro-batches of a replica, in the order in which they run. Default: every class once."""
+
+    samples: Samples | None = None
+    """Lengths of the samples of a step, from which classes and orders of micro-batches are made, in place of both."""
 
     @property
     def document(self) -> int | None:

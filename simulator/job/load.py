@@ -14,6 +14,7 @@ from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Job, JobFile, LongPlan, Precision, SchemeEntry, Train
 from simulator.job.locate import locate_errors
+from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
@@ -71,6 +72,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.recompute_early_stop:
         plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
+    batch, plan = join_samples(file.batch, plan, model, base)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -79,7 +81,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
         cluster=cluster,
         framework=framework,
         release=choice.release,
-        batch=_batch(file.batch, model, plan),
+        batch=_batch(batch, model, plan),
         precision=precision,
         train=_train(file.train, model),
         plan=plan,

@@ -38,6 +38,9 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 MAX_PASSES = 2_000_000
 """Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
 
+MAX_CLASSES = 500
+"""Most classes of micro-batches: each is lowered for every distinct stage, 20 to 50 ms."""
+
 MAX_NOISY_STEP = 400_000
 """Most passes of micro-batches through layers in a step with noise: its ops take some 6 kB each, 2.5 GB in all."""
 
@@ -140,6 +143,9 @@ def check_classes(plan: Plan) -> None:
     """Micro-batches of unlike length pass the stages one by one, whole, and all of them in every step."""
     if not plan.job.batch.lengths:
         return
+    if (count := len(plan.job.batch.lengths)) > MAX_CLASSES:
+        rule = f"micro-batches are of at most {MAX_CLASSES} classes"
+        raise PlanError("batch.lengths", rule, "Round lengths up to a larger multiple (batch.samples.multiple)", count)
     schedule = plan.schedule
     reasons = {
         "slices sequences of one length": len(schedule.slices) != 1,
