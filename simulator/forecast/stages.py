@@ -14,13 +14,21 @@ from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of
 
+LoweredStages = dict[Hashable, StageOps | Sequence[StageOps]]
+"""The ops of stages by what they depend on, in all variants."""
+
 
 def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
     """The ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is one.
 
     units: units that were lowered before, for this plan or another.
     """
-    stages = [one for pipeline in plan.every_pipeline for one in _lower_pipeline(pipeline, units)]
+    on_one_mesh: LoweredStages = {}
+    stages = [
+        one
+        for pipeline in plan.every_pipeline
+        for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {})
+    ]
     for pipeline in plan.pipelines:
         _check_independent(pipeline, stages)
     if plan.job.forward_only:
@@ -36,11 +44,10 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
     return stages, updates
 
 
-def _lower_pipeline(plan: Plan, units: LoweredUnits | None = None) -> EveryStageOps:
-    """The ops of every virtual stage of one pipeline."""
+def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages) -> EveryStageOps:
+    """The ops of every virtual stage of one pipeline. known: stages that were lowered before, on the same mesh."""
     last = plan.parts - 1
     gathers = _received_shares(plan)
-    known: dict[Hashable, StageOps | Sequence[StageOps]] = {}
     stages = []
     for index in range(plan.shape.stages):
         part, own = plan.part(index), plan.on(plan.device(index))
