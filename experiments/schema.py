@@ -23,9 +23,9 @@ from hardware.errors import PlanError, nearest
 from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
 from simulator.ir.registry import find_scheme, scheme_names
+from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples, Uniform
 from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
 from simulator.job.job import (
-    Batch,
     FrameworkChoice,
     JobFile,
     LongPlan,
@@ -56,6 +56,10 @@ JOB = (
     SweepFile,
     JobFile,
     Batch,
+    MicrobatchClass,
+    Samples,
+    LogNormal,
+    Uniform,
     FrameworkChoice,
     Precision,
     RunLength,

@@ -176,13 +176,20 @@ def title(report: Report) -> RenderableType:
     name = f"{job.model.name} ({format_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
     number = shape.m * report.play.plan.schedule.microbatches_per_forward
     passes = f"{number} micro-batch{'' if number == 1 else 'es'} of {batch.micro} in each replica"
+    tokens = f"{batch.sequence:,}"
+    if batch.lengths:
+        counts = report.play.plan.class_counts
+        shortest = min(one.sequence for one in batch.lengths)
+        tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
+        padded = sum(count * one.padded_tokens for count, one in zip(counts, batch.lengths, strict=True))
+        passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - report.tokens / padded:.1%} padding"
     return Group(
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),
         _field("plan", ", ".join(describe_plan(report.play.plan)), "dim"),
         _field(
             "batch",
-            f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_describe_framework(job)}",
+            f"{batch.total:,} sequences of {tokens} tokens, {passes}; {_describe_framework(job)}",
             "dim",
         ),
     )

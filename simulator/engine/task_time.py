@@ -1,8 +1,10 @@
-"""Duration of one task, or of one pass through every stage, alone on its device."""
+"""Duration of one task, or of one pass through every stage, alone on its device; means over micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from simulator.engine.longest_path import longest_path
 from simulator.ir.ops import StageOps, Transfer
@@ -18,6 +20,23 @@ def task_seconds(task: Task, host: float = 0.0) -> float:
     for op, seconds, latency, issue, after in flatten_task(task, host).ops:
         flat.add(op, seconds, latency, issue, after, 0)
     return longest_path(flat).span
+
+
+def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> PassDurations:
+    """Means of durations: of the passes of micro-batches of unlike length, of which `weights` are the numbers."""
+
+    def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(np.average(rows, axis=0, weights=weights).tolist())
+
+    kept = [one.kept_for_weights for one in every if one.kept_for_weights is not None]
+    return PassDurations(
+        mean([one.forward for one in every]),
+        mean([one.input_gradients for one in every]),
+        mean([one.weight_gradients for one in every]),
+        mean([one.recomputation for one in every]),
+        float(np.average([one.hop for one in every], weights=weights)),
+        mean(kept) if len(kept) == len(every) else None,
+    )
 
 
 def pass_durations(

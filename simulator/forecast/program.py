@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.engine.task_time import pass_durations
+from simulator.engine.task_time import mean_durations, pass_durations
 from simulator.forecast.lowering import host_waits
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stage_messages import CrossMeshMessages
@@ -15,7 +15,7 @@ from simulator.program.block import Price, Prices
 from simulator.program.build import build
 from simulator.program.join import join_timetables
 from simulator.program.messages import StageMessages
-from simulator.program.program import EveryStageOps, Program, one_of
+from simulator.program.program import EveryStageOps, Program, variants_of
 from simulator.program.timetable import Timetable, timetable
 from simulator.scheduling.schedule import ScheduleItem
 
@@ -66,7 +66,12 @@ def _make_timetable(
     if plan.schedule.needs_durations and not plan.job.forward_only:
         stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
         axis = plan.pipeline_axis if plan.shape.p > 1 else ""
-        durations = pass_durations([one_of(stage) for stage in stages], stage_prices, axis, host, shared.blocks)
+        variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
+        every = [
+            pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
+            for n in variants
+        ]
+        durations = mean_durations(every, [*variants.values()]) if len(every) > 1 else every[0]
         # Gradients are clipped by their global norm, for which all devices meet.
         durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:

@@ -25,7 +25,7 @@ from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
 from simulator.plan.plan import Plan
-from simulator.program.program import EveryStageOps, Program, one_of
+from simulator.program.program import EveryStageOps, Program, variants_of
 from simulator.report.forecast import Forecast
 from simulator.report.report import Report
 from simulator.scheduling.no_flush import peak_weight_versions
@@ -64,7 +64,8 @@ def simulate(
     uses = [one.use for one in device_costs]
     stages, program = build_program(plan, prices, shared)
     assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
-    forward = (op for stage in stages for unit_run in one_of(stage).unit_runs for op in unit_run.fragment.forward)
+    variants = (one for stage in stages for one in variants_of(stage))
+    forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
     assumed += costs.assumed_exchanges(op.work for op in forward)
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(op.work for task in tasks for op, _ in task.count_ops())
@@ -96,7 +97,10 @@ def play_forecast(
     for device, params in enumerate(every_params) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
-    buffers = {one: sum(scheme.buffer_bytes(one.job) for scheme in one.schemes) for one in dict.fromkeys(own)}
+    buffers = {
+        one: max(sum(scheme.buffer_bytes(each.job) for scheme in one.schemes) for each in one.classes)
+        for one in dict.fromkeys(own)
+    }
     for states, params, one in zip(resident, every_params, own, strict=True):
         if nbytes := buffers[one] + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)

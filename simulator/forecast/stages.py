@@ -14,13 +14,21 @@ from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of
 
+LoweredStages = dict[Hashable, StageOps | Sequence[StageOps]]
+"""The ops of stages by what they depend on, in all variants."""
+
 
 def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
     """The ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is one.
 
     units: units that were lowered before, for this plan or another.
     """
-    stages = [one for pipeline in plan.every_pipeline for one in _lower_pipeline(pipeline, units)]
+    on_one_mesh: LoweredStages = {}
+    stages = [
+        one
+        for pipeline in plan.every_pipeline
+        for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {})
+    ]
     for pipeline in plan.pipelines:
         _check_independent(pipeline, stages)
     if plan.job.forward_only:
@@ -36,11 +44,10 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
     return stages, updates
 
 
-def _lower_pipeline(plan: Plan, units: LoweredUnits | None = None) -> EveryStageOps:
-    """The ops of every virtual stage of one pipeline."""
+def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages) -> EveryStageOps:
+    """The ops of every virtual stage of one pipeline. known: stages that were lowered before, on the same mesh."""
     last = plan.parts - 1
     gathers = _received_shares(plan)
-    known: dict[Hashable, StageOps | Sequence[StageOps]] = {}
     stages = []
     for index in range(plan.shape.stages):
         part, own = plan.part(index), plan.on(plan.device(index))
@@ -52,11 +59,14 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None = None) -> EveryStage
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None)
         if key not in known:
             lowering = make_lowering(own, units, idle)
-            stage_ops = [
-                scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
-            ]
+            # Classes of micro-batches that differ in padding alone have the same ops.
+            lowered = {
+                blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
+                for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
+            }
+            stage_ops = [lowered[blocks] for blocks in own.slices]
             if early:
-                for one in stage_ops:
+                for one in lowered.values():
                     elements = count_elements(own, one.params(), "optimizer")
                     one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]

@@ -13,19 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from hardware import Cluster
+from simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from simulator.job.framework import Format, Framework, QuantisedRecipe
 from simulator.job.published import Published
 from simulator.models.adapters import Adapters, Target
 from simulator.models.model import Model
-
-Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
-"""A parallel degree, a batch size, a number of tokens. The ceiling is far above any job and catches typing errors."""
-
-
-class JobPart(BaseModel):
-    """Base class of the parts of a job; unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _short_for(key: str, given: Any) -> BeforeValidator:
@@ -33,31 +25,6 @@ def _short_for(key: str, given: Any) -> BeforeValidator:
     return BeforeValidator(
         lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=given
     )
-
-
-class Batch(JobPart):
-    """Batch sizes in sequences (global batch of a step, micro-batch of a replica), and tokens of a sequence."""
-
-    total: Count | None = Field(default=None, alias="global")
-    """Default: one micro-batch per replica; with a pipeline four per stage."""
-    micro: Count = 1
-    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
-    microbatches: Count | None = None
-    """Micro-batches of a step, in place of `micro`: of each replica, or with `plan.stages` of the pipeline."""
-    sequence: Count | None = None
-    """Default: the sequence length of the model."""
-    documents: Count | tuple[Count, ...] | None = None
-    """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
-    document. Default: one document a sequence."""
-
-    @property
-    def document(self) -> int | None:
-        """Length of the documents that have as many pairs of tokens: the mean over tokens; None: whole sequences."""
-        if self.documents is None:
-            return None
-        lengths = self.documents if isinstance(self.documents, tuple) else (self.documents,)
-        cut = [min(length, self.sequence or length) for length in lengths]
-        return round(sum(length * length for length in cut) / sum(cut))
 
 
 class Precision(JobPart):
@@ -131,8 +98,9 @@ class Replicas(JobPart):
 
     dp: Count = 1
     """Number of them: positions along the outermost data-parallel axis. 1 with `stages`."""
-    microbatches: Count | None = None
-    """Micro-batches that each of them runs in a step. Default with `share: by-speed`."""
+    microbatches: Count | ClassOrder | None = None
+    """Micro-batches that each of them runs in a step: their number or, with `batch.lengths`, their classes in the order
+    in which they run. Default with `share: by-speed`."""
     stages: tuple[dict[str, Any], ...] = ()
     """Stages with degrees of their own, as in a plan; the ranks of the replicas follow each other."""
 
@@ -179,8 +147,13 @@ class ReplicaPlan(JobPart):
     """Data-parallel replicas that are alike, in long form; see `Replicas`."""
 
     dp: Count = 1
-    microbatches: Count | None = None
+    microbatches: Count | ClassOrder | None = None
     stages: tuple[StagePlan, ...] = ()
+
+    @property
+    def count(self) -> int | None:
+        """Number of micro-batches that each of them runs; None: found by speed."""
+        return len(self.microbatches) if isinstance(self.microbatches, tuple) else self.microbatches
 
 
 class LongPlan(StageMesh):
@@ -318,8 +291,6 @@ class Job(JobPart):
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
-        batch = self.batch.model_dump(by_alias=True, mode="json")
-        dropped = {"microbatches"} | ({"documents"} if batch["documents"] is None else set())
         return {
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
@@ -328,7 +299,7 @@ class Job(JobPart):
                 "release": self.release,
                 "set": self.as_written["framework"].get("set", {}),
             },
-            "batch": {key: value for key, value in batch.items() if key not in dropped},
+            "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),

@@ -10,9 +10,11 @@ from typing import Any, get_args
 from hardware import load_cluster
 from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
+from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, SchemeEntry, Train
+from simulator.job.job import Job, JobFile, LongPlan, Precision, SchemeEntry, Train
 from simulator.job.locate import locate_errors
+from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
@@ -70,6 +72,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.recompute_early_stop:
         plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
+    batch, plan = join_samples(file.batch, plan, model, base)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -78,7 +81,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str
         cluster=cluster,
         framework=framework,
         release=choice.release,
-        batch=_batch(file.batch, model, plan),
+        batch=_batch(batch, model, plan),
         precision=precision,
         train=_train(file.train, model),
         plan=plan,
@@ -164,11 +167,17 @@ def _train(train: Train, model: Model) -> Train:
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
     """The batch with defaults filled; of a plan whose stages have degrees of their own, micro-batches of a pipeline."""
+    if batch.lengths:
+        return _batch_of_classes(batch, plan)
+    for where, order in _orders(batch, plan):
+        if order:
+            rule = "it lists classes of micro-batches, and batch.lengths states none"
+            raise PlanError(where, rule, "Give a number of micro-batches, or batch.lengths", list(order))
     if batch.microbatches is not None and "micro" in batch.model_fields_set:
         rule = "batch.micro and batch.microbatches both state the size of a micro-batch"
         raise PlanError("batch.microbatches", rule, "Leave one of them out", batch.microbatches)
     stages, replicas = family_degree(plan, "pipeline"), 1 if plan.has_stages else family_degree(plan, "data")
-    stated = [one.microbatches for one in plan.replicas if one.microbatches is not None]
+    stated = [one.count for one in plan.replicas if one.count is not None]
     if stated and len(stated) < len(plan.replicas):
         raise PlanError("plan.replicas", "every entry states its microbatches, or none", "Add the missing ones")
     count = sum(one.dp * own for one, own in zip(plan.replicas, stated, strict=False)) or None
@@ -189,6 +198,50 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
         total = batch.total or replicas * micro * (4 * stages if stages > 1 else 1)
     filled = {"total": total, "micro": micro, "microbatches": None, "sequence": batch.sequence or model.seq}
     return batch.model_copy(update=filled)
+
+
+def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
+    """The batch of micro-batches of unlike length with defaults filled; sizes are those of the class of most tokens."""
+    for key in ("micro", "microbatches", "sequence", "documents"):
+        if key in batch.model_fields_set:
+            rule = "it is of micro-batches that are all alike, and batch.lengths states the sizes of every class"
+            raise PlanError(f"batch.{key}", rule, "Leave it out", getattr(batch, key))
+    if plan.share != "even":
+        rule = "by-speed shares micro-batches of equal length"
+        raise PlanError("plan.share", rule, "List the classes of every entry of plan.replicas", plan.share)
+    if not batch.order and not plan.replicas:
+        batch = batch.with_order(range(len(batch.lengths)))
+    if plan.replicas and batch.order:
+        rule = "every entry of plan.replicas lists the classes of its own micro-batches"
+        raise PlanError("batch.order", rule, "Leave it out", list(batch.order))
+    orders = _orders(batch, plan)
+    for where, order in orders:
+        if not order:
+            raise PlanError(where, "it lists the classes of its micro-batches, as batch.lengths numbers them", "Add it")
+        if max(order) >= len(batch.lengths):
+            rule = f"batch.lengths has the classes 0 to {len(batch.lengths) - 1}"
+            raise PlanError(where, rule, "Name one of them, or add a class", max(order))
+    if unused := {*range(len(batch.lengths))} - {number for _, order in orders for number in order}:
+        rule = f"no micro-batch is of class {min(unused)}"
+        raise PlanError(f"batch.lengths[{min(unused)}]", rule, "Leave it out, or name it in the order")
+    replicas = 1 if plan.has_stages else family_degree(plan, "data")
+    weights = [one.dp for one in plan.replicas] or [replicas]
+    sequences = [sum(batch.lengths[number].samples for number in order) for _, order in orders]
+    total = sum(one * own for one, own in zip(weights, sequences, strict=True))
+    if batch.total not in (None, total):
+        rule = "it is the sequences of all micro-batches"
+        raise PlanError("batch.global", rule, f"{total:,} would work", batch.total)
+    largest = max(batch.lengths, key=lambda one: (one.padded_tokens, one.sequence))
+    sizes = {"micro": largest.samples, "sequence": largest.sequence, "documents": largest.documents}
+    return batch.model_copy(update={"total": total, **sizes})
+
+
+def _orders(batch: Batch, plan: LongPlan) -> list[tuple[str, tuple[int, ...]]]:
+    """The classes of the micro-batches of every kind of replica, with the key that states them."""
+    if not plan.replicas:
+        return [("batch.order", batch.order)]
+    stated = [one.microbatches if isinstance(one.microbatches, tuple) else () for one in plan.replicas]
+    return [(f"plan.replicas[{i}].microbatches", order) for i, order in enumerate(stated)]
 
 
 DEFAULT_RANK = 16

@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from hardware.errors import PlanError
+from simulator.job.batch import Batch
 from simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
 from simulator.job.shorthand import family_degree
 from simulator.plan.checks import ALWAYS, check_noisy_steps, check_world
@@ -42,18 +43,18 @@ def resolve_stages(job: Job, resolver: Resolver) -> Plan:
         raise PlanError("plan.replicas", rule, "Leave out plan.stages, or plan.replicas")
     if not replicas:
         assert job.batch.total is not None
-        count = _count_microbatches(job)
-        replicas, where = (ReplicaPlan(microbatches=count, stages=job.plan.stages),), "plan.stages"
+        share = job.batch.order or _count_microbatches(job)
+        replicas, where = (ReplicaPlan(microbatches=share, stages=job.plan.stages),), "plan.stages"
     for i, one in enumerate(replicas):
         if one.dp != 1 or not one.stages:
             rule = "replicas with stages of their own are listed one by one"
             raise PlanError(f"plan.replicas[{i}]", rule, "Give each entry its stages, and no dp")
     _check_gpus(job, [stage for one in replicas for stage in one.stages])
-    counts = [one.microbatches or 1 for one in replicas]
     pipelines, first = [], 0
     alone = len(replicas) == 1
-    for i, (one, count) in enumerate(zip(replicas, counts, strict=True)):
-        pipelines.append(_make_pipeline(job, one.stages, count, first, where.format(i), resolver, alone))
+    for i, one in enumerate(replicas):
+        batch = _batch_of_replicas(job.batch, one.microbatches or 1, 1)
+        pipelines.append(_make_pipeline(job, one.stages, batch, first, where.format(i), resolver, alone))
         first += sum(math.prod(stage.mesh.values()) for stage in one.stages)
     if not alone:
         _check_flush(pipelines[0])
@@ -95,18 +96,17 @@ def _check_gpus(job: Job, stages: Sequence[StagePlan]) -> None:
 
 
 def _make_pipeline(
-    job: Job, stages: Sequence[StagePlan], count: int, first: int, where: str, resolver: Resolver, alone: bool
+    job: Job, stages: Sequence[StagePlan], batch: Batch, first: int, where: str, resolver: Resolver, alone: bool
 ) -> Plan:
     """One pipeline with the plans of its stages, without layers.
 
-    count: micro-batches of a step.
+    batch: the pipeline's share of it.
     first: rank of its first GPU.
     alone: whether there is no other pipeline.
     """
     schedule = job.plan.schemes
     common: dict[str, Any] = {"schemes": schedule, "partition": job.plan.partition, "pad_heads": job.plan.pad_heads}
     axes = {axis: len(stages) for entry in schedule for axis in entry.over}
-    batch = job.batch.model_copy(update={"total": count * job.batch.micro})
     whole_job = job.model_copy(update={"plan": LongPlan(mesh=axes, **common), "batch": batch})
     whole = resolver.prepare(whole_job, ())
     if whole.mesh.places:
@@ -119,10 +119,12 @@ def _make_pipeline(
             mesh={**axes, **stage.mesh}, views=stage.views, **(common | {"schemes": (*schedule, *stage.schemes)})
         )
         replicas = family_degree(own, "data")
-        if batch.micro % replicas:
-            rule = f"the {batch.micro} sequences of a micro-batch must divide over its {replicas} data-parallel ranks"
-            raise PlanError(f"{where}[{i}]", rule, "Change batch.global or batch.microbatches, or its dp")
-        share = batch.model_copy(update={"micro": batch.micro // replicas})
+        for samples in [one.samples for one in batch.lengths] or [batch.micro]:
+            if samples % replicas:
+                rule = f"the {samples} sequences of a micro-batch must divide over its {replicas} data-parallel ranks"
+                sizes = "batch.lengths" if batch.lengths else "batch.global or batch.microbatches"
+                raise PlanError(f"{where}[{i}]", rule, f"Change {sizes}, or its dp")
+        share = batch.with_share(replicas)
         with _locate_in_stage(f"{where}[{i}]", len(schedule)):
             plan = resolver.prepare(whole_job.model_copy(update={"plan": own, "batch": share}), CHECKS)
             plan = resolver.choose_alternatives(plan)
@@ -213,7 +215,7 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
 
     Raises PlanError for the first rule that the plan breaks.
     """
-    base = resolver.uniform(_with_microbatches(job, 1))
+    base = resolver.uniform(_with_microbatches(job, (0,) if job.batch.lengths else 1))
     axis, inner = _replica_axis(base)
     replicas = job.plan.replicas or _kinds_of_replicas(base, axis, inner)
     size = base.mesh.size(axis) * inner
@@ -275,11 +277,20 @@ def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, 
     return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
 
 
-def _with_microbatches(job: Job, count: int) -> Job:
-    """The job of equal replicas that run `count` micro-batches each."""
+def _with_microbatches(job: Job, share: int | tuple[int, ...]) -> Job:
+    """The job of equal replicas that run these micro-batches each: their number, or their classes."""
     plan = job.plan.model_copy(update={"replicas": (), "share": "even"})
-    total = count * job.batch.micro * family_degree(plan, "data")
-    return job.model_copy(update={"plan": plan, "batch": job.batch.model_copy(update={"total": total})})
+    return job.model_copy(
+        update={"plan": plan, "batch": _batch_of_replicas(job.batch, share, family_degree(plan, "data"))}
+    )
+
+
+def _batch_of_replicas(batch: Batch, share: int | tuple[int, ...], replicas: int) -> Batch:
+    """The batch of `replicas` that run these micro-batches each: their number, or their classes."""
+    if isinstance(share, tuple):
+        sequences = sum(batch.lengths[number].samples for number in share)
+        return batch.with_order(share).model_copy(update={"total": sequences * replicas})
+    return batch.model_copy(update={"total": share * batch.micro * replicas})
 
 
 def _with_replicas(job: Job, replicas: Sequence[ReplicaPlan]) -> Job:

@@ -38,6 +38,9 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 MAX_PASSES = 2_000_000
 """Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
 
+MAX_CLASSES = 500
+"""Most classes of micro-batches: each is lowered for every distinct stage, 20 to 50 ms."""
+
 MAX_NOISY_STEP = 400_000
 """Most passes of micro-batches through layers in a step with noise: its ops take some 6 kB each, 2.5 GB in all."""
 
@@ -136,6 +139,26 @@ def check_documents(plan: Plan) -> None:
         raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
 
 
+def check_classes(plan: Plan) -> None:
+    """Micro-batches of unlike length pass the stages one by one, whole, and all of them in every step."""
+    if not plan.job.batch.lengths:
+        return
+    if (count := len(plan.job.batch.lengths)) > MAX_CLASSES:
+        rule = f"micro-batches are of at most {MAX_CLASSES} classes"
+        raise PlanError("batch.lengths", rule, "Round lengths up to a larger multiple (batch.samples.multiple)", count)
+    schedule = plan.schedule
+    reasons = {
+        "slices sequences of one length": len(schedule.slices) != 1,
+        "runs several micro-batches in one pass": schedule.microbatches_per_forward > 1,
+        "divides the samples of a micro-batch": schedule.backwards_per_forward > 1,
+        "is forecast in the steady state of equal steps": not (schedule.barrier or plan.job.forward_only),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            rule = f"micro-batches of unlike length do not go with {schedule.use}, which {reason}"
+            raise PlanError("batch.lengths", rule, "Use pipeline/1f1b, or micro-batches that are alike")
+
+
 def check_noise(plan: Plan) -> None:
     """Steps with noise are played one by one, so the pipeline must flush between steps."""
     if plan.job.noise is not None and not plan.schedule.flush:
@@ -162,6 +185,9 @@ def check_size(plan: Plan) -> None:
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
         most *= plan.schedule.microbatches_per_forward
+        if shape.classes:
+            rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
+            raise PlanError("batch.order", rule, "Use fewer, larger micro-batches")
         sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
         rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)

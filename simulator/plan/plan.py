@@ -274,9 +274,31 @@ class Plan:
         return replace(whole, samples=whole.samples // self.schedule.backwards_per_forward)
 
     @cached_property
+    def classes(self) -> tuple[Plan, ...]:
+        """The plans of micro-batches of one class alone; of micro-batches that are alike this plan."""
+        batch = self.job.batch
+        found = [batch.of_class(number, self.replicas) for number in range(len(batch.lengths))]
+        return tuple(replace(self, job=self.job.model_copy(update={"batch": one})) for one in found) or (self,)
+
+    @cached_property
+    def class_counts(self) -> tuple[int, ...]:
+        """Micro-batches of every class in a step, of all replicas."""
+        found = [0] * len(self.job.batch.lengths)
+        for one in self.every_pipeline:
+            replicas = one.replicas
+            if one.positions is not None:
+                axis, places = one.positions
+                replicas = replicas // one.mesh.size(axis) * len(places)
+            for number in one.shape.classes:
+                found[number] += replicas
+        return tuple(found)
+
+    @cached_property
     def slices(self) -> list[Architecture]:
-        """Builds the modules of the stages, for each slice of a sequence; where backward passes are of a part of the
-        samples, for a forward and for a backward pass."""
+        """Builds the modules of the stages, for each slice of a sequence, or each class of micro-batches; where
+        backward passes are of a part of the samples, for a forward and for a backward pass."""
+        if self.job.batch.lengths:
+            return [one.architecture for one in self.classes]
         if self.schedule.backwards_per_forward > 1:
             return [self.architecture, self.backward_architecture]
         ends = [0, *accumulate(self.slice_lengths)]

@@ -7,7 +7,8 @@ divisibility, and the slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
-from simulator.plan.checks import ALWAYS, check_divisible, check_noisy_steps, check_size, check_slices
+from simulator.plan.checks import ALWAYS, check_classes, check_divisible, check_noisy_steps, check_size, check_slices
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, SliceDuration
@@ -57,10 +58,13 @@ class Resolver:
             job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
         assert job.batch.sequence is not None
         plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
-        for check in checks:
-            check(plan)
-        for scheme in schemes:
-            scheme.check_job(job)
+        check_classes(plan)
+        for number, one in enumerate(plan.classes):
+            with _locate_in_class(plan, number):
+                for check in checks:
+                    check(one)
+                for scheme in schemes:
+                    scheme.check_job(one.job)
         plan = replace(plan, shape=_shape(plan))
         check_size(plan)
         check_noisy_steps(plan)
@@ -92,8 +96,10 @@ class Resolver:
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
-        for one in dict.fromkeys(plan.stage_plans or (plan,)):
-            check_divisible(one, self.divisible)
+        for stage in dict.fromkeys(plan.stage_plans or (plan,)):
+            for number, one in enumerate(stage.classes):
+                with _locate_in_class(stage, number):
+                    check_divisible(one, self.divisible)
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
@@ -105,6 +111,19 @@ class Resolver:
         plan = replace(plan, layers=self.layers(plan, job.plan.partition))
         self.check_divisible(plan)
         return self.slice_sequences(plan)
+
+
+@contextmanager
+def _locate_in_class(plan: Plan, number: int) -> Iterator[None]:
+    """Adds the class to errors about the size of micro-batches that are of unlike length."""
+    try:
+        yield
+    except PlanError as error:
+        if not plan.job.batch.lengths or "batch." not in f"{error.where} {error.rule}":
+            raise
+        one = plan.job.batch.lengths[number]
+        rule = f"{error.rule} (class {number}: samples {one.samples}, sequence {one.sequence})"
+        raise PlanError(error.where, rule, error.remedy, error.value) from None
 
 
 def _mesh(job: Job) -> Mesh:
@@ -161,12 +180,14 @@ def _check_axes(
 
 
 def _shape(plan: Plan) -> PipelineShape:
-    batch = plan.job.batch
+    batch, p = plan.job.batch, plan.mesh.size(plan.pipeline_axis)
     assert batch.total is not None
     microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
+    if batch.lengths:
+        microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))
     chunks = plan.schedule.chunks_per_device()
-    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, chunks, slices, plan.job.forward_only)
+    return PipelineShape(p, microbatches, chunks, slices, plan.job.forward_only, batch.order)
 
 
 def _place_devices(plan: Plan) -> Mesh:

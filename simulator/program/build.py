@@ -117,11 +117,11 @@ class _Builder:
         self._opening: dict[int, str] = {}
 
     def stage_ops(self, stage: int, slot: Slot) -> StageOps:
-        """The ops of a stage, of the samples and the slice of a slot."""
+        """The ops of a stage that a slot runs: those of its slice, of its part of the samples, or of its class."""
         found = self.stages[stage]
         if isinstance(found, StageOps):
             return found
-        return found[slot.slice if self.timetable.backwards_per_forward == 1 else int(slot.kind != "F")]
+        return found[slot.variant if self.timetable.backwards_per_forward == 1 else int(slot.kind != "F")]
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -141,7 +141,7 @@ class _Builder:
 
     def sends(self, slot: Slot) -> list[Send | None]:
         """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
-        key = slot.stage, slot.kind, slot.slice
+        key = slot.stage, slot.kind, slot.variant
         if key not in self._sends:
             self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
         return self._sends[key]
@@ -158,7 +158,7 @@ class _Builder:
 
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """The message from one stage to another that carries the result of a slot's kind of action."""
-        key = "F" if slot.kind == "F" else "B", sender, receiver, slot.slice
+        key = "F" if slot.kind == "F" else "B", sender, receiver, slot.variant
         if key not in self._messages:
             ends = [
                 StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
@@ -265,9 +265,9 @@ class _Builder:
 
         Each begins at its place in the device's order. A device sends again once its last transfer has arrived.
         """
-        key = "move", slot.stage, slot.slice, slot.kind, slot.keeper
+        key = "move", slot.stage, slot.variant, slot.kind, slot.keeper
         if key not in self._tasks:
-            saved = self._alone(Slot(slot.stage, "F", False, False, slot.slice)).memory.net
+            saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
             flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
             here, ready = Op("here"), Op("ready", MOVING)
             if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):

@@ -15,12 +15,18 @@ from simulator.program.timetable import Timetable
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
-passes are of a part of the samples, those of a forward and of a backward pass."""
+passes are of a part of the samples, those of a forward and of a backward pass; where micro-batches are of unlike
+length, those of each class."""
 
 
 def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
-    """Returns the ops of a stage, or of its first slice: all slices run the same units with the same weights."""
-    return stage if isinstance(stage, StageOps) else stage[0]
+    """Returns the ops of a stage, or of its first variant: all variants run the same units with the same weights."""
+    return variants_of(stage)[0]
+
+
+def variants_of(stage: StageOps | Sequence[StageOps]) -> Sequence[StageOps]:
+    """Returns the ops of a stage in all its variants."""
+    return (stage,) if isinstance(stage, StageOps) else stage
 
 
 @dataclass(eq=False)

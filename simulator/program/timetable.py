@@ -1,9 +1,9 @@
 """The timetable of a schedule: the checked orders of all devices, with the dependencies between their actions.
 
 Arrays have an entry for each action, device by device. Actions that run the same task have the same *slot*: stage,
-kind, slice, and whether they are the first or last of that kind on the stage (`scheduling` calls a unit of time a
-slot). Of two overlapped passes the forward pass leads and the backward pass, the next action, follows: both are played
-together, in the place of the leader.
+kind, variant (slice, or class of micro-batches), and whether they are the first or last of that kind on the stage
+(`scheduling` calls a unit of time a slot). Of two overlapped passes the forward pass leads and the backward pass, the
+next action, follows: both are played together, in the place of the leader.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Slot(NamedTuple):
 
     first: the first action of its kind on the stage since the last update.
     last: the last one before the next update. BW and W count as one kind: both complete gradients of weights.
+    variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
+        micro-batches of unlike length.
     partner: of an action that leads an overlapped pair, the slot of the backward pass.
     follows: whether it is the second action of an overlapped pair.
     keeper: of an activation transfer, the device that keeps the activations; otherwise -1.
@@ -54,7 +56,7 @@ class Slot(NamedTuple):
     kind: str
     first: bool
     last: bool
-    slice: int = 0
+    variant: int = 0
     partner: Slot | None = None
     follows: bool = False
     keeper: int = -1
@@ -220,6 +222,7 @@ class _TimetableMaker:
         self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
         microbatch = np.array(columns[2], int)
         self.unit = microbatch * pieces + self.slice
+        self.microbatch = microbatch
         self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
         ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
         ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
@@ -435,7 +438,9 @@ class _TimetableMaker:
         # Where an index occurs several times, the last assignment stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
-        code = (((self.stage * len(ACTION_KINDS) + kind) * self.pieces + self.slice) * 2 + first) * 2 + last
+        variant = np.array(self.shape.classes)[self.microbatch] if self.shape.classes else self.slice
+        variants = 1 + int(variant.max(initial=0))
+        code = (((self.stage * len(ACTION_KINDS) + kind) * variants + variant) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
         keeper = np.where(kind >= EVICT, self.owner[self.action_at[self.stage, KEEP, self.unit]], -1)
@@ -444,7 +449,7 @@ class _TimetableMaker:
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
         def make_slot(i: int) -> Slot:
-            plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
+            plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(variant[i])
             return Slot(*plain, make_slot(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()

@@ -147,20 +147,39 @@ class Metrics:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step."""
+        """Tokens of one step; padding does not count."""
         batch = self.job.batch
         assert batch.total is not None and batch.sequence is not None
-        return batch.total * batch.sequence
+        return round(sum(self._tokens_by_class)) if batch.lengths else batch.total * batch.sequence
+
+    @property
+    def _tokens_by_class(self) -> list[float]:
+        """Tokens of a step without padding, of every class of micro-batches."""
+        return [
+            count * one.real_tokens
+            for count, one in zip(self.play.plan.class_counts, self.job.batch.lengths, strict=True)
+        ]
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
     def flops_per_token(self, convention: str) -> float:
-        """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has."""
+        """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has.
+
+        Of micro-batches of unlike length the mean over tokens, each in a sequence as long as those of its class without
+        padding.
+        """
         job = self.job
-        seq = job.batch.sequence or job.model.seq
-        return flops.needed_flops(convention, job.model, seq, job.adapters, job.forward_only)
+
+        def count_flops(seq: int) -> float:
+            return flops.needed_flops(convention, job.model, seq, job.adapters, job.forward_only)
+
+        if not job.batch.lengths:
+            return count_flops(job.batch.sequence or job.model.seq)
+        tokens = self._tokens_by_class
+        real = [max(1, round(one.real_tokens / one.samples)) for one in job.batch.lengths]
+        return sum(own / sum(tokens) * count_flops(seq) for own, seq in zip(tokens, real, strict=True))
 
     def _utilisation(self, flops_per_step: float) -> float:
         """FLOPs of a step on all GPUs over what they could do in its duration; GPUs of several kinds by their mean."""

@@ -123,7 +123,7 @@ class Report(Metrics):
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
                     found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
-        if self.job.model.positions == "learned" and (self.job.batch.sequence or 0) > self.job.model.seq:
+        if self.job.model.positions == "learned" and self.job.batch.longest > self.job.model.seq:
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         if (own := self.job.model.heads) != (heads := plan.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")

@@ -229,6 +229,7 @@ class _Trace:
                 stage, kind, microbatch, part = table.actions[action]
                 args = {"stage": stage, "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
+                args |= {"class": table.slots[table.slot[action]].variant} if table.shape.classes else {}
                 args |= {"beside": str(table.actions[action + 1])} if table.slots[table.slot[action]].partner else {}
             lines.append(_slice_event(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
         return lines

@@ -107,6 +107,7 @@ class PipelineShape:
     v: chunks (virtual stages) a device.
     slices: slices of every sequence.
     forward_only: micro-batches have forward passes alone.
+    classes: of micro-batches of unlike length, the class of each; empty: all are alike.
     """
 
     p: int
@@ -114,6 +115,7 @@ class PipelineShape:
     v: int = 1
     slices: int = 1
     forward_only: bool = False
+    classes: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:

@@ -142,6 +142,9 @@ def check_schedule(plan: Plan) -> None:
     """
     schedule, shape = plan.schedule, plan.shape
     chain = all(schedule.predecessors(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
+    if plan.job.batch.lengths:
+        rule = "the reference trainer runs micro-batches of one length"
+        raise PlanError("batch.lengths", rule, "Give batch.micro and batch.sequence")
     lacks = {
         "its stages do not form one chain": schedule.directions > 1 or not chain,
         "it slices the sequences of a micro-batch": shape.slices > 1,

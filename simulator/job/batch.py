@@ -1,0 +1,168 @@
+"""What a step trains on: sizes of the batch and lengths of sequences, of micro-batches that are alike or unlike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
+"""A parallel degree, a batch size, a number of tokens. The ceiling is far above any job and catches typing errors."""
+
+Documents = Count | tuple[Count, ...]
+"""Tokens of documents, one length or a sample of lengths."""
+
+ClassOrder = tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
+"""Classes of micro-batches, by their number in `Batch.lengths`, in the order in which they run."""
+
+
+class JobPart(BaseModel):
+    """Base class of the parts of a job; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MicrobatchClass(JobPart):
+    """Micro-batches of one size: so many sequences of so many tokens."""
+
+    samples: Count = 1
+    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
+    sequence: Count
+    """Tokens of each of them, padding included."""
+    documents: Documents | None = None
+    """See `Batch.documents`."""
+    tokens: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    """Tokens of a micro-batch that are no padding, in the mean. Default: all."""
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> MicrobatchClass:
+        if self.real_tokens > self.padded_tokens:
+            rule = f"it has samples x sequence = {self.padded_tokens:,} tokens with padding"
+            raise ValueError(f"{rule}, and {self.real_tokens:,g} without")
+        return self
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of a micro-batch, padding included."""
+        return self.samples * self.sequence
+
+    @property
+    def real_tokens(self) -> float:
+        """Tokens of a micro-batch that are no padding."""
+        return float(self.padded_tokens) if self.tokens is None else self.tokens
+
+
+class LogNormal(JobPart):
+    """Lengths whose logarithm is normally distributed: most are short, few are long."""
+
+    kind: Literal["lognormal"]
+    mean: Annotated[float, Field(strict=True, ge=1, le=1e9)]
+    """Mean of all lengths, before they are cut [tokens]."""
+    sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
+    """Standard deviation of the logarithm."""
+    max: Count | None = None
+    """The longest length: longer ones are cut. Default: `batch.sequence`."""
+
+
+class Uniform(JobPart):
+    """Lengths that are equally likely between two."""
+
+    kind: Literal["uniform"]
+    min: Count = 1
+    max: Count | None = None
+    """Default: `batch.sequence`."""
+
+
+class Samples(JobPart):
+    """Samples of a step, by their lengths, and how they are joined to micro-batches."""
+
+    file: str | None = None
+    """CSV file with the tokens of a sample in the first cell of every row; a header of one row may be above them."""
+    distribution: Annotated[LogNormal | Uniform, Field(discriminator="kind")] | None = None
+    """Distribution of the lengths, in place of `file`."""
+    count: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
+    """Samples of a step, of all replicas; drawn from the file without repetition. Default: all of the file."""
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
+    """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
+    join: Literal["packing", "padding"]
+    """packing: one behind another in sequences of `batch.sequence` tokens. padding: samples of similar length are
+    padded to the longest of their micro-batch."""
+    tokens: Count | None = None
+    """Most tokens of a micro-batch, padding included. Default: `batch.sequence`."""
+    multiple: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 8
+    """Padded lengths are a multiple of it; with packing the lengths of documents by which micro-batches are told
+    apart. Few classes of micro-batches are forecast faster."""
+    across_samples: bool = False
+    """Packing without a mask: attention is of whole sequences. Default: it stays within a sample."""
+    alike: bool = False
+    """All replicas run micro-batches of one size at a time, as schemes need that meet in every micro-batch. Default:
+    micro-batches are dealt to replicas so that all have about as many FLOPs."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Samples:
+        if (self.file is None) == (self.distribution is None):
+            raise ValueError("lengths are those of a file, or of a distribution: give one of them")
+        if self.distribution is not None and self.count is None:
+            raise ValueError("a distribution needs count, the samples of a step")
+        return self
+
+
+class Batch(JobPart):
+    """Batch sizes in sequences (global batch of a step, micro-batch of a replica), and tokens of a sequence."""
+
+    total: Count | None = Field(default=None, alias="global")
+    """Default: one micro-batch per replica; with a pipeline four per stage."""
+    micro: Count = 1
+    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
+    microbatches: Count | None = None
+    """Micro-batches of a step, in place of `micro`: of each replica, or with `plan.stages` of the pipeline."""
+    sequence: Count | None = None
+    """Default: the sequence length of the model."""
+    documents: Documents | None = None
+    """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
+    document. Default: one document a sequence."""
+    lengths: tuple[MicrobatchClass, ...] = ()
+    """Classes of micro-batches of unlike length, in place of `micro`, `sequence` and `documents`."""
+    order: ClassOrder = ()
+    """Classes of the micro-batches of a replica, in the order in which they run. Default: every class once."""
+
+    samples: Samples | None = None
+    """Lengths of the samples of a step, from which classes and orders of micro-batches are made, in place of both."""
+
+    @property
+    def document(self) -> int | None:
+        """Length of the documents that have as many pairs of tokens: the mean over tokens; None: whole sequences."""
+        if self.documents is None:
+            return None
+        lengths = self.documents if isinstance(self.documents, tuple) else (self.documents,)
+        cut = [min(length, self.sequence or length) for length in lengths]
+        return round(sum(length * length for length in cut) / sum(cut))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence of a step."""
+        assert self.sequence is not None
+        return max((one.sequence for one in self.lengths), default=self.sequence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The batch with every default filled, without what it does not use."""
+        found = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        unused = ("micro", "sequence", "documents") if self.lengths else ("lengths", "order")
+        return {key: value for key, value in found.items() if key not in unused and (key != "order" or value)}
+
+    def of_class(self, number: int, replicas: int) -> Batch:
+        """The batch of one class alone: as many micro-batches as of all classes. replicas: that run them."""
+        one = self.lengths[number]
+        total = len(self.order) * one.samples * replicas
+        sizes = {"total": total, "micro": one.samples, "sequence": one.sequence, "documents": one.documents}
+        return self.model_copy(update={**sizes, "lengths": (), "order": ()})
+
+    def with_share(self, ranks: int) -> Batch:
+        """The batch of one of `ranks` data-parallel ranks, which share every micro-batch."""
+        lengths = tuple(one.model_copy(update={"samples": one.samples // ranks}) for one in self.lengths)
+        return self.model_copy(update={"micro": self.micro // ranks, "lengths": lengths})
+
+    def with_order(self, order: Sequence[int]) -> Batch:
+        """The batch of a replica that runs micro-batches of these classes."""
+        return self.model_copy(update={"order": tuple(order)})

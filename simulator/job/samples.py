@@ -1,0 +1,200 @@
+"""Samples of unlike length, drawn and joined to micro-batches: packed into sequences, or padded to the longest.
+
+Padding fills micro-batches of samples of similar length up to a number of tokens, as the token-based baseline of
+DynaPipe does (Jiang et al. 2024, arXiv 2311.10418). Packing puts every sample into the fullest sequence that has
+room for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.bridges.files import text
+from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
+from simulator.job.job import LongPlan, ReplicaPlan
+from simulator.job.shorthand import family_degree
+from simulator.models.flops import needed_flops
+from simulator.models.model import Model
+
+T = TypeVar("T")
+
+REMEDY = "Name a CSV file with the tokens of a sample in every row"
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Samples of one micro-batch, joined.
+
+    sequences: rows of it.
+    length: tokens of a row, padding included.
+    document: tokens of the documents in a row that have as many pairs of tokens; None: one document a row.
+    tokens: those that are no padding.
+    """
+
+    sequences: int
+    length: int
+    document: int | None
+    tokens: float
+
+
+def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tuple[Batch, LongPlan]:
+    """The batch with classes of micro-batches and their order in place of samples; the plan with those of replicas.
+
+    base: folder of relative paths.
+    Raises PlanError for samples that do not fit the rest of the job.
+    """
+    samples = batch.samples
+    if samples is None:
+        return batch, plan
+    for key in ("total", "micro", "microbatches", "documents", "lengths", "order"):
+        if key in batch.model_fields_set:
+            name = Batch.model_fields[key].alias or key
+            raise PlanError(f"batch.{name}", "it follows from batch.samples", "Leave it out", getattr(batch, key))
+    if plan.replicas or plan.stages:
+        where = "plan.replicas" if plan.replicas else "plan.stages"
+        raise PlanError(where, "samples are dealt to replicas of equal degrees", "State batch.lengths instead")
+    sequence = batch.sequence or model.seq
+    most = samples.tokens or sequence
+    if most < sequence:
+        rule = f"a micro-batch holds one sequence of batch.sequence = {sequence:,} tokens or more"
+        raise PlanError("batch.samples.tokens", rule, "Raise it, or lower batch.sequence", most)
+    if samples.join == "padding" and sequence % samples.multiple:
+        rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
+        fits = max(n for n in range(1, samples.multiple) if sequence % n == 0)
+        raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
+    rng = np.random.default_rng(samples.seed)
+    lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
+    join = _pack if samples.join == "packing" else _pad
+    ranks = family_degree(plan, "data")
+    made = join(lengths, sequence, most, ranks if samples.alike else 1, samples)
+    orders = _deal(made, 1 if samples.alike else ranks, model, rng)
+    return _with_classes(plan, orders)
+
+
+def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, base: Path) -> np.ndarray:
+    """Lengths of all samples of a step [tokens]."""
+    if samples.file is not None:
+        found = np.array(_read_lengths(base / samples.file))
+        if samples.count is None:
+            return found
+        if samples.count > len(found):
+            rule = f"{samples.file} has {len(found):,} samples"
+            raise PlanError("batch.samples.count", rule, "Lower it, or leave it out for all", samples.count)
+        return rng.choice(found, samples.count, replace=False)
+    law, count = samples.distribution, samples.count
+    assert law is not None and count is not None
+    longest = law.max or sequence
+    if isinstance(law, LogNormal):
+        drawn = rng.lognormal(np.log(law.mean) - law.sigma**2 / 2, law.sigma, count)
+        return np.clip(np.round(drawn), 1, longest).astype(int)
+    if law.min > longest:
+        rule = f"lengths are at most {longest:,}"
+        raise PlanError("batch.samples.distribution.min", rule, "Lower it, or raise max", law.min)
+    return rng.integers(law.min, longest, count, endpoint=True)
+
+
+def _read_lengths(path: Path) -> list[int]:
+    """The first cells of the rows of a file."""
+    found = []
+    for number, row in enumerate(csv.reader(io.StringIO(text(path, REMEDY))), 1):
+        cell = row[0].strip() if row else ""
+        if cell.isascii() and cell.isdigit() and 0 < int(cell[:10]) <= 1_000_000_000 and len(cell) <= 10:
+            found.append(int(cell))
+        elif cell and number > 1:
+            raise PlanError(f"{path}:{number}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
+    if not found:
+        raise PlanError(str(path), "the file has no lengths", REMEDY)
+    return found
+
+
+def _chunk(given: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [given[at : at + size] for at in range(0, len(given), size)]
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _pad(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples) -> list[Microbatch]:
+    """Micro-batches of samples of similar length, from the longest to the shortest, of at most `most` padded tokens.
+
+    ranks: that run micro-batches of one size at a time.
+    """
+    left, found = sorted(lengths, reverse=True), []
+    while left:
+        length = _round_up(left[0], samples.multiple)
+        rows = ranks * max(1, most // length)
+        own, left = left[:rows], left[rows:]
+        found.append(Microbatch(-(-len(own) // ranks), length, None, sum(own) / ranks))
+    return found
+
+
+def _pack(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples) -> list[Microbatch]:
+    """Micro-batches of sequences that are filled with samples, each in the fullest one that has room for it.
+
+    ranks: that run micro-batches of one size at a time, as long as the one with most pairs of tokens.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # tokens that are left of a row, and its number
+    for length in lengths:
+        at = bisect_left(room, (length, -1))
+        free, row = room.pop(at) if at < len(room) else (sequence, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(length)
+        insort(room, (free - length, row))
+    found = []
+    for some in _chunk(rows, most // sequence * ranks):
+        shares = [[length for row in some[rank::ranks] for length in row] for rank in range(min(ranks, len(some)))]
+        pairs = max(round(sum(length * length for length in own) / sum(own)) for own in shares)
+        document = None if samples.across_samples else min(_round_up(pairs, samples.multiple), sequence)
+        found.append(Microbatch(-(-len(some) // ranks), sequence, document, sum(map(sum, shares)) / ranks))
+    return found
+
+
+def _deal(made: Sequence[Microbatch], replicas: int, model: Model, rng: np.random.Generator) -> list[list[Microbatch]]:
+    """The micro-batches of every replica, in random order: those of most FLOPs first, each to the least laden one."""
+
+    def count_flops(one: Microbatch) -> float:
+        return one.sequences * one.length * needed_flops("causal", model, one.document or one.length)
+
+    if len(made) < replicas:
+        rule = f"the samples make {len(made)} micro-batches, and the plan has {replicas} data-parallel ranks"
+        raise PlanError("batch.samples", rule, "Draw more samples, or lower samples.tokens or dp")
+    dealt: list[list[Microbatch]] = [[] for _ in range(replicas)]
+    loads = np.zeros(replicas)
+    for one in sorted(made, key=count_flops, reverse=True):
+        least = int(np.argmin(loads))
+        dealt[least].append(one)
+        loads[least] += count_flops(one)
+    return [[own[i] for i in rng.permutation(len(own))] for own in dealt]
+
+
+def _with_classes(plan: LongPlan, orders: Sequence[Sequence[Microbatch]]) -> tuple[Batch, LongPlan]:
+    """A batch with a class for every size of micro-batches, and the plan with the orders of unlike replicas."""
+    tokens: dict[Microbatch, list[float]] = defaultdict(list)
+    for one in (one for own in orders for one in own):
+        tokens[replace(one, tokens=0)].append(one.tokens)
+    sizes = sorted(tokens, key=lambda one: (one.length, one.sequences, one.document or 0))
+    classes = tuple(
+        MicrobatchClass(
+            samples=one.sequences, sequence=one.length, documents=one.document, tokens=float(np.mean(tokens[one]))
+        )
+        for one in sizes
+    )
+    number = {one: i for i, one in enumerate(sizes)}
+    numbers = [tuple(number[replace(one, tokens=0)] for one in own) for own in orders]
+    if len(numbers) == 1:
+        return Batch(lengths=classes, order=numbers[0]), plan
+    shares = tuple(ReplicaPlan(microbatches=own) for own in numbers)
+    return Batch(lengths=classes), plan.model_copy(update={"replicas": shares})

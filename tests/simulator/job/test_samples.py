@@ -1,0 +1,172 @@
+"""Samples of unlike length: how they are drawn, joined to micro-batches and dealt to replicas."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardware.errors import PlanError
+from simulator.forecast.simulate import simulate
+from simulator.job.job import Job
+from simulator.job.load import load_job
+
+MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
+LONG_TAIL = {"kind": "lognormal", "mean": 120, "sigma": 1.2}
+
+
+def job(samples: dict[str, Any], plan: dict[str, Any] | None = None, **batch: Any) -> dict[str, Any]:
+    plan = plan or {"pp": 2, "tp": 4}
+    return {"model": MODEL, "cluster": "dgx-h100:1", "plan": plan, "batch": {"samples": samples, **batch}}
+
+
+def load(tmp_path: Path, lengths: Sequence[Any], plan: dict[str, Any] | None = None, **samples: Any) -> Job:
+    (tmp_path / "lengths.csv").write_text("\n".join(map(str, lengths)) + "\n")
+    return load_job(job({"file": "lengths.csv", **samples}, plan), base=tmp_path)
+
+
+def classes_of(one: Job) -> list[tuple[int, int, Any, float]]:
+    return sorted((each.samples, each.sequence, each.documents, each.real_tokens) for each in one.batch.lengths)
+
+
+def orders_of(one: Job) -> list[tuple[int, ...]]:
+    orders = [each.microbatches for each in one.plan.replicas for _ in range(each.dp)] or [one.batch.order]
+    return [order for order in orders if isinstance(order, tuple)]
+
+
+# --------------------------------------------------------------------------------------------------- joining
+
+
+def test_padding_joins_samples_of_similar_length(tmp_path: Path) -> None:
+    """400 fills a micro-batch of at most 512 tokens alone; of the others 4 x 104 fit, and one is left."""
+    one = load(tmp_path, [100, 99, 50, 400, 100, 30], join="padding", multiple=8)
+    assert classes_of(one) == [(1, 32, None, 30), (1, 400, None, 400), (4, 104, None, 349)]
+    assert sorted(one.batch.order) == [0, 1, 2]
+    assert one.batch.total == 6
+
+
+def test_packing_puts_a_sample_into_the_fullest_sequence_with_room(tmp_path: Path) -> None:
+    """[300, 200, 12] and [100, 213]; attention has the pairs of tokens of documents of 256 and 180 tokens."""
+    one = load(tmp_path, ["tokens", 300, 200, 100, 213, 12], join="packing", multiple=1)
+    pairs = (300**2 + 200**2 + 12**2) / 512, (100**2 + 213**2) / 313
+    wanted = [(1, 512, round(pairs[0]), 512), (1, 512, round(pairs[1]), 313)]
+    assert classes_of(one) == sorted(wanted)
+
+
+def test_packing_without_a_mask_has_one_class(tmp_path: Path) -> None:
+    one = load(tmp_path, [300, 200, 100, 213, 12], join="packing", across_samples=True)
+    assert classes_of(one) == [(1, 512, None, 412.5)]
+    assert one.batch.order == (0, 0)
+
+
+def test_longer_samples_are_cut(tmp_path: Path) -> None:
+    assert classes_of(load(tmp_path, [512, 513, 9999], join="padding")) == [(1, 512, None, 512)]
+
+
+@pytest.mark.parametrize("join", ["packing", "padding"])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_no_token_is_lost(join: str, alike: bool, dp: int, tokens: int, tmp_path: Path) -> None:
+    """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
+    lengths = np.random.default_rng(dp).integers(1, 513, 301).tolist()
+    plan = {"dp": dp, "tp": 8 // dp}
+    one = load(tmp_path, lengths, plan, join=join, alike=alike, tokens=tokens)
+    assert simulate(one).tokens == sum(lengths)
+    assert max(each.padded_tokens for each in one.batch.lengths) <= tokens
+    loads = [sum(one.batch.lengths[number].padded_tokens for number in order) for order in orders_of(one)]
+    assert len(loads) == (1 if alike else dp)
+    assert max(loads) - min(loads) <= tokens
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_samples_of_one_length_are_a_batch_of_equal_micro_batches(dp: int) -> None:
+    """To the bit, also where each replica gets an order of its own."""
+    plan = {"pp": 2, "dp": dp, "tp": 4 // dp}
+    samples = {"distribution": {"kind": "uniform", "min": 256, "max": 256}, "count": 32, "join": "padding"}
+    found = simulate(job({**samples, "tokens": 512}, plan, sequence=256))
+    wanted = simulate({**job({}, plan), "batch": {"global": 32, "micro": 2, "sequence": 256}})
+    assert (found.step_time, found.tokens, found.mfu) == (wanted.step_time, wanted.tokens, wanted.mfu)
+
+
+def test_alike_replicas_may_meet_in_every_micro_batch() -> None:
+    samples = {"distribution": LONG_TAIL, "count": 64, "join": "padding"}
+    plan = {"fsdp": True, "dp": 8}
+    with pytest.raises(PlanError, match="all replicas meet in every micro-batch"):
+        simulate(job(samples, plan))
+    assert simulate(job({**samples, "alike": True}, plan)).step_time > 0
+
+
+def test_the_long_form_is_the_same_job() -> None:
+    one = load_job(job({"distribution": LONG_TAIL, "count": 64, "join": "packing"}, {"dp": 2, "tp": 4}))
+    assert one.batch.samples is None
+    assert load_job({**one.to_dict(), "model": MODEL}) == one
+
+
+# --------------------------------------------------------------------------------------------------- drawing
+
+
+def test_lengths_have_the_mean_of_their_distribution() -> None:
+    """As far as none is cut."""
+    samples = {"distribution": {"kind": "lognormal", "mean": 100, "sigma": 0.8}, "count": 20_000, "join": "packing"}
+    one = load_job(job({**samples, "tokens": 8192}, sequence=8192))
+    tokens = sum(one.batch.lengths[number].real_tokens for number in one.batch.order)
+    assert tokens / 20_000 == pytest.approx(100, rel=0.03)
+
+
+def test_a_seed_is_a_step(tmp_path: Path) -> None:
+    samples = {"distribution": LONG_TAIL, "count": 64, "join": "padding"}
+    orders = [load_job(job({**samples, "seed": seed})).batch for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    drawn = [load(tmp_path, range(1, 200), join="padding", count=20, seed=seed).batch for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert simulate(load(tmp_path, range(1, 200), join="padding", count=199)).tokens == sum(range(1, 200))
+
+
+# -------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "samples, batch, plan, where, words",
+    [
+        ({"file": "a.csv", "distribution": LONG_TAIL}, {}, {}, "batch.samples", "one of them"),
+        ({}, {}, {}, "batch.samples", "one of them"),
+        ({"distribution": LONG_TAIL}, {}, {}, "batch.samples", "needs count"),
+        ({"distribution": LONG_TAIL, "count": 8}, {"global": 8}, {}, "batch.global", "follows from"),
+        ({"distribution": LONG_TAIL, "count": 8}, {"lengths": [{"sequence": 8}]}, {}, "batch.lengths", "follows from"),
+        ({"distribution": LONG_TAIL, "count": 8, "tokens": 500}, {}, {}, "batch.samples.tokens", "512 tokens"),
+        ({"distribution": LONG_TAIL, "count": 8}, {"sequence": 500}, {}, "batch.samples.multiple", "5 would work"),
+        ({"distribution": LONG_TAIL, "count": 1}, {}, {"dp": 2}, "batch.samples", "2 data-parallel ranks"),
+        ({"distribution": LONG_TAIL, "count": 9}, {}, {"stages": [{"tp": 4}] * 2}, "plan.stages", "equal degrees"),
+        (
+            {"distribution": {"kind": "uniform", "min": 600}, "count": 8},
+            {},
+            {},
+            "batch.samples.distribution.min",
+            "at most 512",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals_say_what_would_work(
+    samples: dict[str, Any], batch: dict[str, Any], plan: dict[str, Any], where: str, words: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        load_job(job({"join": "padding", **samples}, plan, **batch))
+    assert where in caught.value.where
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [["tokens"], ["12", "many"], ["12", "-1"], ["12", "0"], ["9" * 5000, "x"], [""]])
+def test_a_file_without_lengths_is_refused(rows: list[str], tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"lengths\.csv"):
+        load(tmp_path, rows, join="padding")
+    with pytest.raises(PlanError, match="has 1 samples"):
+        load(tmp_path, [7], join="padding", count=2)
+
+
+def test_more_classes_than_are_forecast_in_seconds_are_refused() -> None:
+    samples = {"distribution": {"kind": "uniform"}, "count": 4000, "join": "padding", "multiple": 1}
+    with pytest.raises(PlanError, match=r"at most 500 classes.*multiple"):
+        simulate(job(samples, sequence=4096))
