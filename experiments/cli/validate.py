@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
 KINDS = ("pipeline", "published", "choice", "fit", *MEASURED, *FILES)
 TRACED = ("--calibration", "--job", "--rank", "--step")
+LEFT_OUT = ("source", "family", "model")
 LATER = ("claims",)
 """Announced kinds of validation without code yet."""
 
@@ -49,6 +51,14 @@ def validate(
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="trace: the job that was traced.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="trace: rank that was traced.")] = None,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="trace: which of its marked steps.")] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--leave-out",
+            metavar="|".join(LEFT_OUT),
+            help="fit: list the errors of every one of them, fitted to all others.",
+        ),
+    ] = None,
 ) -> None:
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
@@ -62,17 +72,20 @@ def validate(
         paths = _list_files(data, more)
         options = {
             "--plot": plot, "--jobs": workers, "--calibration": calibration,
-            "--job": job, "--rank": rank, "--step": step,
+            "--job": job, "--rank": rank, "--step": step, "--leave-out": leave_out,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
         known = {
-            "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs",),
+            "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
             "trace": ("--plot", *TRACED),
         }  # fmt: skip
         taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
                 raise PlanError(option, f"validate {kind} takes no such option", "Leave it out", str(given))
+        if leave_out is not None and leave_out not in LEFT_OUT:
+            rule = f"it is one of {', '.join(LEFT_OUT)}"
+            raise PlanError("--leave-out", rule, nearest(leave_out, LEFT_OUT), leave_out)
         if kind == "pipeline":
             answer, table = pages.validate_pipeline(paths)
             if as_json:
@@ -90,11 +103,12 @@ def validate(
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
-        make_answer, make_page = {
+        pairs: dict[str, tuple[Callable[..., tuple[dict[str, Any], int]], Callable[[dict[str, Any]], Any]]] = {
             "published": (pages.validate_published, pages.published_page),
             "choice": (pages.validate_choice, pages.choice_page),
-            "fit": (pages.fit_published, pages.fit_page),
-        }[kind]
+            "fit": (partial(pages.fit_published, leave_out=leave_out), pages.fit_page),
+        }
+        make_answer, make_page = pairs[kind]
         answer, missing = make_answer(paths, workers)
         pages.draw_plots(answer, files)
         if as_json:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from experiments.pages.published import validate_published
+from experiments.pages.published import fit_published, validate_published
+from validation.published.answer import answers
+from validation.published.clusters import forget_cluster, known_cluster
+from validation.published.rows import PublishedRun, read
 from validation.published.summary import compute_figures, measured_step, quantile
 
 FEWEST = 5
@@ -55,6 +58,23 @@ Nothing else is fitted: layouts, bytes, overlap, recompute, alignment and schedu
 in-sample for what is fitted on published runs.
 """
 
+LEFT_OUT = """\
+## What a fit without a model, source or family forecasts
+
+`meshcast validate fit --leave-out model` forgets the coefficients that were fitted to published runs (experts: the host
+time of an op; dense models: sustained rates and memory-bound kernels), fits their factors to all other groups without a
+prior, and forecasts the group that was left out. A coefficient that no other group determines stays as it ships (the
+host time, without the only source of experts that no graph launches). Median and 90th percentile of the error:
+"""
+
+CLUSTERS = """\
+## Corrections of clusters
+
+One cluster of the published runs has properties of its own: the node `jean-zay-a100` with the rate of its NVLink
+(`scale_up.rate`, fitted to 74 of these runs), and CUDA_LAUNCH_BLOCKING=1 on 160 GPUs and more, as its log says. Its
+runs with both, and forecast as on any A100s with this network:
+"""
+
 CAUSES = """\
 ## Known causes of large errors
 
@@ -70,8 +90,13 @@ CAUSES = """\
 """
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The page. rows: answers, as ``validate published --json`` lists them."""
+def page(rows: Sequence[dict[str, Any]], fit: dict[str, Any], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """The page.
+
+    rows: answers, as ``validate published --json`` lists them.
+    fit: the answer of ``validate fit``.
+    forgotten: answers to the runs of each known cluster, forecast without its properties.
+    """
     timed = [row for row in rows if row["error"] is not None]
     everything = compute_figures(rows)
     parts = [INTRODUCTION]
@@ -83,7 +108,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     parts += [_table("GPU, number format", _of(rows, "dense"), ("gpu", "format"))]
     parts += [_table("source", _of(rows, "dense"), ("source",))]
     parts += [f"## Models with experts\n\n{_table('program, GPU', _of(rows, 'moe'), ('stack', 'gpu'))}"]
-    parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, CAUSES, _worst(timed)]
+    parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, _left_out(fit)]
+    parts += [_clusters(rows, forgotten), CAUSES, _worst(timed)]
     return "\n".join(parts)
 
 
@@ -137,6 +163,46 @@ def _memory(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _left_out(fit: dict[str, Any]) -> str:
+    lines = [LEFT_OUT, "| runs | | shipped % | source left out % | family left out % | model left out % |"]
+    lines.append("| --- | --: | --: | --: | --: | --: |")
+    keys = ("shipped", *(f"refitted_{one}_left_out" for one in ("source", "family", "model")))
+    classes = {name: of for name, of in fit["classes"].items() if keys[-1] in of["errors"]}
+    for name, of in classes.items():
+        lines.append(f"| {name} | {of['rows']} | {_pairs(of['errors'], keys)} |")
+    for one in classes.get("experts", {"left_out": {"model": []}})["left_out"]["model"]:
+        shipped, refitted = (_pairs(one["errors"], (key,)) for key in (keys[0], keys[-1]))
+        lines.append(f"| of them {one['group']} | {one['rows']} | {shipped} | | | {refitted} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(errors: dict[str, Any], keys: Sequence[str]) -> str:
+    return " | ".join(f"{100 * errors[key]['median']:.1f} / {100 * errors[key]['p90']:.1f}" for key in keys)
+
+
+def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    lines = [
+        CLUSTERS,
+        "| node | runs | | median % | p90 % | bias % | inside % |",
+        "| --- | --: | --- | --: | --: | --: | --: |",
+    ]
+    for name, without in forgotten.items():
+        held = {row["id"] for row in without}
+        for word, own in (("with", [row for row in rows if row["id"] in held]), ("without", without)):
+            cells = _figures([row for row in own if row["error"] is not None]).split(" | ")
+            lines.append(f"| `{name}` | {cells[0]} | {word} | {' | '.join(cells[1:5])} |")
+    return "\n".join(lines) + "\n"
+
+
+def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str, Any]]]:
+    """Answers to the runs of each known cluster, by its node, forecast without its properties."""
+    placed = [(run, known_cluster(run)) for run in runs]
+    return {
+        node: list(answers([forget_cluster(run) for run, known in placed if known and known.node == node]))
+        for node in sorted({known.node for _, known in placed if known})
+    }
+
+
 def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
     """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
     text = [
@@ -164,5 +230,8 @@ def _worst(rows: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    answer, _ = validate_published([Path(sys.argv[1])])
-    Path(sys.argv[2]).write_text(page(answer["rows"]), "utf-8")
+    data = Path(sys.argv[1])
+    answer, _ = validate_published([data])
+    runs = [run for run in read(data) if isinstance(run, PublishedRun)]
+    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs))
+    Path(sys.argv[2]).write_text(made, "utf-8")

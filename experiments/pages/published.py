@@ -25,9 +25,14 @@ FITS = {
     "all_in_sample": "all coefficients, in sample",
     "all_source_left_out": "all, source left out",
     "all_family_left_out": "all, family left out",
+    "all_model_left_out": "all, model left out",
     "kept_in_sample": "kept ones, in sample",
     "kept_source_left_out": "kept ones, source left out",
     "kept_family_left_out": "kept ones, family left out",
+    "kept_model_left_out": "kept ones, model left out",
+    "refitted_source_left_out": "shipped ones refitted, source left out",
+    "refitted_family_left_out": "shipped ones refitted, family left out",
+    "refitted_model_left_out": "shipped ones refitted, model left out",
 }
 """Labels of the errors of a refit."""
 
@@ -91,8 +96,13 @@ def validate_choice(paths: Sequence[Path], workers: int | None = None) -> tuple[
     return {"groups": groups, "summary": summarize_choices(groups)}, len(runs) - len(rows)
 
 
-def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
-    """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out."""
+def fit_published(
+    paths: Sequence[Path], workers: int | None = None, leave_out: str | None = None
+) -> tuple[dict[str, Any], int]:
+    """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out.
+
+    leave_out: source, family or model: the page lists the errors of every one of them.
+    """
     from validation.published.fit.derivatives import forecast_derivatives
     from validation.published.fit.refit import list_fitted, measure_residuals, refit_class
     from validation.published.rows import PublishedRun
@@ -109,6 +119,7 @@ def fit_published(paths: Sequence[Path], workers: int | None = None) -> tuple[di
     refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
     return {
         "rows": len(rows),
+        "leave_out": leave_out,
         "classes": refits,
         "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
         "shipped": list_fitted(),
@@ -224,7 +235,8 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
             kinds.add_row(f"  {one['kind']}", *means, format_percent(one["standard_error"], digits=2), verdict)
         errors.add_row(head, style="bold")
         for key, label in FITS.items():
-            given = of["errors"][key]
+            if (given := of["errors"].get(key)) is None:
+                continue
             words = [format_percent(given[part]) for part in ("median", "p90")]
             errors.add_row(f"  {label}", *words, format_percent(given["bias"], "+"))
         for one in of["effects"]:
@@ -247,7 +259,22 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     parts.append(
         Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
     )
+    if answer["leave_out"]:
+        parts += [Text(), *_left_out_blocks(answer, answer["leave_out"])]
     return Group(*parts, Text(), shipped)
+
+
+def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableType]:
+    """Errors of every source, family or model, shipped and with coefficients fitted to all others."""
+    table = _table(f"{grouping} left out", ("runs", "shipped", "p90", "refitted", "p90", "all", "p90"))
+    for name, of in answer["classes"].items():
+        table.add_row(name, style="bold")
+        for one in of["left_out"][grouping]:
+            fits = ("shipped", f"refitted_{grouping}_left_out", f"all_{grouping}_left_out")
+            errors = [one["errors"].get(fit, {}).get(key) for fit in fits for key in ("median", "p90")]
+            table.add_row(f"  {one['group']}", f"{one['rows']:,}", *map(format_percent, errors))
+    remark = "refitted: coefficients of the kinds of work whose shipped ones were fitted to such runs, without a prior"
+    return [table, Text(f"{remark}; all: all coefficients", "dim")]
 
 
 def _format_range(quantiles: Sequence[float] | None) -> str:

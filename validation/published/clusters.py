@@ -41,3 +41,8 @@ def blocks_launches(run: PublishedRun) -> bool:
     cluster = known_cluster(run)
     least = cluster.launch_blocking_from if cluster else None
     return least is not None and (run.spec.gpus or 0) >= least
+
+
+def forget_cluster(run: PublishedRun) -> PublishedRun:
+    """The same run on a cluster that nothing is known of but its GPUs and its network."""
+    return run.model_copy(update={"hardware": run.hardware.model_copy(update={"inter": None})})

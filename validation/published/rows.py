@@ -186,12 +186,16 @@ class PublishedHardware(BaseModel):
 
 
 class PublishedRun(BaseModel):
-    """One published run."""
+    """One published run.
+
+    model: in the words of its source; only its `name` is read.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     id: str
     spec: Spec
+    model: Any = None
     hardware: PublishedHardware = PublishedHardware()
     plan: PublishedPlan = PublishedPlan()
     measured: PublishedFigures = PublishedFigures()
@@ -216,6 +220,16 @@ class PublishedRun(BaseModel):
         """Whether LLM Foundry ran on PyTorch 1.13, the default image of its submit_benchmarks.py while mixed precision
         PURE was the default, too (mosaicml/llm-foundry @12a63191)."""
         return self.spec.stack == "llm-foundry" and "mixed_precision=PURE" in (self.plan.other or "")
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model without what a source adds in parentheses (a depth proxy); its shape if it has no name."""
+        name = self.model.get("name") if isinstance(self.model, dict) else None
+        if isinstance(name, str) and name:
+            return re.sub(r"\s*\(.*", "", name)
+        shape = self.spec.model
+        experts = f", {shape.moe.get('experts')} experts" if shape.moe else ""
+        return f"hidden {shape.hidden}, feed-forward {shape.ffn}{experts}"
 
     @property
     def source(self) -> str:

@@ -208,3 +208,11 @@ def test_the_page_of_a_fit_fits_its_width(found: dict[str, Any]) -> None:
 def test_a_fit_draws_no_plot() -> None:
     result = CliRunner().invoke(cli.app, ["validate", "fit", "--plot", "fit.png"])
     assert result.exit_code != 0 and "validate fit takes no such option" in result.output
+
+
+def test_a_fit_lists_what_was_left_out(found: dict[str, Any]) -> None:
+    text = render(fit_page(found | {"leave_out": "model"}))
+    models = [one["group"] for one in found["classes"]["dense"]["left_out"]["model"]]
+    assert "model left out" in text and len(models) > 3 and all(model in text for model in models)
+    result = CliRunner().invoke(cli.app, ["validate", "fit", "--leave-out", "gpu"])
+    assert result.exit_code != 0 and "it is one of source, family, model" in result.output

@@ -34,6 +34,7 @@ def row(log_ratio: float, source: str = "a", stack: str = "nemo", gpu: str = "h1
     return {
         "source": source,
         "stack": stack,
+        "model": f"{stack}'s",
         "gpu": gpu,
         "architecture": "hopper",
         "format": "bf16",
@@ -117,6 +118,20 @@ def test_a_member_without_runs_has_the_effect_of_its_family() -> None:
     family = made.effects[COMMUNICATION, "megatron-core"]
     assert made.correction(other, [COMMUNICATION]) == pytest.approx(0.5 * family) and family > 0.2
     assert made.correction(stranger, [COMMUNICATION]) == 0.0
+
+
+def test_a_fit_without_a_prior_forecasts_each_model_by_the_others() -> None:
+    """The host of two models takes exp(0.3) as long as shipped, that of a third exp(0.6): the factor is forgotten."""
+    rows = [
+        row(factor * share, launch=share) | {"class": "experts", "model": model}
+        for model, factor in (("one", 0.3), ("two", 0.3), ("three", 0.6))
+        for share in np.linspace(0.2, 0.8, 30).tolist()
+    ]
+    groups = {one["group"]: one["errors"] for one in refit_class(rows)["left_out"]["model"]}
+    # 0.3 too little of a host that half of the step waits for.
+    assert groups["three"]["refitted_model_left_out"]["bias"] == pytest.approx(np.expm1(-0.15), abs=0.01)
+    assert groups["three"]["shipped"]["bias"] == pytest.approx(np.expm1(-0.30), abs=0.01)
+    assert abs(groups["one"]["refitted_model_left_out"]["bias"]) < abs(groups["one"]["shipped"]["bias"])
 
 
 def test_a_source_counts_with_the_root_of_its_runs() -> None:

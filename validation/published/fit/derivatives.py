@@ -42,8 +42,9 @@ RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
 def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[Answer]:
     """Derivatives of the forecasts of all runs; `shares` is None for one without a measured step or a forecast.
 
-    Each row has the run's `source`, `stack`, `gpu`, `architecture`, `format` and `class` (`StepClass`); `log_ratio`,
-    the logarithm of measured over forecast; `shares` by kind of work; and `residuals`, see `forecast_residuals`.
+    Each row has the run's `source`, `stack`, `model`, `gpu`, `architecture`, `format` and `class` (`StepClass`);
+    `log_ratio`, the logarithm of measured over forecast; `shares` by kind of work; and `residuals`, see
+    `forecast_residuals`.
     """
     yield from map_chunks(_derive_chunk, runs, workers)
 
@@ -55,7 +56,13 @@ def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     """One row; its shares are None without a forecast or a measured step."""
-    found: Answer = {"id": run.id, "source": run.source, "stack": run.spec.stack, "class": None}
+    found: Answer = {
+        "id": run.id,
+        "source": run.source,
+        "stack": run.spec.stack,
+        "model": run.model_name,
+        "class": None,
+    }
     found |= {"gpu": run.spec.gpu, "format": peak_format(run.spec.precision), "shares": None}
     if run.step_time is None:
         return found

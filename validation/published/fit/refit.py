@@ -34,6 +34,11 @@ SPREAD, FREEDOM = 0.05, 4.0
 """Scale and degrees of freedom of the errors."""
 ITERATIONS = 12
 
+FREE = (1.0, 0.05)
+"""The same where nothing pulls a family to what meshcast ships: its factor is what the fitted runs alone say."""
+FITTED = {"experts": ("launches",), "dense": ("GEMMs in 16 bits", "GEMMs in 8 bits", "memory-bound kernels")}
+"""Kinds of work whose shipped coefficients were fitted to many published runs of a class, see `list_fitted`."""
+
 LEAST_GAIN = 0.001
 """Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
 
@@ -103,8 +108,8 @@ class FactorFit:
         return total
 
 
-def fit(rows: Sequence[Row], kinds: Sequence[str]) -> FactorFit:
-    """The most probable effects of `kinds`."""
+def fit(rows: Sequence[Row], kinds: Sequence[str], priors: tuple[float, float] = PRIOR) -> FactorFit:
+    """The most probable effects of `kinds`. priors: standard deviations of the effects of a family and of a member."""
     places: dict[tuple[str, ...], int] = {}
     entries: list[tuple[int, int, float]] = []
     for number, row in enumerate(rows):
@@ -118,7 +123,7 @@ def fit(rows: Sequence[Row], kinds: Sequence[str]) -> FactorFit:
     for number, place, share in entries:
         design[number, place] += share
     wanted, weights = np.array([row["log_ratio"] for row in rows]), source_weights(rows)
-    prior = np.diag([PRIOR[len(key) - 2] ** -2 for key in places])
+    prior = np.diag([priors[len(key) - 2] ** -2 for key in places])
     effects, robust = np.zeros(len(places)), np.ones(len(rows))
     for _ in range(ITERATIONS):
         scaled = design * (weights * robust / SPREAD**2)[:, None]
@@ -138,12 +143,14 @@ def source_weights(rows: Sequence[Row]) -> np.ndarray:
     return weights / weights.mean() if len(rows) else weights
 
 
-def left_out_errors(rows: Sequence[Row], kinds: Sequence[str], by: Callable[[Row], str]) -> np.ndarray:
-    """Forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families)."""
+def left_out_errors(
+    rows: Sequence[Row], kinds: Sequence[str], by: Callable[[Row], str], priors: tuple[float, float] = PRIOR
+) -> np.ndarray:
+    """Forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families, models)."""
     found = np.zeros(len(rows))
     for group in sorted({by(row) for row in rows}):
         own = [number for number, row in enumerate(rows) if by(row) == group]
-        made = fit([row for row in rows if by(row) != group], kinds)
+        made = fit([row for row in rows if by(row) != group], kinds, priors)
         for number in own:
             found[number] = np.expm1(made.correction(rows[number], kinds) - rows[number]["log_ratio"])
     return found
@@ -161,6 +168,14 @@ def source_of(row: Row) -> str:
 
 def family_of(row: Row) -> str:
     return _program(row)[0]
+
+
+def model_of(row: Row) -> str:
+    return str(row["model"])
+
+
+GROUPINGS: dict[str, Callable[[Row], str]] = {"source": source_of, "family": family_of, "model": model_of}
+"""What is left out: a source, a family of programs, or a model."""
 
 
 def score(rows: Sequence[Row], errors: np.ndarray) -> float:
@@ -226,8 +241,11 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
     errors = {"shipped": np.array([np.expm1(-row["log_ratio"]) for row in rows])}
     for name, kinds in (("all", every), ("kept", kept)):
         errors[f"{name}_in_sample"] = in_sample_errors(rows, kinds)
-        errors[f"{name}_source_left_out"] = left_out_errors(rows, kinds, source_of)
-        errors[f"{name}_family_left_out"] = left_out_errors(rows, kinds, family_of)
+        for grouping, by in GROUPINGS.items():
+            errors[f"{name}_{grouping}_left_out"] = left_out_errors(rows, kinds, by)
+    if own := FITTED.get(rows[0]["class"]):
+        for grouping, by in GROUPINGS.items():
+            errors[f"refitted_{grouping}_left_out"] = left_out_errors(rows, own, by, FREE)
     made = fit(rows, kept)
     return {
         "rows": len(rows),
@@ -235,6 +253,7 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
         "kept": kept,
         "kinds": [asdict(trial) for trial in trials],
         "errors": {name: error_statistics(found.tolist()) for name, found in errors.items()},
+        "left_out": {grouping: _list_groups(rows, errors, grouping) for grouping in GROUPINGS},
         "effects": [
             {
                 "kind": key[0], "family": key[1], "member": key[2] if len(key) > 2 else None,
@@ -243,6 +262,17 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
             for key, value in sorted(made.effects.items())
         ],
     }  # fmt: skip
+
+
+def _list_groups(rows: Sequence[Row], errors: Mapping[str, np.ndarray], grouping: str) -> list[dict[str, Any]]:
+    """Error statistics of every group with shipped coefficients, and with fits to all other groups."""
+    by, names = GROUPINGS[grouping], ("shipped", f"refitted_{grouping}_left_out", f"all_{grouping}_left_out")
+    found = []
+    for group in sorted({by(row) for row in rows}):
+        own = np.array([by(row) == group for row in rows])
+        statistics = {name: error_statistics(errors[name][own].tolist()) for name in names if name in errors}
+        found.append({"group": group, "rows": int(own.sum()), "errors": statistics})
+    return found
 
 
 def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
