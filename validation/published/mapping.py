@@ -302,15 +302,19 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
         if dp * cp > 1
         else spec.sharding or "none"
     )
-    data = {"use": SHARDING[sharding], "over": "dp"}
+    data: dict[str, Any] = {"use": SHARDING[sharding], "over": "dp"}
+    if pp > 1 and data["use"] == "data/zero-2" and dp * cp > 1:
+        # Under a pipeline only PyTorch's FSDP shards gradients: DeepSpeed's engine refuses to (deepspeed/runtime/pipe/
+        # engine.py: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism").
+        data = {"use": "data/fsdp", "over": "dp", "reshard": False}
     if sharding != "none" and dp * cp > 1:
         group = assumptions.value_or_usual("shard_group", spec.shard_group, _usual_group(spec, sharding))
         if group != dp * cp and sharding != "fsdp-grad-op":
-            if "replicate" not in _options(SHARDING[sharding]) or dp * cp % group or group % cp:
-                rule = f"{SHARDING[sharding]} over {group} of {dp * cp} data-parallel ranks is not supported"
+            if "replicate" not in _options(data["use"]) or dp * cp % group or group % cp:
+                rule = f"{data['use']} over {group} of {dp * cp} data-parallel ranks is not supported"
                 raise _refusal("shard_group", rule, group)
             mesh = {"pp": pp, "replicate": dp * cp // group, "shard": group // cp, "cp": cp, "tp": tp}
-            data = {"use": SHARDING[sharding], "over": "shard", "replicate": "replicate"}
+            data |= {"over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
         assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism

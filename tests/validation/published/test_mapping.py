@@ -128,10 +128,11 @@ def test_the_job_is_one_that_meshcast_reads() -> None:
     ("changes", "use"),
     [
         ({"sharding": "none", "shard_group": None}, "data/ddp"),
-        ({"sharding": "zero2"}, "data/zero-2"),
+        ({"sharding": "zero2"}, "data/fsdp"),  # under a pipeline
+        ({"sharding": "zero2", "mesh__pp": 1, "mesh__vpp": 1}, "data/zero-2"),
         ({"sharding": "zero3"}, "data/zero-3"),
         ({"sharding": "fsdp-full"}, "data/fsdp"),
-        ({"sharding": "fsdp-grad-op"}, "data/zero-2"),
+        ({"sharding": "fsdp-grad-op", "mesh__pp": 1, "mesh__vpp": 1}, "data/zero-2"),
         ({"sequence_parallel": False}, "tensor/megatron"),
         ({"schedule": "1f1b", "mesh__vpp": 1}, "pipeline/1f1b"),
         ({"schedule": "zb-v-half", "mesh__vpp": 2}, "pipeline/v-half"),
@@ -388,7 +389,7 @@ def test_every_program_has_a_framework() -> None:
         ({"batch__seq": None}, "batch.seq", "not published"),
         ({"batch__micro": None}, "batch.micro", "several"),
         ({"mesh__vpp": None}, "mesh.vpp", "several"),
-        ({"sharding": "zero2", "shard_group": 4}, "shard_group", "not supported"),
+        ({"sharding": "zero2", "shard_group": 4, "mesh__pp": 1, "mesh__vpp": 1}, "shard_group", "not supported"),
         ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not supported"),
     ],
 )
