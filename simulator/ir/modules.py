@@ -218,6 +218,7 @@ class Operator(Module):
     shared_weights: parameters that the operator reads and another operator holds.
     modules: words by which options select it together with operators outside of its composite module (``layernorm``,
         ``mla_up_proj``).
+    launches: time of the host to launch one of its kernels, over that of a module of the framework.
     """
 
     ins: tuple[Tensor, ...]
@@ -226,6 +227,7 @@ class Operator(Module):
     frozen: bool = field(default=False, kw_only=True)
     shared_weights: tuple[Tensor, ...] = field(default=(), kw_only=True)
     modules: tuple[str, ...] = field(default=(), kw_only=True)
+    launches: float = field(default=1.0, kw_only=True)
     view: ClassVar[str] = ""
     """The view of the mesh whose axes shard the operator, where the mesh has that view."""
     sums: ClassVar[bool] = False

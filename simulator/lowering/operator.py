@@ -39,6 +39,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         f"w{operator.name}", [] if operator.frozen else operator.backward_weights(at), grads, "W", operator.view
     )
     frag.backward = [*inputs, *weights]
+    for op in (*frag.forward, *frag.backward):
+        op.launches *= operator.launches
     given = inputs[-1] if inputs else Op(f"d{operator.name}", after=grads, phase="B")
     frag.grad_exit = {t.name: given for t in moving}
     ready = (weights or inputs or [Op(f"w{operator.name}", after=grads, phase="W")])[-1]

@@ -142,3 +142,9 @@ def test_the_engine_of_gpt_neox_is_that_of_deepspeed() -> None:
     neox, base = load_framework("gpt-neox"), load_framework("megatron-deepspeed")
     assert neox.launch_s == base.launch_s and neox.stale_gradients and not neox.overlap.dp
     assert neox.bucket.elements == 1.26e9 and (neox.regime, base.regime) == ("family", "known")
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "nemo"])
+def test_older_releases_launch_more_slowly(name: str) -> None:
+    times = [load_framework(name, {}, release).launch_s for release in ("2024-05", "2025-06", "2026-02", None)]
+    assert times == [160e-6, 140e-6, 120e-6, 120e-6]

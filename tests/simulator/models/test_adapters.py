@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator.ir.ops import Collective, Gemm, Memory
 from simulator.job.load import load_job
-from simulator.models.adapters import TARGETS, Target
+from simulator.models.adapters import PLAIN_LAUNCHES, TARGETS, Target
 from simulator.models.flops import causal, needed_flops, palm
 from tests.contract.measure import params_of, sent, side_ops_of
 from tests.contract.played import Played, play_job
@@ -133,6 +133,13 @@ def test_the_update_moves_the_states_of_adapters_only() -> None:
     played = play_job(job())
     (adam,) = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "adam"]
     assert (adam.read, adam.write) == (16 * adapters_of(played), 14 * adapters_of(played))
+
+
+def test_the_host_launches_adapters_as_plain_linears() -> None:
+    played = play_job(job())
+    launches = {op.name: op.launches for _, op in played.instances() if isinstance(op.work, Gemm)}
+    assert {n for name, n in launches.items() if ".lora." in name} == {PLAIN_LAUNCHES}
+    assert {n for name, n in launches.items() if ".lora." not in name} == {1.0}
 
 
 def test_linears_keep_no_input_where_they_have_no_adapter() -> None:
