@@ -43,8 +43,8 @@ FITTED = """\
 - `sustained` and `sustained_fp8` of Hopper: 96 steps in bf16 and 96 in 8 bits on H100 and H200, with equal weight of
   the sources. `sustained` of Blackwell: 111 steps, with equal weight of the number formats.
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
-- Host time of an op of Megatron-Core: the 117 runs whose forecast depends on it, in three ages of Transformer Engine; that
-  of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches. That MLPerf's steps are CUDA
+- Host time of an op of Megatron-Core: the 117 runs whose forecast depends on it, in three ages of Transformer Engine;
+  that of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches. That MLPerf's steps are CUDA
   graphs where a run does not say so is assumed, with its LoRA runs in view.
 - Grouped GEMMs in 8 and 4 bits, and on Blackwell: one dense GEMM for each expert, times 1.05 to 1.32 by layout, from 82
   measured grouped GEMMs, 75 of them in 16 bits on B200.

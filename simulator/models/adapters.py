@@ -38,8 +38,8 @@ LINEARS: dict[tuple[type[CompositeModule], str], Target] = {
 """Target that each linear layer is, by its composite module and the last part of its name."""
 
 PLAIN_LAUNCHES = 0.37
-"""Time of the host for a linear layer of PyTorch, which an adapter consists of, over that for one of Transformer Engine:
-33 of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
+"""Time of the host for a linear layer of PyTorch, as those of adapters are, over that for one of Transformer Engine: 33
+of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
 
 
 @dataclass(frozen=True)
