@@ -56,20 +56,27 @@ def explain(
     # If several forms are valid, each one reports why it does not match; the one that was read furthest was meant.
     forms = [one for one in errors if _place(one)[: len(start)] == start] if _is_form(errors[0]) else errors[:1]
     place = max(map(_place, forms), key=len)
-    first, *more = (one for one in forms if _place(one) == place)
+    here = [one for one in forms if _place(one) == place]
+    numbers = [one["type"] for one in here if one["type"] in ("int_type", "float_type")]
+    first, *more = (one for one in here if one["type"] != "int_type" or "float_type" not in numbers)
     keys = valid_keys(model, place[:-1] if first["type"] in ("extra_forbidden", "missing") else place)
     rule, remedy = _tell(first, place, keys)
     for another in more:
         other, way = _tell(another, place, keys)
         rule = f"{rule}, or {other.removeprefix('must be ')}"
         remedy = f"{remedy}, or {way[0].lower()}{way[1:]}"
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{_show_key(part)}" for part in place).removeprefix(".")
     if text:
         where = f"{where}:{line_of(text, place)} {path}".rstrip()
     else:
         where += path if path.startswith("[") or where.endswith(" ") or not (where and path) else f".{path}"
     value = None if first["type"] in ("missing", "extra_forbidden") else first["input"]
     return error(where, rule, remedy, value)
+
+
+def _show_key(key: str) -> str:
+    """A key as it was written; in quotes if it begins or ends with a blank, which nobody would see."""
+    return key if key == key.strip() else repr(key)
 
 
 _FORMS = ("str", "int", "constrained-int", "float", "bool")

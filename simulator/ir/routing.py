@@ -66,7 +66,7 @@ class Routing:
         """
         if self.counts and (found := len(self.counts[0])) != experts:
             rule = f"{self.file or 'it'} counts tokens of {found} experts, and the model has {experts}"
-            raise PlanError(where, rule, REMEDY, found)
+            raise PlanError(where, rule, REMEDY)
         if (found := len(self.counts)) > 1 and found != ranks:
             rule = f"{self.file or 'it'} counts tokens from {found} ranks, and {ranks} hold the experts"
             raise PlanError(where, rule, "Give one row for all, or change the degree", found)

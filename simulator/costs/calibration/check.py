@@ -119,7 +119,8 @@ def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
     kind: one of `KEYS`; "": any key is valid.
     """
     if not isinstance(data, Mapping):
-        raise CatalogError(where, "must be a mapping", f"Calibrate again: {SHAPE}", data)
+        shape = f"its keys are {', '.join(sorted(KEYS[kind]))}" if kind else SHAPE
+        raise CatalogError(where, "must be a mapping", f"Calibrate again: {shape}", data)
     for key in ("spread", "spread_short"):
         if key in data:
             raise CatalogError(f"{where}.{key}", "this key has another name", _new_name(key), key)
