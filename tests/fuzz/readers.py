@@ -276,6 +276,12 @@ READERS: dict[str, Reader] = {
         "predict {}/job.yaml --json --calibration {}/calibration",
         of_files(f"{CALIBRATIONS}/infiniband.yaml"),
     ),
+    "calibration of steps": Reader(
+        "yaml",
+        "calibration/steps.yaml",
+        "predict {}/job.yaml --json --calibration {}/calibration",
+        of_files(f"{CALIBRATIONS}/steps.yaml"),
+    ),
     "published": Reader(
         "jsonl",
         "given.jsonl",

@@ -19,8 +19,8 @@ DEVICE = "device.yaml"
 """The description of a measured device that is in no catalog, beside its calibration."""
 LARGEST_SIGMA = 300.0
 """A larger sigma makes intervals that are no numbers."""
-LARGEST_RATE = {"sustained": 10.0, "sustained_fp8": 10.0, "power_per_multiprocessor": 1e3}
-"""Largest values in `steps.yaml`."""
+RATES = {"sustained": (1e-3, 10.0), "sustained_fp8": (1e-3, 10.0), "power_per_multiprocessor": (0.1, 1e3)}
+"""Ranges of the values in `steps.yaml`."""
 ROUNDING = 1e-3
 """Files hold four digits of a value."""
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
@@ -66,8 +66,8 @@ def read_checked(file: Path) -> dict[str, Any]:
         if file.stem == STEPS:
             for part in ("sustained", *(KEYS["architecture"] & section.keys())):
                 entry = _mapping(section.get(part), f"{where}.{part}", "rate")
-                for key, most in (("value", LARGEST_RATE[part]), ("sigma", LARGEST_SIGMA)):
-                    _check_number(entry, key, 0.0, most, f"{where}.{part}")
+                for key, (least, most) in (("value", RATES[part]), ("sigma", (0.0, LARGEST_SIGMA))):
+                    _check_number(entry, key, least, most, f"{where}.{part}")
             continue
         if name not in COST_MODELS:
             remedy = _new_name(name) or nearest(str(name), COST_MODELS)
