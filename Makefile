@@ -55,7 +55,7 @@ lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: $(DEV) ## give N=100000 malformed files to every command that reads one; SEED=100000 goes on with others
+fuzz: $(DEV) ## give N=100000 malformed files and command lines to every command; SEED=100000 goes on with others
 	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
 
 kills: N = 200

@@ -32,7 +32,7 @@ class MeshcastError(Exception):
     """
 
     def __init__(self, where: str, rule: str, remedy: str, value: Any = None) -> None:
-        self.where, self.value, self.rule, self.remedy = cut(where), value, rule, remedy
+        self.where, self.value, self.rule, self.remedy = cut_middle(where), value, rule, remedy
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def shorten(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def cut(text: str, most: int = 400) -> str:
+def cut_middle(text: str, most: int = 400) -> str:
     """`text`, without its middle if it is longer than `most` characters: a key may have any length."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

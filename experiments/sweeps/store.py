@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 from experiments.sweeps.fingerprint import Fingerprint, Inputs, changed_inputs, parse_fingerprint
 from experiments.sweeps.grid import Sweep
 from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import PlanError, cut, escape_controls
+from hardware.errors import PlanError, cut_middle, escape_controls
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
@@ -376,7 +376,7 @@ def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> Plan
         rule = f"{path} is damaged, or was written by another version of meshcast"
         return PlanError("--out", rule, remedy.capitalize())
     changed = changed_inputs(stored, current)
-    listed = ", ".join([cut(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
+    listed = ", ".join([cut_middle(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
     rule = f"{path} holds rows of another sweep; changed: {listed}"
     return PlanError("--out", rule, f"Undo the change, {remedy}")
 

@@ -248,7 +248,7 @@ READERS: dict[str, Reader] = {
         "yaml",
         "given.yaml",
         "predict {}/plain.yaml --json --set cluster={}/given.yaml",
-        of_files(f"{CATALOG}/clusters/*"),
+        of_files(f"{CATALOG}/clusters/[ejs]*"),
     ),
     "model": Reader(
         "yaml",
@@ -361,7 +361,7 @@ READERS: dict[str, Reader] = {
     "job of collectives": Reader("yaml", "given.yaml", f"measure collectives {LAPTOP}", as_yaml(seeds.LAPTOP)),
     # files that a job names
     "gpu": Reader("yaml", "given.yaml", place_entry("{gpu: FILE, gpus: 16}"), of_files(f"{CATALOG}/gpus/[ahv]*")),
-    "node": Reader("yaml", "given.yaml", place_entry("{node: FILE, nodes: 2}"), of_files(f"{CATALOG}/nodes/[gp]*")),
+    "node": Reader("yaml", "given.yaml", place_entry("{node: FILE, nodes: 2}"), of_files(f"{CATALOG}/nodes/*[0-9]00*")),
     "link": Reader("yaml", "given.yaml", place_entry(NODE_OF_LINK), of_files(f"{CATALOG}/links/[inp]*")),
     "schedule of a job": Reader("csv", "given.csv", "predict {}/from-file.yaml --json", as_text(seeds.COMPUTE_ONLY)),
     "routing of a job": Reader("json", "counts.json", "predict {}/experts.yaml --json", as_json(seeds.COUNTS)),
