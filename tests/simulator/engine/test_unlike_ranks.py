@@ -15,7 +15,7 @@ from simulator.ir.ops import COMPUTE, Collective, Transfer
 from simulator.plan.plan import Plan
 from simulator.report.report import Report
 from simulator.scheduling.schedule import ACTION_KINDS
-from tests.simulator.plan.test_asymmetric import MIXED, MODEL, REPLICAS, draw_unlike, job
+from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_unlike, job
 
 PROMPT = {"set": {"launch_s": 0.0}}
 """The host never keeps a GPU waiting."""
@@ -27,7 +27,9 @@ SIDES = [
 ]
 JOBS = {
     "stages": job({"stages": STAGES}, {"global": 32, "microbatches": 4}),
-    "shares": job({**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}, {"global": 24}),
+    "shares": job(
+        {**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}, {"global": 24}
+    ),
     "replicas": job({"replicas": SIDES}, {"global": 64, "micro": 8}),
 }
 
@@ -133,7 +135,11 @@ def test_a_straggler_delays_the_ranks_that_receive_from_it() -> None:
     """Forward passes of four replicas into two: rank 4 receives from ranks 0 and 1, rank 5 from ranks 2 and 3."""
     stages = [{"layers": 4, "dp": 4}, {"layers": 4, "dp": 2}]
     cluster = {"gpu": "h100-sxm", "gpus": 6}
-    one = {**job({"stages": stages}, {"global": 4, "microbatches": 1}, cluster=cluster), "train": {"mode": "forward-only"}, "framework": PROMPT}
+    one = {
+        **job({"stages": stages}, {"global": 4, "microbatches": 1}, cluster=cluster),
+        "train": {"mode": "forward-only"},
+        "framework": PROMPT,
+    }
     play = simulate(one).play
     work = next(send.work for _, send in play.program.sent)
     assert isinstance(work, Transfer)
