@@ -62,7 +62,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("batch: {global: 16", "noise: {}\nbatch: {global: 40000", "noise: a step with noise has at most 400,000 passes"),
     ("batch:", "noise: {steps: 9999}\nbatch:", "noise.steps is 9999: a step has 512 passes of micro-batches through"),
     ("micro: 1", "'micro ': 1", ":3 batch.'micro ': no such key. Did you mean 'micro'? Valid: documents"),
-    ("micro: 1", "mirco: 1", ":3 batch.mirco: no such key. Did you mean 'micro'? Valid: documents, global, micro"),
+    ("micro: 1", "mirco: 1", ":3 batch.mirco: no such key. Did you mean 'micro'? Valid: documents, global, lengths"),
     ("micro: 1", "micro: -1", ":3 batch.micro is -1: must be above 0"),
     ("micro: 1", "micro: .nan", ":3 batch.micro is nan: must be a whole number"),
     ("micro: 1", "micro: 1" + 12 * "0", ":3 batch.micro is 1000000000000: must be at most 1000000000"),
