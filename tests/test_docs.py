@@ -14,7 +14,7 @@ from hardware import cluster, inline, load_cluster, mixed
 from simulator import load_job, simulate
 from simulator.costs.calibration.cost_models import COST_MODELS
 from simulator.costs.costs import RATES
-from simulator.job import job
+from simulator.job import batch, job
 from simulator.job.framework import (
     Bucket,
     CommunicationOverlap,
@@ -47,7 +47,11 @@ def block(name: str, language: str, at: int = 0) -> Any:
 
 JOB = [
     job.JobFile,
-    job.Batch,
+    batch.Batch,
+    batch.MicrobatchClass,
+    batch.Samples,
+    batch.LogNormal,
+    batch.Uniform,
     job.Precision,
     job.RunLength,
     job.ShortPlan,
@@ -107,6 +111,15 @@ def test_every_field_of_the_answer_is_on_the_pages_of_job_and_figures() -> None:
 def test_the_short_and_the_long_plan_are_the_same() -> None:
     short, long = block("job", "yaml", 0), block("job", "yaml", 1)
     assert load_job(short).plan == load_job(short | long).plan
+
+
+def test_the_batches_of_unlike_length_are_forecast() -> None:
+    jobs = [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", page("job"), re.DOTALL | re.MULTILINE)]
+    unlike = [one for one in jobs if {"lengths", "samples"} & (one.get("batch") or {}).keys()]
+    forecasts = [simulate(one) for one in unlike]
+    assert [forecast.fits for forecast in forecasts] == [True, True, True]
+    assert forecasts[0].tokens == 2 * (3 * 3500 + 3 * 4096)
+    assert len(forecasts[1].play.plan.pipelines) == 2
 
 
 def test_the_clusters_are_clusters() -> None:
