@@ -95,7 +95,7 @@ class Samples(JobPart):
     apart. Few classes of micro-batches are forecast faster."""
     across_samples: bool = False
     """Packing without a mask: attention is of whole sequences. Default: it stays within a sample."""
-    alike: bool = False
+    equal_replicas: bool = False
     """All replicas run micro-batches of one size at a time, as schemes need that meet in every micro-batch. Default:
     micro-batches are dealt to replicas so that all have about as many FLOPs."""
 

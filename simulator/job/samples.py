@@ -76,8 +76,8 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
     join = _pack if samples.join == "packing" else _pad
     ranks = family_degree(plan, "data")
-    made = join(lengths, sequence, most, ranks if samples.alike else 1, samples)
-    orders = _deal(made, 1 if samples.alike else ranks, model, rng)
+    made = join(lengths, sequence, most, ranks if samples.equal_replicas else 1, samples)
+    orders = _deal(made, 1 if samples.equal_replicas else ranks, model, rng)
     return _with_classes(plan, orders)
 
 

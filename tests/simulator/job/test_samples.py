@@ -66,18 +66,18 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("join", ["packing", "padding"])
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("dp", [1, 2, 4])
 @pytest.mark.parametrize("tokens", [512, 2048])
-def test_no_token_is_lost(join: str, alike: bool, dp: int, tokens: int, tmp_path: Path) -> None:
+def test_no_token_is_lost(join: str, equal: bool, dp: int, tokens: int, tmp_path: Path) -> None:
     """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
     lengths = np.random.default_rng(dp).integers(1, 513, 301).tolist()
     plan = {"dp": dp, "tp": 8 // dp}
-    one = load(tmp_path, lengths, plan, join=join, alike=alike, tokens=tokens)
+    one = load(tmp_path, lengths, plan, join=join, equal_replicas=equal, tokens=tokens)
     assert simulate(one).tokens == sum(lengths)
     assert max(each.padded_tokens for each in one.batch.lengths) <= tokens
     loads = [sum(one.batch.lengths[number].padded_tokens for number in order) for order in orders_of(one)]
-    assert len(loads) == (1 if alike else dp)
+    assert len(loads) == (1 if equal else dp)
     assert max(loads) - min(loads) <= tokens
 
 
@@ -91,12 +91,12 @@ def test_samples_of_one_length_are_a_batch_of_equal_micro_batches(dp: int) -> No
     assert (found.step_time, found.tokens, found.mfu) == (wanted.step_time, wanted.tokens, wanted.mfu)
 
 
-def test_alike_replicas_may_meet_in_every_micro_batch() -> None:
+def test_equal_replicas_may_meet_in_every_micro_batch() -> None:
     samples = {"distribution": LONG_TAIL, "count": 64, "join": "padding"}
     plan = {"fsdp": True, "dp": 8}
     with pytest.raises(PlanError, match="all replicas meet in every micro-batch"):
         simulate(job(samples, plan))
-    assert simulate(job({**samples, "alike": True}, plan)).step_time > 0
+    assert simulate(job({**samples, "equal_replicas": True}, plan)).step_time > 0
 
 
 def test_the_long_form_is_the_same_job() -> None:
@@ -145,7 +145,10 @@ def tokens_per_second(sequence: int, **samples: Any) -> float:
                 "cluster": "dgx-a100:1",
                 "framework": {"name": "megatron-core", "set": {"attention": "unfused"}},
                 "plan": {"tp": tp, "pp": pp, "recompute": recompute},
-                "batch": {"sequence": sequence, "samples": {**drawn, "tokens": 4096, "alike": True, **samples}},
+                "batch": {
+                    "sequence": sequence,
+                    "samples": {**drawn, "tokens": 4096, "equal_replicas": True, **samples},
+                },
             }
         )
         found += [report.tokens_per_s_per_gpu] * report.fits
