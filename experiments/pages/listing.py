@@ -124,7 +124,9 @@ def _blocks(model: Model) -> list[str]:
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
         found.append(f"{moe.top_k} of {moe.experts} experts{shared}")
-    found += [f"{model.towers} towers of {model.tower_layers} layers"] if model.trunk else []
+    found += [f"branches {', '.join(f'{one.name} of {one.layers} layers' for one in model.branches)}"] * bool(
+        model.branches
+    )
     found += ["mla"] if model.mla else []
     found += [f"{model.ssm.pattern.count('M')} Mamba-2"] if model.ssm else []
     found += [f"window {model.window:,}"] if model.window else []

@@ -53,13 +53,16 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
         )
 
     def layer_cost(layer: int) -> float:
-        kind = model.kind(layer), plan.architecture.group_start(layer)
-        if kind not in known:
-            known[kind] = stage_cost(range(layer, layer + 1))
-        return known[kind]
+        units = plan.architecture.stage(range(layer, layer + 1), False, False).units
+        key = tuple(unit.lowering_key for unit in units), plan.architecture.group_start(layer)
+        if key not in known:
+            known[key] = stage_cost(range(layer, layer + 1))
+        return known[key]
 
     layers = [layer_cost(layer) for layer in model.every_layer]
-    return LayerCosts(stage_cost(range(0), first=True), layers, stage_cost(range(0), last=True))
+    # The branches of a model begin with their first layers.
+    begin = 0.0 if model.branches else stage_cost(range(0), first=True)
+    return LayerCosts(begin, layers, stage_cost(range(0), last=True))
 
 
 def _passes(plan: Plan) -> list[ActionKind]:

@@ -90,10 +90,10 @@ def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
 
 def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, int]:
     """Elements of the gradients that unlike replicas sum, layer by layer, on the rank that holds most."""
-    ends = {0, plan.job.model.layers}
+    ends = {0, every := len(plan.job.model.every_layer)}
     for pipeline in plan.pipelines:
         ends |= {pipeline.layers_of(part).start for part in range(pipeline.parts)}
-    borders = sorted(end for end in ends if end <= plan.job.model.layers)
+    borders = sorted(end for end in ends if end <= every)
     pieces = [
         (range(0), True, False),
         *((range(*one), False, False) for one in pairwise(borders)),

@@ -151,6 +151,13 @@ class MLP(CompositeModule):
 
 
 @dataclass(frozen=True, eq=False)
+class Projector(CompositeModule):
+    """From the hidden size of a branch to that of the trunk."""
+
+    label = "projector"
+
+
+@dataclass(frozen=True, eq=False)
 class SharedExperts(MLP):
     """Shared experts: an MLP that every token passes."""
 

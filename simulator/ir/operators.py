@@ -290,6 +290,7 @@ class CoreAttention(Operator):
     document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: one
         document.
     chunk: tokens of the chunks of a sequence, within each of which fused kernels attend (Llama 4); None: one chunk.
+    bidirectional: a query attends to all positions, or to those of its chunk, in place of those before it.
     block: the block of scores that this is, where attention is computed block by block; the log-sum-exp of its rows is
         saved to merge the blocks.
     """
@@ -304,6 +305,7 @@ class CoreAttention(Operator):
     document: int | None = None
     chunk: int | None = None
     block: ScoreBlock | None = None
+    bidirectional: bool = False
     label = "core_attn"
 
     @property
@@ -322,6 +324,8 @@ class CoreAttention(Operator):
 
     def _pairs_of(self, tokens: int) -> float:
         """Pairs within `tokens` of one chunk: of documents, there are as many as fill it, or one that it cuts."""
+        if self.bidirectional:
+            return tokens * min(self.document or tokens, tokens)
         document = min(self.document or tokens, tokens)
         visible = min(self.window or document, document)
         return tokens / document * visible * (document - visible / 2) if tokens else 0.0

@@ -176,8 +176,9 @@ class Scope:
         output."""
         for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
             notes.clear()
-        # Token ids, and tensors computed from them by frozen operators only.
-        self._without_gradient = {unit.residual_in.name} if unit.residual_in and LOWEST in unit.marks else set()
+        # Inputs of the model, such as token ids, and tensors computed from them by frozen operators only.
+        entering = unit.residual_in.name if unit.residual_in else ""
+        self._without_gradient = {t.name for t in unit.inputs if t.name != entering or LOWEST in unit.marks}
         self.in_layer = isinstance(unit, Layer)
         walk(unit, self._note)
         ends: list[str | None] = []

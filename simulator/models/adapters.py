@@ -20,9 +20,10 @@ from typing import Literal, get_args
 
 from hardware.errors import PlanError
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import LOWEST, MLP, CompositeModule, Layer, Module, Operator, SelfAttention, Unit
+from simulator.ir.modules import LOWEST, MLP, CompositeModule, Layer, Module, Operator, Projector, SelfAttention, Unit
 from simulator.ir.operators import Cast, Linear, Sum
 from simulator.models.model import Model
+from simulator.models.transformer import Transformer
 
 Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 """The linear layers that can have an adapter."""
@@ -63,6 +64,12 @@ class Adapters:
 
     def parameters(self, model: Model) -> int:
         """Counts the parameters of all adapters."""
+        layers = model.layers + model.mtp
+        every = [(model, layers), *((branch, branch.layers) for branch in model.branches)]
+        return self.rank * sum(count * self._layer_widths(shape) for shape, count in every)
+
+    def _layer_widths(self, model: Transformer) -> int:
+        """Widths that the adapters of a layer lead from and to, together."""
         ups = (2 if model.gated else 1) * model.dense_ffn
         widths: dict[Target, int] = {
             "attn_qkv": model.hidden + model.query_width + model.key_width + model.value_width,
@@ -70,8 +77,7 @@ class Adapters:
             "mlp_up": model.hidden + ups,
             "mlp_down": model.dense_ffn + model.hidden,
         }
-        layers = len(model.every_layer) + model.mtp
-        return self.rank * layers * sum(widths[target] for target in self.targets)
+        return sum(widths[target] for target in self.targets)
 
     def insert_into(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
         """Freezes every operator of a unit's modules and adds adapters to the linear layers that `targets` names.
@@ -109,6 +115,16 @@ class Adapters:
             Linear(f"{name}.b", (down,), added, b, linear.grad_dtype, launches=PLAIN_LAUNCHES),
             Sum(f"{name}.add", (*plain, *added), linear.outs, frozen=True, launches=PLAIN_LAUNCHES),
         ]
+
+
+def freeze(modules: Sequence[Module]) -> list[Module]:
+    """Freezes every operator of a unit's modules but those of projectors."""
+    found: list[Module] = []
+    for module in modules:
+        if isinstance(module, CompositeModule) and not isinstance(module, Projector):
+            module = replace(module, children=tuple(freeze(module.children)))
+        found.append(replace(module, frozen=True) if isinstance(module, Operator) else module)
+    return found
 
 
 def mark_lowest(units: Sequence[Unit]) -> list[Unit]:

@@ -6,7 +6,7 @@ ranks, and data schemes shard it. Equal layers in a row are one unit with a coun
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -14,13 +14,12 @@ from itertools import groupby
 
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import (
+    LOWEST,
     MLP,
-    CompositeModule,
     Layer,
     LayersFrom,
     Module,
     MoE,
-    Operator,
     SelfAttention,
     SharedExperts,
     Stage,
@@ -49,12 +48,15 @@ from simulator.ir.operators import (
     Residual,
     Rope,
 )
-from simulator.models.adapters import mark_lowest
+from simulator.models.adapters import freeze, mark_lowest
+from simulator.models.branches import Branch
 from simulator.models.casts import cast_input, save_inputs
+from simulator.models.inputs import build_input, build_projector, make_table
 from simulator.models.mamba import mamba_block
-from simulator.models.model import LayerKind
+from simulator.models.model import Model
 from simulator.models.parts import MLA, MoEShape, StateSpace
-from simulator.models.shapes import Shapes
+from simulator.models.shapes import Shapes, add_prefix
+from simulator.models.transformer import LayerKind
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
@@ -68,25 +70,35 @@ class Architecture(Shapes):
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
 
-        Every tower starts with an embedding; the trunk of a model with towers starts with their concatenation.
+        Every branch starts with an embedding; the trunk of a model with branches starts with their concatenation.
         """
-        trunk, each = self.model.trunk, self.model.tower_layers
-        units = [self.embedding] if first and not trunk else []
-        for start in range(0, trunk, each or 1):
-            if some := range(max(layers.start, start), min(layers.stop, start + each)):
-                units += [self.tower.embedding] if some.start == start else []
-                units += self.tower.layer_units(some)
-        if some := range(max(layers.start, trunk), layers.stop):
-            units += [self.tower_join] if some.start == trunk > 0 else []
+        units = [] if self.branches or not first else [self.embedding]
+        start = 0
+        for branch in self.branches:
+            stop = start + branch.model.layers
+            if some := range(max(layers.start, start), min(layers.stop, stop)):
+                units += branch.branch_units(range(some.start - start, some.stop - start))
+            start = stop
+        if some := range(max(layers.start, start), layers.stop):
+            units += [self.join] if some.start == start > 0 else []
             units += self.layer_units(some)
         units += [self.output_unit] if last else []
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
+    def branch_units(self, layers: range) -> list[Unit]:
+        """Returns the units of layers of a branch, with its embedding and its projector at the ends."""
+        units = [self.embedding] if layers.start == 0 else []
+        units += self.layer_units(layers)
+        modules, projected = self.project([], self.residual)
+        if layers.stop == self.model.layers and modules:
+            units.append(self._unit(Unit, "projector", modules, True, projected))
+        return units
+
     def layer_units(self, layers: range) -> list[Unit]:
-        """Returns the units of layers of one tower, or of the trunk."""
+        """Returns the units of layers of one branch, or of the trunk."""
         return [
             replace(self.layer(kind, first), count=count)
-            for first, some in groupby(layers, self.group_start)
+            for first, some in groupby(layers, lambda layer: self.group_start(layer + self.first_layer))
             for kind, count in self.runs_of_kinds(tuple(some))
         ]
 
@@ -108,9 +120,23 @@ class Architecture(Shapes):
         return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
 
     @cached_property
-    def tower(self) -> Architecture:
-        """The architecture of one tower, over its part of a sequence."""
-        return replace(self, seq=self.seq // self.model.towers)
+    def branches(self) -> tuple[Architecture, ...]:
+        """The architectures of the branches, each over its part of a sequence; equal ones are one object."""
+        model, found, first = self.model, list[Architecture](), 0
+        known: dict[Architecture, Architecture] = {}
+        if not isinstance(model, Model):
+            return ()
+        for branch, tokens in zip(model.branches, model.branch_tokens(self.seq), strict=True):
+            own = replace(
+                self,
+                model=branch.model_copy(update={"name": model.name, "tokens": None}),
+                seq=int(tokens),
+                document=None if branch.input_width else self.document,
+                first_layer=first if self.borders else 0,
+            )
+            found.append(known.setdefault(own, own))
+            first += branch.layers
+        return tuple(found)
 
     @property
     def units(self) -> Iterable[Unit]:
@@ -142,45 +168,51 @@ class Architecture(Shapes):
         output: the tensor that leaves it; None: none.
         variant: key that differs between units of one name.
         """
-        y = self.act("y")
+        y = self.act("y") if output is None else replace(output, name="y")
         if output is not None:
             children = [*children, Boundary("leaving", (output,), (y,))]
         if self.adapters:
             children = self.adapters.insert_into(children)
+        elif self._frozen:
+            children = freeze(children)
         # The work of one rank is the same with any number of replicas.
         key = name, variant, replace(self, replicas=1)
         residual_in, residual_out = self.residual if has_input else None, y if output else None
-        return kind(name, tuple(children), residual_in, residual_out, lowering_key=key)
+        marks = frozenset({LOWEST} if self._frozen and has_input else ())
+        return kind(name, tuple(children), residual_in, residual_out, lowering_key=key, marks=marks)
 
     @property
-    def _table(self) -> Tensor:
-        return self.weight("embedding", v=Dim(self.vocab), h=self.hidden_dim)
+    def _frozen(self) -> bool:
+        return isinstance(self.model, Branch) and self.model.frozen
 
     @cached_property
     def embedding(self) -> Unit:
         """The unit from token ids to the residual stream."""
-        model = self.model
-        ids = Tensor("ids", self.token_dims, "int64")
-        x = self.act("embedded")
-        modules: list[Module] = [Embedding("embedding", (ids,), (x,), (self._table,))]
-        if model.embedding_norm:
-            modules.append(
-                Norm("embedding_norm", (x,), (normed := self.act("embedded.norm"),), self.norm_weights("embedding"))
-            )
-            x = normed
-        if model.positions == "learned" or model.dropout > 0:
-            rows = Dim(model.position_rows)
-            learned = (self.weight("positions", p=rows, h=self.hidden_dim),) if model.positions == "learned" else ()
-            end = self.act("placed")
-            modules.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
-            x = end
-        return self._unit(Unit, "embedding", modules, False, x)
+        modules, embedded = build_input(self)
+        return self._unit(Unit, "embedding", modules, False, embedded)
 
     @cached_property
-    def tower_join(self) -> Unit:
-        """The unit that concatenates the outputs of all towers, parts of a sequence, to one residual stream."""
+    def join(self) -> Unit:
+        """The unit that concatenates the outputs of all branches, parts of a sequence, to one residual stream; those of
+        branches without layers are embedded here."""
+        modules, x = list[Module](), self.residual
+        arrived = sum(branch.seq for branch in self.branches if branch.model.layers)
+        parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x]
+        for i, branch in enumerate(self.branches):
+            if not branch.model.layers:
+                own, part = branch.project(*build_input(branch))
+                modules += [add_prefix(module, f"branch{i}.", ()) for module in own]
+                parts.append(replace(part, name=f"branch{i}.{part.name}"))
         joined = self.act("joined")
-        return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
+        unit = self._unit(Unit, "join", [*modules, Concat("join", tuple(parts), (joined,))], True, joined)
+        return replace(unit, residual_in=parts[0])
+
+    def project(self, modules: list[Module], x: Tensor) -> tuple[list[Module], Tensor]:
+        """Adds the final norm and the projector of a branch to the modules that make `x`; returns also their output."""
+        assert isinstance(self.model, Branch)
+        more, y = build_projector(self, self.model, x)
+        modules = [*modules, *more]
+        return (freeze(modules) if self.model.frozen else modules), y
 
     def layer(self, kind: LayerKind, first: int = 0) -> Layer:
         """Returns a transformer layer of this kind. first: see `group_start`."""
@@ -316,7 +348,7 @@ class Architecture(Shapes):
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
         ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
-        place = window, self.tokens_before, self.tokens_after, self.document, chunk
+        place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
@@ -443,7 +475,7 @@ class Architecture(Shapes):
         ids, embedded = Tensor("ids", self.token_dims, "int64"), self.act("embedded")
         both, joined, end = self.act("both", c=Dim(2 * self.model.hidden)), self.act("joined"), self.act("end")
         normed = self.act("norm.x"), self.act("norm.embedded")
-        held, read = ((self._table,), ()) if owns and not self.model.tied else ((), (self._table,))
+        held, read = ((make_table(self),), ()) if owns and not self.model.tied else ((), (make_table(self),))
         project = self.weight("wjoin", c=both.dims["c"], h=self.hidden_dim)
         return [
             Embedding("embedding", (ids,), (embedded,), held, tied=True, shared_weights=read),
@@ -454,16 +486,3 @@ class Architecture(Shapes):
             *self._layer(self.model.kind(self.model.layers - 1), joined, end),
             *self._predict(end, owns=False),
         ]
-
-
-def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
-    """Copies `module` with a prefix to all names, except those of tensors from outside."""
-    name = prefix + module.name
-    if isinstance(module, CompositeModule):
-        return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))
-    assert isinstance(module, Operator)
-
-    def rename(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
-
-    return replace(module, name=name, ins=rename(module.ins), outs=rename(module.outs), weights=rename(module.weights))

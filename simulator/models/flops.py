@@ -15,8 +15,9 @@ Features that the papers of these formulas did not have are counted the same in 
   window; the other conventions count all pairs, as the kernels of their time computed them;
 - chunks of c < T tokens: the same, with the length of a token's chunk (c, but less in the last one) in place of w, and
   half of it for `causal`;
-- towers: N counts one tower, because a token passes only its own, and attention in a tower is among its T / towers
-  tokens;
+- branches: N counts a branch for its share of a sequence, because a token passes only its own, and attention in a
+  branch is among its own tokens, all pairs of them where it is bidirectional. A linear layer from inputs such as
+  patches, and a projector, count with the products of matrices. A frozen branch needs its forward pass alone;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
 - state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
@@ -31,12 +32,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from simulator.models.model import LayerKind, Model
+from simulator.models.branches import Branch
+from simulator.models.model import Model
+from simulator.models.transformer import LayerKind, Transformer
 
 if TYPE_CHECKING:
     from simulator.models.adapters import Adapters
 
-PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "mtp", "head")
+PARTS = (
+    *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
+    *("mtp", "head"),
+)
 """The parts of `forward_matmul_flops`."""
 
 
@@ -45,6 +51,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
     A linear layer from m to n features does 2 tokens m n. The parts:
 
+    - ``inputs``: linear layers from inputs that are no token ids, of branches;
     - ``qkv``: projections to queries, keys and values, with `mla` down to the latents and up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
       if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in one with chunks of c
@@ -55,6 +62,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
       capacity factor where there is one;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
+    - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs.
 
@@ -62,7 +70,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     times these FLOPs (gradients of inputs and of weights cost one forward pass each), if the recomputation inside the
     backward kernel of attention is not counted.
 
-    In a tower each token attends to `seq` / towers tokens; all towers together have all tokens.
+    In a branch each token attends to those of the same branch; all branches together have all tokens.
 
     Args:
         model: the shape of the model.
@@ -71,11 +79,26 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
             all pairs, as kernels compute that mask afterwards.
     """
+    parts = _layer_flops(model, tokens, seq, causal)
+    for branch, of in _branches(model, seq):
+        some = tokens * of / seq
+        for part, flops in _layer_flops(branch, some, of, causal).items():
+            parts[part] += flops
+        parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
+        first, second = branch.hidden * branch.trunk_hidden, branch.trunk_hidden * branch.trunk_hidden
+        parts["projector"] += 2 * some * {"none": 0, "linear": first, "mlp": first + second}[branch.projector]
+    parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
+    parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab
+    return parts
+
+
+def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) -> dict[str, float]:
+    """The FLOPs of the layers of the trunk, or of a branch, by part: see `forward_matmul_flops`."""
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
-    for kind, among, layers in _kinds(model, seq):
+    for kind, layers in _kinds(model):
         if kind.has_attention:
-            seen = 2 * among if not causal else _half(among, model) if kind.local else among
+            seen = 2 * seq if not causal else _seen(seq, model, kind)
             parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
             parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
@@ -89,39 +112,48 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
             parts["router"] += layers * 2 * tokens * h * model.moe.experts
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
-    parts["mtp"] = model.mtp * 2 * tokens * 2 * h * h
-    parts["head"] = (1 + model.mtp) * 2 * tokens * h * model.vocab
     return parts
 
 
-def _kinds(model: Model, seq: int) -> Iterator[tuple[LayerKind, float, int]]:
-    """For each kind of layer (`Model.kind`) that a token passes: the kind, the tokens of a sequence there, and the
-    number of such layers, including those of multi-token prediction."""
-    trunk = Counter(model.kind(model.trunk + layer) for layer in range(model.layers))
-    trunk += Counter({model.kind(model.layers - 1): model.mtp})
-    for kinds, among in ((Counter(map(model.kind, range(model.tower_layers))), seq / model.towers), (trunk, seq)):
-        for kind, layers in kinds.items():
-            yield kind, among, layers
+def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
+    """Every branch with its tokens of a sequence."""
+    return zip(model.branches, model.branch_tokens(seq), strict=True)
 
 
-def _half(seq: float, model: Model) -> float:
+def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
+    """The kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
+    multi-token prediction."""
+    found = Counter(Transformer.kind(model, layer) for layer in range(model.layers))
+    if model.mtp:
+        found[Transformer.kind(model, model.layers - 1)] += model.mtp
+    yield from found.items()
+
+
+def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
+    """Twice the mean number of tokens that a token attends to."""
+    if model.bidirectional:
+        return 2 * (_chunk(seq, model) if kind.local else seq)
+    return _half(seq, model) if kind.local else seq
+
+
+def _half(seq: float, model: Transformer) -> float:
     """Twice the mean number of tokens that a token of a local layer attends to, under the causal mask."""
     window = min(model.window or seq, seq)
     return 2 * window - window * window / seq if window < seq else _chunk(seq, model)
 
 
-def _chunk(seq: float, model: Model) -> float:
+def _chunk(seq: float, model: Transformer) -> float:
     """Tokens of the chunk of a token of a local layer, in the mean over tokens; seq without chunks."""
     full, rest = divmod(seq, chunk := model.attention_chunk or seq)
     return (full * chunk * chunk + rest * rest) / seq
 
 
-def _mlp(model: Model, tokens: int, ffn: int) -> int:
+def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
     """FLOPs of an MLP of inner width `ffn`."""
     return (3 if model.gated else 2) * 2 * tokens * model.hidden * ffn
 
 
-def _qkv_weights(model: Model) -> int:
+def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
     if mla is None:
@@ -137,7 +169,7 @@ def six_n(model: Model, seq: int) -> float:
     Source: Kaplan et al. 2020 (arXiv 2001.08361), there without embeddings; Hoffmann et al. 2022
     (arXiv 2203.15556) with them, as here.
     """
-    return 6.0 * model.active_parameters
+    return 6.0 * model.active_parameters_at(seq)
 
 
 def palm(model: Model, seq: int) -> float:
@@ -146,12 +178,19 @@ def palm(model: Model, seq: int) -> float:
     Source: Chowdhery et al. 2022 (PaLM), appendix B, arXiv 2204.02311. nanoGPT leaves learned positions out of
     N, torchtitan an untied input embedding.
     """
+    attention = _count_attention(model, seq)
+    attention += sum(_count_attention(branch, of) * of / seq for branch, of in _branches(model, seq))
+    return six_n(model, seq) + 6.0 * attention
+
+
+def _count_attention(model: Transformer, seq: float) -> float:
+    """L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
     seen = sum(
-        layers * (min(_chunk(among, model), model.window or among) if kind.local else among)
-        for kind, among, layers in _kinds(model, seq)
+        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else seq)
+        for kind, layers in _kinds(model)
         if kind.has_attention
     )
-    return six_n(model, seq) + 6.0 * seen * (model.query_width + model.output_width)
+    return seen * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
@@ -204,17 +243,18 @@ def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
 
     Source: as `mosaic_mfu`.
     """
-    return 4.0 * _mosaic_forward(model, seq) + (4.0 * _layers(model) * model.hidden * seq if flash else 0.0)
+    return 4.0 * _mosaic_forward(model, seq) + (4.0 * _mosaic_attention(model, seq) if flash else 0.0)
 
 
 def _mosaic_forward(model: Model, seq: int) -> float:
-    return 2.0 * model.active_parameters + 4.0 * _layers(model) * model.hidden * seq
+    return 2.0 * model.active_parameters_at(seq) + 4.0 * _mosaic_attention(model, seq)
 
 
-def _layers(model: Model) -> float:
-    """L, where a layer of a tower counts for its share of a sequence, and layers without attention do not count."""
+def _mosaic_attention(model: Model, seq: int) -> float:
+    """L h T, where layers without attention do not count, and a branch counts for its tokens."""
     trunk = model.ssm.pattern.count("*") if model.ssm else model.layers
-    return trunk + model.tower_layers / model.towers
+    branches = sum(branch.layers * branch.hidden * of * of / seq for branch, of in _branches(model, seq))
+    return trunk * model.hidden * seq + branches
 
 
 CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
@@ -235,16 +275,17 @@ def needed_flops(
 
     Frozen weights have no gradients: a parameter that the convention counts has 4 FLOPs in place of 6. Parameters of
     adapters have 6. Attention counts in full, because all its gradients are computed. A forward pass alone is a third:
-    2 N and a third of attention.
+    2 N and a third of attention; that is what a frozen branch needs, projector left out.
 
     adapters: the adapters, if they alone are trained.
     forward_only: nothing is trained.
     """
     whole = CONVENTIONS[convention](model, seq)
+    if not forward_only and adapters is None:
+        return whole - 2.0 / 3.0 * sum(_encoder(convention, one, of) * of / seq for one, of in _frozen(model, seq))
     if forward_only:
         return whole / 3.0
-    if adapters is None:
-        return whole
+    assert adapters is not None
     frozen = {
         "palm": lambda: 2.0 * model.active_parameters,
         "causal": lambda: sum(
@@ -252,6 +293,18 @@ def needed_flops(
         ),
     }
     return whole - frozen[convention]() + 6.0 * adapters.parameters(model)
+
+
+def _frozen(model: Model, seq: int) -> list[tuple[Branch, float]]:
+    return [(branch, of) for branch, of in _branches(model, seq) if branch.frozen]
+
+
+def _encoder(convention: str, branch: Branch, seq: float) -> float:
+    """FLOPs of one token of a branch by the convention `palm` or `causal`, without its projector."""
+    if convention == "palm":
+        return 6.0 * (branch.parameters - branch.projector_parameters + _count_attention(branch, seq))
+    products = sum(_layer_flops(branch, 1, seq, causal=True).values())
+    return 3.0 * (products + 2 * branch.hidden * (branch.input_width or 0))
 
 
 def step_flops(convention: str, model: Model, seq: int, sequences: int) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import Module
+from simulator.ir.modules import CompositeModule, Module, Operator
 from simulator.ir.operators import Linear, Norm
 from simulator.models.adapters import Adapters
+from simulator.models.branches import Branch
 from simulator.models.casts import cast_input
 from simulator.models.model import Model
 
@@ -16,7 +18,7 @@ from simulator.models.model import Model
 class Shapes:
     """Makes the tensors and the linear layers of a model for one micro-batch.
 
-    model: the shape of the model.
+    model: the shape of the model, or of the branch whose tensors these are.
     samples: sequences of a micro-batch of one replica.
     seq: tokens of a sequence, or of the slice of sequences that this is.
     vocab: rows of the embedding, padding included.
@@ -34,9 +36,10 @@ class Shapes:
     document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
     fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
+    first_layer: of a branch, the number of its first layer, if there are borders.
     """
 
-    model: Model
+    model: Model | Branch
     samples: int
     seq: int
     vocab: int
@@ -54,6 +57,7 @@ class Shapes:
     document: int | None = None
     fp8_activation_inputs: bool = False
     borders: tuple[int, ...] = ()
+    first_layer: int = 0
 
     @property
     def token_dims(self) -> dict[str, Dim]:
@@ -88,3 +92,16 @@ class Shapes:
         """Makes a linear layer, after the cast of its input where the input is not cast yet."""
         x, casts = cast_input(self.quantised, x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
+
+
+def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
+    """Copies `module` with a prefix to all names, except those of tensors from outside."""
+    name = prefix + module.name
+    if isinstance(module, CompositeModule):
+        return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))
+    assert isinstance(module, Operator)
+
+    def rename(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
+
+    return replace(module, name=name, ins=rename(module.ins), outs=rename(module.outs), weights=rename(module.weights))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from hardware.errors import PlanError
+from hardware.errors import ModelError, PlanError
 from simulator.ir.mamba_operators import Mamba, SSDScan
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
@@ -15,6 +15,7 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import Scheme
 from simulator.job.framework import Format
 from simulator.lowering.scope import Scope
+from simulator.models.branches import share_tokens
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import nearest_multiple
 
@@ -34,6 +35,9 @@ EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
 MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 """Names of dims for operators of Mamba-2 blocks."""
 
+
+BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
+"""Names of dims for operators of branches."""
 
 MAX_PASSES = 2_000_000
 """Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
@@ -111,14 +115,15 @@ def check_batch(plan: Plan) -> None:
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
 
-def check_towers(plan: Plan) -> None:
-    """Every tower has an equal part of a sequence."""
-    towers, seq = plan.job.model.towers, plan.job.batch.sequence
+def check_branches(plan: Plan) -> None:
+    """The branches of a model have whole numbers of tokens of a sequence."""
+    model, seq = plan.job.model, plan.job.batch.sequence
     assert seq is not None
-    if seq % towers:
-        rule = f"each of the {towers} towers of {plan.job.model.name} has an equal part of a sequence"
-        near = max(1, round(seq / towers)) * towers
-        raise PlanError("batch.sequence", rule, f"{near} would work", seq)
+    if model.branches:
+        try:
+            share_tokens([one.tokens for one in model.branches], seq, "batch.sequence")
+        except ModelError as error:
+            raise PlanError(error.where, error.rule, error.remedy, error.value) from None
 
 
 def check_attention(plan: Plan) -> None:
@@ -199,7 +204,8 @@ def check_noisy_steps(plan: Plan) -> None:
     if noise is None:
         return
     directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
-    passes = directions * sum(one.shape.m for one in plan.every_pipeline) * shape.slices * plan.job.model.layers
+    counted = sum(one.shape.m for one in plan.every_pipeline) * shape.slices
+    passes = directions * counted * len(plan.job.model.every_layer)
     if passes > MAX_NOISY_STEP:
         rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
         remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
@@ -257,9 +263,6 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
         scheme.check_operators(operators, len(plan.job.model.every_layer), f"plan.schemes[{i}]")
     scope = Scope(plan.mesh, plan.stage_schemes)
 
-    # In a tower its part of a sequence is sharded.
-    called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
-
     def visit(operator: Operator, called: Mapping[str, str]) -> None:
         for tensor, dim, sharding in scope.sharded_dims(operator):
             size, count = tensor.dims[dim], plan.mesh.size(sharding)
@@ -270,9 +273,15 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
                 names = EXPERT_NAMES if operator.view else called
                 _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
+    of_branches = {
+        unit.children: BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
+        # Equal branches share their units, and errors name the first.
+        for branch, own in reversed([*zip(plan.model.branches, plan.backward_architecture.branches, strict=True)])
+        for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
+    }
     for unit in plan.backward_architecture.units:
-        names = MAMBA_NAMES if any(isinstance(module, Mamba) for module in unit.children) else called
-        walk(unit, partial(visit, called=names))
+        mamba = any(isinstance(module, Mamba) for module in unit.children)
+        walk(unit, partial(visit, called=MAMBA_NAMES if mamba else of_branches.get(unit.children, DIM_NAMES)))
     known.add(key)
 
 
@@ -284,8 +293,8 @@ def check_slices(plan: Plan) -> None:
     if model.ssm:
         rule = f"the scan of the state-space layers of {model.name} is forecast over whole sequences"
         raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
-    if model.trunk:
-        rule = f"the trunk of {model.name} joins whole sequences of all towers"
+    if model.branches:
+        rule = f"the trunk of {model.name} joins whole sequences of all branches"
         raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
     for share in plan.schedule.slices:
         tokens = share * sequence
@@ -323,7 +332,7 @@ ALWAYS = (
     check_roles,
     check_experts,
     check_batch,
-    check_towers,
+    check_branches,
     check_attention,
     check_documents,
     check_noise,

@@ -37,42 +37,45 @@ AskLayerCosts = Callable[[], Sequence[LayerCosts]]
 def layers_of_graph(
     partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, costs: AskLayerCosts
 ) -> list[int]:
-    """Returns the number of layers of every virtual stage. The stages are a chain, or a chain per tower, joined by the
-    trunk.
+    """Returns the number of layers of every virtual stage. The stages are a chain, or a chain per branch of the model
+    that has layers, joined by the trunk.
 
     partition: the partition of the job.
     model: the shape of the model.
     before: for every stage the stages whose output it receives.
     use: name of the schedule, for error messages.
     costs: returns the layer costs.
-    Raises PlanError if towers do not match the graph, or the layers do not fit the stages.
+    Raises PlanError if branches do not match the graph, or the layers do not fit the stages.
     """
+    branches = [one for one in model.branches if one.layers]
     begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
     lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
-    if len(before) == 1 or model.towers == len(lines) == 1:
+    if len(before) == 1 or (len(lines) == 1 and len(branches) <= 1):
         return layers_of_stages(partition, len(model.every_layer), len(before), costs)
-    joined = [before[line.start] for line in lines] == [*[()] * model.towers, tuple(line[-1] for line in lines[:-1])]
-    if model.towers == 1 or not joined:
+    joined = [before[line.start] for line in lines] == [*[()] * len(branches), tuple(line[-1] for line in lines[:-1])]
+    if len(branches) <= 1 or not joined:
         stages = "is a chain of stages" if len(lines) == 1 else f"joins {len(lines) - 1} branches of stages"
-        has = f"has {model.towers} towers" if model.towers > 1 else "is a chain of layers"
-        graph = f"pipeline/graphpipe with branches: {model.towers}, or one stage"
-        remedy = f"Use {graph if model.towers > 1 else 'pipeline/1f1b'}"
+        several = len(branches) > 1
+        has = f"has {len(branches)} branches of layers" if several else "is a chain of layers"
+        graph = f"pipeline/graphpipe with branches: {len(branches)}, or one stage"
+        remedy = f"Use {graph if several else 'pipeline/1f1b'}"
         raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {has}", remedy, use)
-    counts = [*[model.tower_layers] * model.towers, model.layers]
+    counts = [*(one.layers for one in branches), model.layers]
+    names = [*(f"branch {one.name}" for one in branches), "the trunk"]
     if partition == "even":
-        for layers, line, whose in zip(counts, lines, [*["each tower"] * model.towers, "the trunk"], strict=True):
+        for layers, line, whose in zip(counts, lines, names, strict=True):
             if layers % len(line):
                 rule = f"the {layers} layers of {whose} must divide evenly over its {len(line)} stages"
                 near = max(1, round(layers / len(line))) * len(line)
                 raise PlanError("plan.partition", rule, f"{near} layers would work, or a list of layers", partition)
         return [layers // len(line) for layers, line in zip(counts, lines, strict=True) for _ in line]
     if isinstance(partition, str):
-        rule = "towers are partitioned evenly, or by a list"
+        rule = "branches are partitioned evenly, or by a list"
         raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
     found = [sum(partition[line.start : line.stop]) for line in lines]
     if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + 1) < 1:
         whole = ", ".join(f"{layers} on {len(line)}" for layers, line in zip(counts, lines, strict=True))
-        rule = f"a list gives the layers of each stage, tower by tower and then of the trunk ({whole} stages)"
+        rule = f"a list gives the layers of each stage, branch by branch and then of the trunk ({whole} stages)"
         rule += ", and no stage but the last is without"
         raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
     return list(partition)

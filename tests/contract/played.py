@@ -156,7 +156,8 @@ class Played:
         step, or without a flush of the run that is played.
 
         Places of experts are filled up to a whole number on every rank. Tensor ranks that all see all tokens do the
-        linears twice that they do not divide: routers, down to the latents, and from two streams to one.
+        linears twice that they do not divide: routers, down to the latents, from two streams to one, from inputs to a
+        branch, and from a branch to the trunk.
         """
         job, mesh = self.plan.job, self.plan.mesh
         model, seq = self.plan.model, job.batch.sequence or 0
@@ -173,8 +174,12 @@ class Played:
         if any(scheme.layouts(ROUTER) is None for scheme in tensor):
             again = mesh.size("tp") - 1
             latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
-            narrow = 2 * tokens * model.hidden * latents * (model.tower_layers + model.layers + model.mtp)
-            parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow)
+            branches = [*zip(model.branches, model.branch_tokens(seq), strict=True)]
+            encoders = sum(branch.layers * of / seq for branch, of in branches)
+            linear = [(one.hidden, of) for one, of in branches if one.projector == "linear"]
+            whole = parts["inputs"] + sum(2 * tokens * of / seq * hidden * model.hidden for hidden, of in linear)
+            narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp + encoders)
+            parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow + whole)
         attention = parts.pop("attention")
         linear = sum(parts.values())
         return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}

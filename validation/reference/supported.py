@@ -66,7 +66,8 @@ def check_model(plan: Plan) -> None:
         "qk_layernorm": (model.qk_layernorm and model.mla is None, False),
         "parallel_residual": (model.parallel_residual, False),
         "mtp": (model.mtp > 0, 0),
-        "towers": (model.towers > 1, 1),
+        "branches": (bool(model.branches), None),
+        "bidirectional": (model.bidirectional, False),
     }
     for field, (lacking, remedy) in lacks.items():
         if lacking:

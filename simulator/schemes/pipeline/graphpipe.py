@@ -11,15 +11,19 @@ successors.
     device 1   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 2   .. F0 B0 F1 B1 F2 B2 F3 B3
 
-Each branch has d = (p - trunk) / branches of the p stages, branch by branch; the stages of the trunk come last.
+The p stages are those of the branches, branch by branch, and then the trunk. Where `branches` is a number, each branch
+has d = (p - trunk) / branches of them; a list gives the stages of each branch, in the order of the model's branches
+that have layers.
 
-bubble (d + trunk - 1)(t_f + t_B) [s], against (p - 1)(t_f + t_B) for a chain; min(m, k_x) micro-batches in flight. With
-one branch it is 1F1B.
+bubble (d + trunk - 1)(t_f + t_B) [s] with d stages of the longest branch, against (p - 1)(t_f + t_B) for a chain;
+min(m, k_x) micro-batches in flight. With one branch it is 1F1B.
 
 References: Jeon et al. 2024, arXiv 2406.17145.
 """
 
 from collections.abc import Iterable
+from itertools import accumulate
+from typing import Annotated
 
 from pydantic import Field
 
@@ -36,8 +40,9 @@ class GraphPipe(Schedule):
     )
 
     class Options(Schedule.Options):
-        branches: int = Field(default=2, ge=1, strict=True)
-        """Branches of stages, one for each tower of the model."""
+        branches: Annotated[int, Field(ge=1, strict=True)] | tuple[Annotated[int, Field(ge=1, strict=True)], ...] = 2
+        """Branches of stages, one for each branch of the model that has layers, all with equally many stages; a list
+        gives the stages of each."""
         trunk: int = Field(default=1, ge=1, strict=True)
         """Stages after the join of the branches."""
 
@@ -45,27 +50,34 @@ class GraphPipe(Schedule):
         super().check(shape)
         branches, trunk = self.options.branches, self.options.trunk
         left = shape.p - trunk
-        if left < branches or left % branches:
+        if isinstance(branches, tuple):
+            if not branches or sum(branches) != left:
+                stages = " + ".join(map(str, (*branches, trunk)))
+                rule = f"the branches and the trunk of {self.use} have {stages} stages"
+                raise PlanError("the pipeline's axis", rule, f"pp = {sum(branches) + trunk} would work", shape.p)
+        elif left < branches or left % branches:
             rule = f"{self.use} has {branches} branches of one number of stages, at least 1, and a trunk of {trunk}"
             remedy = f"pp = {max(1, round(left / branches)) * branches + trunk} would work"
             if d := (shape.p - 1) // branches:
                 remedy += f", or trunk: {shape.p - d * branches}"
             raise PlanError("the pipeline's axis", rule, remedy, shape.p)
 
-    def branch_stages(self, shape: PipelineShape) -> int:
-        """Stages of a branch."""
-        return (shape.p - self.options.trunk) // self.options.branches
+    def branch_ends(self, shape: PipelineShape) -> list[int]:
+        """The stage behind the last one of every branch."""
+        branches = self.options.branches
+        joins = shape.p - self.options.trunk
+        return list(accumulate(branches if isinstance(branches, tuple) else [joins // branches] * branches))
 
     def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
-        d, joins = self.branch_stages(shape), shape.p - self.options.trunk
-        if stage == joins:
-            return tuple(range(d - 1, joins, d))
-        return (stage - 1,) if stage > joins or stage % d else ()
+        ends = self.branch_ends(shape)
+        if stage == ends[-1]:
+            return tuple(end - 1 for end in ends)
+        return () if stage == 0 or stage in ends else (stage - 1,)
 
     def path_length(self, shape: PipelineShape, stage: int) -> int:
         """k_x: the stages on the path from one to the last, both included."""
-        d, joins = self.branch_stages(shape), shape.p - self.options.trunk
-        return shape.p - stage if stage >= joins else d - stage % d + self.options.trunk
+        end = next((end for end in self.branch_ends(shape) if stage < end), None)
+        return shape.p - stage if end is None else end - stage + self.options.trunk
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
@@ -73,7 +85,8 @@ class GraphPipe(Schedule):
         return one_forward_one_backward(forward, backward, self.path_length(shape, device) - 1)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        shape, depth = setting.shape, self.path_length(setting.shape, 0)
+        shape = setting.shape
+        depth = max(self.path_length(shape, x) for x in range(shape.p))
         yield ClosedForm("bubble", (depth - 1) * setting.t_total, "1F1B as deep as the longest path")
         yield ClosedForm("in_flight_b", [min(shape.m, self.path_length(shape, x)) for x in range(shape.p)], "k_x")
         if shape.m % depth == 0:

@@ -22,7 +22,7 @@ LENGTHS = [1, 1024, 8192, 131072]
 
 
 MODELS = {name: load_model(name) for name in presets()}
-PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.ssm or m.window or m.mtp or m.trunk)]
+PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.ssm or m.window or m.mtp or m.branches)]
 GPT = [
     name
     for name in PLAIN
@@ -127,7 +127,7 @@ def test_forward_by_part() -> None:
         "attention": 3 * 4 * 7 * 5 * 24,
         "proj": 3 * 2 * 7 * 24 * 8,
         "mlp": 3 * 2 * (2 * 7 * 8 * 10),
-        **dict.fromkeys(("router", "experts", "shared", "mamba", "scan", "mtp"), 0),
+        **dict.fromkeys(("inputs", "router", "experts", "shared", "mamba", "scan", "projector", "mtp"), 0),
         "head": 2 * 7 * 8 * 11,
     }
     halved = forward_matmul_flops(m, 7, 5, causal=True)

@@ -160,7 +160,9 @@ def test_parts_add_up() -> None:
     for name in presets():
         m = load_model(name)
         parts = m.parameter_parts
-        assert list(parts) == ["embedding", "embedding_norm", "positions", "layers", "final_norm", "head", "mtp"]
+        assert list(parts) == [
+            *("embedding", "embedding_norm", "positions", "layers", "projector", "final_norm", "head", "mtp")
+        ]
         assert sum(parts.values()) == m.parameters
         assert (parts["head"] == 0) == m.tied
 

@@ -192,7 +192,7 @@ def test_dims_that_do_not_divide_are_still_refused() -> None:
         )
 
 
-def test_towers_are_not_divided_by_cost() -> None:
-    towers = job("two-towers-2.3b", "by-cost", plan={"schedule": "1f1b"})
+def test_branches_of_a_graph_are_not_divided_by_cost() -> None:
+    branches = job("two-towers-2.3b", "by-cost", plan={"schedule": "1f1b"})
     with pytest.raises(PlanError):
-        resolve_plan(load_job(towers))
+        resolve_plan(load_job(branches))

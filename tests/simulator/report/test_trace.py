@@ -59,7 +59,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "branches": {
         **BASE,
-        "model": {**MODEL, "towers": 2, "tower_layers": 4},
+        "model": {**MODEL, "branches": [{"layers": 4}] * 2},
         "plan": {
             "mesh": {"pp": 4, "dp": 2},
             "schemes": [{"use": "pipeline/graphpipe", "over": "pp", "trunk": 2}, {"use": "data/zero-1", "over": "dp"}],

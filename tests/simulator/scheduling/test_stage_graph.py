@@ -1,4 +1,4 @@
-"""Graphs of stages: models with towers, GraphPipe, and joins and forks in every engine."""
+"""Graphs of stages: models with branches, GraphPipe, and joins and forks in every engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_f
 from tests.contract.measure import params_of
 from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog, play_by_engines
-from tests.simulator.models.test_towers import TOWERS
+from tests.simulator.models.test_branches import PLAIN, TOWERS, branched
 from tests.strategies import SECONDS, examples, jobs
 from validation.pipelines.cases import answer
 
@@ -125,7 +125,7 @@ def test_a_join_takes_an_input_of_every_branch_and_sends_each_a_gradient() -> No
         join, back = number[f"2F{k}"], number[f"2BW{k}"]
         assert [named[i] for i in (found.need[join], *found.further_needs[join])] == [f"0F{k}", f"1F{k}"]
         (second,) = found.extra_results[back]
-        assert [found.need[number[f"{tower}BW{k}"]] for tower in (0, 1)] == [back, second]
+        assert [found.need[number[f"{branch}BW{k}"]] for branch in (0, 1)] == [back, second]
     assert found.results == len(found.actions) + 2
     assert len(found.further_needs) == len(found.extra_results) == 2
     assert found.rounds is None
@@ -232,37 +232,37 @@ def test_all_engines_agree_on_any_graph(
 # ------------------------------------------------------------------------------------------------- whole jobs
 
 
-def test_towers_on_a_chain_of_stages_are_refused_but_not_on_one() -> None:
+def test_branches_on_a_chain_of_stages_are_refused_but_not_on_one() -> None:
     assert simulate(job({"dp": 2}, 2)).step_time > 0
     for schedule in ("1f1b", "gpipe"):
-        with pytest.raises(PlanError, match=r"chain of stages.* 2 towers.*graphpipe with branches: 2"):
+        with pytest.raises(PlanError, match=r"chain of stages.* 2 branches of layers.*graphpipe with branches: 2"):
             simulate(job({"pp": 2, "schedule": schedule}, 2))
     with pytest.raises(PlanError, match="Use pipeline/1f1b"):
-        simulate(job(joined(3), 3, {**TOWERS, "towers": 1, "tower_layers": 0}))
+        simulate(job(joined(3), 3, PLAIN))
     with pytest.raises(PlanError, match=r"branches: 4"):
-        simulate(job(joined(3), 3, {**TOWERS, "towers": 4}))
+        simulate(job(joined(3), 3, branched(4)))
 
 
 def test_shares_of_a_sequence_must_divide() -> None:
-    with pytest.raises(PlanError, match=r"batch.sequence is 13: .*2 towers.* 12 would work"):
+    with pytest.raises(PlanError, match=r"batch.sequence is 13: 2 branches.* 12 would work"):
         simulate(job(joined(3), 3, batch={"global": 8, "sequence": 13}))
     sequence = {"use": "sequence/all-gather", "over": "cp"}
     plan = joined(3, 2, 1, sequence, cp=16)
-    with pytest.raises(PlanError, match=r"batch.sequence / model.towers = 8 must divide by cp"):
+    with pytest.raises(PlanError, match=r"tokens of branch 1 = 8 must divide by cp"):
         simulate(job(plan, 48))
 
 
 @st.composite
 def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
-    """A job of a model with towers: on a graph of stages, or on one stage."""
+    """A job of a model with equal branches: on a graph of stages, or on one stage."""
     job = draw(jobs(("pipeline/1f1b",), **more).filter(lambda job: job["model"].moe is None))
-    towers, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    pp = draw(st.sampled_from([1, towers * d + trunk, towers * d + trunk]))
+    branches, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    pp = draw(st.sampled_from([1, branches * d + trunk, branches * d + trunk]))
     fields = job["model"].model_dump(exclude_unset=True, exclude={"tied", "mtp", "position_rows", "name"})
     depth, layers = d * draw(st.integers(1, 2)), trunk * draw(st.integers(1, 2))
-    fields |= {"towers": towers, "tower_layers": depth, "layers": layers, "seq": towers * fields["seq"]}
+    fields |= {"branches": [{"layers": depth}] * branches, "layers": layers, "seq": branches * fields["seq"]}
     mesh = {**job["plan"]["mesh"], "pp": pp}
-    first = {"use": "pipeline/1f1b", "over": "pp"} if pp == 1 else joined(pp, towers, trunk)["schemes"][0]
+    first = {"use": "pipeline/1f1b", "over": "pp"} if pp == 1 else joined(pp, branches, trunk)["schemes"][0]
     schemes = [first, *job["plan"]["schemes"][1:]]
     plan = {**job["plan"], "mesh": mesh, "views": {}, "schemes": schemes, "partition": "even"}
     cluster = {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())}
@@ -335,7 +335,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(job: dict[str, Any]) -> None:
     wanted: dict[tuple[int, str], list[int]] = {}
     trunk = getattr(plan.schedule.options, "trunk", 1)
     for stage, other in ((a, b) for b in range(shape.stages) for a in plan.schedule.predecessors(shape, b)):
-        nbytes = each if stage >= shape.p - trunk else each // plan.job.model.towers
+        nbytes = each if stage >= shape.p - trunk else each // len(plan.job.model.branches)
         for key in ((stage, "F"), (other, "BW")):
             wanted[key] = wanted.get(key, []) + [nbytes] * shape.m
     assert sent_between_stages(run) == wanted
@@ -344,7 +344,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(job: dict[str, Any]) -> None:
 @examples(40)
 @given(job=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
 def test_gradients_of_a_graph_are_reduced_once(job: dict[str, Any], bucket: float) -> None:
-    """And sharded weights are all-gathered for every pass, also where a tower's embedding has no unit before it."""
+    """And sharded weights are all-gathered for every pass, also where a branch's embedding has no unit before it."""
     framework = {**job["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
     run = play_job({**job, "framework": {**job["framework"], "set": framework}}, engine="matrices")
     plan = run.plan
@@ -368,7 +368,7 @@ def test_gradients_of_a_graph_are_reduced_once(job: dict[str, Any], bucket: floa
 
 def test_a_graph_is_as_deep_as_its_longest_path() -> None:
     """Each stage holds at most k_x micro-batches: k_x times the activations of one."""
-    model = {**TOWERS, "layers": 2, "tower_layers": 4, "seq": 64}
+    model = branched(layers=4) | {"layers": 2, "seq": 64}
     run, alone = (play_job(job(joined(5), 5, model, batch={"global": m}), PAID) for m in (8, 1))
     assert [[unit_run.name for unit_run in stage_ops.unit_runs] for stage_ops in run.stages] == [
         *[["embedding", "layer"], ["layer"]] * 2,
@@ -379,13 +379,13 @@ def test_a_graph_is_as_deep_as_its_longest_path() -> None:
         assert run.kept(device) == pytest.approx(k * alone.kept(device))
 
 
-def test_both_towers_run_at_once() -> None:
+def test_both_branches_run_at_once() -> None:
     run = play_job(job(joined(3), 3, framework={"name": "megatron-core", "set": {"launch_s": 0.0}}), PAID)
-    assert run.stages[0] is run.stages[1], "towers are lowered once"
+    assert run.stages[0] is run.stages[1], "equal branches are lowered once"
     first = [run.ops(run.actions(device)[0]) for device in range(3)]
     begins, ends = ([times[ops[at]] for ops in first] for times, at in ((run.times.begin, 0), (run.times.end, -1)))
     assert begins[0] == begins[1] == 0 and ends[0] == ends[1]
-    # The messages of both towers are sent at the same time: each device has links of its own.
+    # The messages of both branches are sent at the same time: each device has links of its own.
     sent = [n for n, _, receiver in run.flat.sent if receiver == 2]
     arrival = max(run.times.end[n] for n in sent if run.flat.ops[n].name in ("send 0F0", "send 1F0"))
     assert begins[2] == pytest.approx(arrival) and arrival > ends[0]
@@ -419,6 +419,6 @@ def test_the_shipped_model_runs_on_a_graph() -> None:
     found = simulate(job(plan, 24, "two-towers-2.3b", batch={"global": 128})).play
     assert found.plan.layers == (8, 8, 8, 8, 4, 4)
     assert [found.peaks[i].by for i in (0, 1)] == [found.peaks[i].by for i in (2, 3)]
-    # A layer of a tower has half the work of one of the trunk, so all but the first and last stages are equally busy.
+    # A layer of a branch has half the work of one of the trunk, so all but the first and last stages are equally busy.
     busy = [breakdown(found.program, found.step.span, found.step.occupancy(i), i).parts["gemm"] for i in range(5)]
     assert busy == pytest.approx([busy[0]] * 5, rel=0.2)

@@ -92,19 +92,13 @@ class RingScheme(SequenceScheme):
         """Raises PlanError where sequences cannot be split so, or where attention has more than a causal mask."""
         if self.ranks == 1:
             return
-        plan, sequence = job.plan, job.batch.sequence // job.model.towers
+        plan = job.plan
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
         ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
-        if self.token_order == "zigzag" and sequence % (2 * ranks):
-            rule = f"{self.use} splits sequences into two parts per rank of {ranks}: a multiple of {2 * ranks} tokens"
-            near = max(1, round(sequence / (2 * ranks))) * 2 * ranks * job.model.towers
-            raise PlanError("batch.sequence", rule, f"{near} would work", job.batch.sequence)
+        for shape, tokens in job.model.stacks(job.batch.sequence):
+            self._check_shape(job, shape, tokens, ranks)
         if not self.passes_keys:
             return
-        for word, tokens in (("sliding windows", job.model.window), ("chunked attention", job.model.attention_chunk)):
-            if tokens is not None and tokens < sequence:
-                rule = f"{self.use} supports no {word}, and {job.model.name} has it, of {tokens} tokens"
-                raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
         for entry, kind in schemes:
             if not issubclass(kind, Schedule | RingScheme):
                 continue
@@ -115,6 +109,27 @@ class RingScheme(SequenceScheme):
             if isinstance(other, RingScheme) and other.token_order != self.token_order:
                 rule = f"{self.use} orders tokens {self.token_order}, and {other.use} {other.token_order}"
                 raise PlanError("plan.schemes", rule, "Give all rings of a plan one token order")
+
+    def _check_shape(self, job: Any, shape: Any, tokens: float, ranks: int) -> None:
+        """Raises PlanError where `tokens` of a model or of a branch cannot be split over `ranks`, or it has another
+        mask than a causal one."""
+        if self.token_order == "zigzag" and tokens % (2 * ranks):
+            share = job.batch.sequence / tokens
+            rule = f"{self.use} splits sequences into two parts per rank of {ranks}: a multiple of {2 * ranks} tokens"
+            near = round(max(1, round(tokens / (2 * ranks))) * 2 * ranks * share)
+            remedy = (
+                f"{near} would work" if getattr(shape, "tokens", None) is None else "Change the tokens of its branch"
+            )
+            raise PlanError("batch.sequence", rule, remedy, job.batch.sequence)
+        if not self.passes_keys:
+            return
+        if shape.bidirectional:
+            rule = f"{self.use} computes causal attention, and that of {shape.name} is bidirectional"
+            raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
+        for word, limit in (("sliding windows", shape.window), ("chunked attention", shape.attention_chunk)):
+            if limit is not None and limit < tokens:
+                rule = f"{self.use} supports no {word}, and {shape.name} has it, of {limit} tokens"
+                raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
 
 
 def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:

@@ -1,4 +1,4 @@
-"""Models with towers: their parameters, FLOPs and units, and which of their layers lie on which stage."""
+"""Models with branches: their parameters, FLOPs and units, and which of their layers lie on which stage."""
 
 from __future__ import annotations
 
@@ -15,37 +15,43 @@ from simulator.models.load import load_model
 from simulator.models.model import LayerKind, Model
 from simulator.plan.partition import layers_of_graph
 
-TOWERS = {
-    **{"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16},
-    **{"towers": 2, "tower_layers": 2, "positions": "learned"},
-}
+PLAIN = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "positions": "learned"}
 
 
-def test_parameters_of_a_model_with_towers() -> None:
-    """An embedding, positions and layers for each tower; the trunk, final norm and output layer once."""
+def branched(count: int = 2, layers: int = 2, **changes: Any) -> dict[str, Any]:
+    """A model with equal branches."""
+    return {**PLAIN, "branches": [{"layers": layers}] * count, **changes}
+
+
+TOWERS = branched()
+"""Two equal branches of two layers, a trunk of four."""
+
+
+def test_parameters_of_a_model_with_equal_branches() -> None:
+    """An embedding, positions and layers for each branch; the trunk, final norm and output layer once."""
     towers = load_model(TOWERS)
-    plain = load_model({**TOWERS, "towers": 1, "tower_layers": 0, "tied": False, "seq": 8})
-    assert not towers.tied and towers.position_rows == 8
+    plain = load_model({**PLAIN, "tied": False, "seq": 8})
+    assert not towers.tied and [one.position_rows for one in towers.branches] == [8, 8]
     more = plain.parameter_parts["embedding"] + plain.parameter_parts["positions"]
     assert towers.parameters == plain.parameters + more + 2 * 2 * plain.layer_parameters()
     assert towers.active_parameters == plain.parameters + 2 * plain.layer_parameters()
-    assert (towers.trunk, len(towers.every_layer)) == (4, 8)
+    assert (towers.encoder_layers, len(towers.every_layer)) == (4, 8)
 
 
-def test_kinds_begin_anew_in_every_tower() -> None:
-    model = load_model({**TOWERS, "tower_layers": 3, "window": 4, "full_every": 2})
+def test_kinds_begin_anew_in_every_branch() -> None:
+    model = load_model(branched(layers=3, window=4, full_every=2))
     assert [model.is_local(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
     assert model.kinds == {LayerKind(False, True): 6, LayerKind(False, False): 4}
 
 
 @given(towers=st.integers(2, 4), depth=st.integers(1, 3), seq=st.integers(1, 12), window=st.none() | st.integers(1, 20))
-def test_flops_of_towers_are_those_of_models_of_their_own(
+def test_flops_of_branches_are_those_of_models_of_their_own(
     towers: int, depth: int, seq: int, window: int | None
 ) -> None:
-    """Each tower does the work of a chain of its layers over its part of a sequence, the trunk that of one over all."""
-    fields = {**TOWERS, "seq": towers * seq, "tower_layers": depth, "towers": towers, "window": window, "full_every": 0}
-    model = Model(**fields)
-    bare = {**fields, "towers": 1, "tower_layers": 0, "tied": False}
+    """Each branch does the work of a chain of its layers over its part of a sequence, the trunk over all."""
+    fields = {**PLAIN, "seq": towers * seq, "window": window, "full_every": 0}
+    model = Model(**fields, branches=[{"layers": depth}] * towers)
+    bare = {**fields, "tied": False}
     one, trunk = Model(**{**bare, "layers": depth, "seq": seq}), Model(**bare)
     for halved in (True, False):
         found = forward_matmul_flops(model, 12 * towers * seq, towers * seq, halved)
@@ -56,7 +62,7 @@ def test_flops_of_towers_are_those_of_models_of_their_own(
     assert causal(model, model.seq) == pytest.approx(
         3 * sum(forward_matmul_flops(model, 1, model.seq, causal=True).values())
     )
-    assert six_n(model, model.seq) == 6 * model.active_parameters
+    assert six_n(model, model.seq) == pytest.approx(6 * model.active_parameters)
     attention = 12 * 32 * (4 * min(model.seq, window or 99) + depth * min(seq, window or 99))
     assert palm(model, model.seq) == pytest.approx(six_n(model, model.seq) + attention)
     if window is None:
@@ -66,28 +72,35 @@ def test_flops_of_towers_are_those_of_models_of_their_own(
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"tower_layers": 0}, "tower_layers"),
-        ({"towers": 1}, "tower_layers"),
+        ({"branches": [{"layers": 0}] * 2}, "branches"),
         ({"seq": 15}, "seq"),
+        ({"branches": [{"layers": 2, "tokens": 17}, {"layers": 2}]}, "seq"),
+        ({"branches": [{"layers": 2, "tokens": 8}, {"layers": 2, "tokens": 7}]}, "seq"),
         ({"tied": True}, "tied"),
         ({"mtp": 1}, "mtp"),
-        ({"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8}}, "moe"),
-        ({"position_rows": 7}, "position_rows"),
+        ({"bidirectional": True}, "bidirectional"),
+        ({"branches": [{"layers": 2}, {"layers": 2, "position_rows": 7}]}, "branches[1].position_rows"),
+        ({"branches": [{"layers": 2, "heads": 3}]}, "branches[0].hidden"),
+        ({"branches": [{"layers": 2, "hidden": 64, "projector": "none"}]}, "branches[0].projector"),
+        ({"branches": [{"layers": 2, "moe": {"experts": 2, "top_k": 1, "expert_ffn": 8}}]}, "branches[0].moe"),
+        ({"branches": [{"layers": 2, "bidirectional": True, "window": 4}]}, "branches[0].window"),
+        ({"branches": [{"layers": 2, "depth": 4}]}, "branches[0].depth"),
+        ({"branches": [{"layers": -1}]}, "branches[0].layers"),
     ],
 )
-def test_fields_that_towers_lack_are_refused(changes: dict[str, Any], field: str) -> None:
+def test_wrong_branches_are_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelError) as refused:
         load_model(TOWERS | changes)
     assert refused.value.where == f"model.{field}" and refused.value.remedy
 
 
-def test_a_model_without_towers_is_as_before() -> None:
-    model = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
-    assert model.tied and model.position_rows == 16 and model.trunk == 0
+def test_a_model_without_branches_embeds_before_its_layers() -> None:
+    model = load_model(PLAIN)
+    assert model.tied and model.position_rows == 16 and model.encoder_layers == 0
     assert [unit.name for unit in Architecture(model, 1, 16, 64).units] == ["embedding", "layer", "ending"]
 
 
-def test_the_units_of_a_model_with_towers() -> None:
+def test_the_units_of_a_model_with_equal_branches() -> None:
     blocks = Architecture(load_model(TOWERS), 1, 16, 64)
     whole = blocks.stage(blocks.model.every_layer, True, True)
     assert [(unit.name, unit.count) for unit in whole.units] == [
@@ -96,7 +109,7 @@ def test_the_units_of_a_model_with_towers() -> None:
     ]
     assert len(list(blocks.units)) == 5
     assert [unit.name for unit in blocks.stage(range(1, 3), False, False).units] == ["layer", "embedding", "layer"]
-    assert whole.units[0].children is whole.units[2].children, "towers are alike"
+    assert whole.units[0].children is whole.units[2].children, "equal branches share their modules"
     assert whole.units[0].residual_out is not None and whole.units[0].residual_out.dims["s"].size == 8
     assert whole.units[4].residual_out is not None and whole.units[4].residual_out.dims["s"].size == 16
 
@@ -112,22 +125,25 @@ def test_layers_of_a_graph() -> None:
     assert layers_of_graph("even", model, BEFORE, "x", list) == [1, 1, 1, 1, 2, 2]
     assert layers_of_graph((1, 1, 1, 1, 4, 0), model, BEFORE, "x", list) == [1, 1, 1, 1, 4, 0]
     assert layers_of_graph("even", model, [()], "x", list) == [8]
-    stage_ops = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
-    assert layers_of_graph("even", stage_ops, [(), (0,)], "x", list) == [2, 2]
+    assert layers_of_graph("even", load_model(PLAIN), [(), (0,)], "x", list) == [2, 2]
+    one = load_model({**PLAIN, "branches": [{"layers": 2}, {"layers": 0}]})
+    assert layers_of_graph("even", one, [(), (0,)], "x", list) == [3, 3], "one branch of layers and a trunk are a chain"
+    unlike = load_model({**PLAIN, "branches": [{"layers": 1, "tokens": 6}, {"layers": 0}, {"layers": 6}]})
+    assert layers_of_graph("even", unlike, [(), (), (1,), (2,), (0, 3)], "x", list) == [1, 2, 2, 2, 4]
 
 
 @pytest.mark.parametrize(
     ("changes", "partition", "words"),
     [
-        ({"tower_layers": 3}, "even", "the 3 layers of each tower must divide evenly over its 2 stages"),
+        (branched(layers=3), "even", "the 3 layers of branch 1 must divide evenly over its 2 stages"),
         ({"layers": 5}, "even", "the 5 layers of the trunk must divide evenly over its 2 stages"),
         ({}, "ends-as-layers", "evenly, or by a list"),
         ({}, (1, 1, 1, 1, 4), "2 on 2, 2 on 2, 4 on 2 stages"),
         ({}, (2, 0, 1, 1, 2, 2), "no stage but the last is without"),
         ({}, (1, 1, 2, 1, 1, 2), "2 on 2, 2 on 2, 4 on 2 stages"),
         ({}, (1, 1, 1, 1, 5, -1), "2 on 2, 2 on 2, 4 on 2 stages"),
-        ({"towers": 4}, "even", "joins 2 branches of stages, and custom has 4 towers"),
-        ({"towers": 1, "tower_layers": 0}, "even", "joins 2 branches of stages, and custom is a chain of layers"),
+        (branched(4), "even", "joins 2 branches of stages, and custom has 4 branches of layers"),
+        ({"branches": []}, "even", "joins 2 branches of stages, and custom is a chain of layers"),
     ],
 )
 def test_layers_that_do_not_fit_a_graph_are_refused(changes: dict[str, Any], partition: Any, words: str) -> None:

@@ -1,0 +1,152 @@
+"""Branches of a model: shapes with inputs of their own in front of a trunk, such as the vision tower of a multi-modal
+model.
+
+A branch embeds its own part of a sequence and runs its own layers over it. Its output is projected to the hidden size
+of the trunk, and the trunk runs over the outputs of all branches, concatenated along the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from hardware.errors import ModelError
+from simulator.models.parts import Count, Flag, Size
+from simulator.models.transformer import Transformer
+
+OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "branches")
+"""Fields of a model that its branches do not inherit."""
+
+FOLLOWING = {
+    "hidden": ("kv_heads", "head_dim", "ffn", "mla", "qk_layernorm"),
+    "heads": ("kv_heads", "head_dim", "mla", "qk_layernorm"),
+    "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
+    "positions": ("rope_share", "full_rope"),
+    "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
+    "bidirectional": ("window", "attention_chunk", "full_every", "full_rope"),
+}
+"""Fields whose defaults follow from a field: a branch that states the latter does not inherit them."""
+
+
+class Branch(Transformer):
+    """A branch of a model. What it leaves out is inherited, see `inherit_shapes`."""
+
+    layers: Count
+    """Transformer layers; 0: its tokens enter the trunk as they are embedded."""
+    tokens: Size | None = None
+    """Tokens of a sequence that are of this branch; None: an equal part of those that no branch states."""
+    input_width: Size | None = None
+    """Elements of an input, such as a patch of 14 x 14 pixels in three colours (588), which one linear layer projects
+    to the hidden size; None: token ids, and a table of the vocabulary. Attention among inputs is bidirectional by
+    default."""
+    input_bias: Flag = False
+    """Bias of that linear layer."""
+    class_token: Flag = False
+    """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out."""
+    final_norm: Flag = False
+    """A norm behind the last layer."""
+    trunk_hidden: Size
+    """Hidden size of the trunk; set by the model."""
+    projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda given: _projector(given))
+    """From the hidden size of the branch to that of the trunk: none, one linear layer, or two with GELU between (LLaVA
+    1.5). Default: linear where the sizes differ."""
+    projector_bias: Flag = True
+    """Biases of the projector."""
+    frozen: Flag = False
+    """The branch is not trained, but its projector is."""
+
+    @model_validator(mode="after")
+    def _has_projector(self) -> Branch:
+        if self.projector == "none" and self.hidden != self.trunk_hidden:
+            rule = f"a projector leads from hidden {self.hidden} to that of the trunk, {self.trunk_hidden}"
+            raise ModelError("projector", rule, "linear or mlp would work", self.projector)
+        for word in ("moe", "ssm", "mtp"):
+            if getattr(self, word):
+                rule = "a branch has layers of attention and an MLP"
+                raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")
+        return self
+
+    @property
+    def projector_parameters(self) -> int:
+        """Parameters of the projector."""
+        first, second = (
+            (width + self.projector_bias) * self.trunk_hidden for width in (self.hidden, self.trunk_hidden)
+        )
+        return {"none": 0, "linear": first, "mlp": first + second}[self.projector]
+
+    @property
+    def input_parameters(self) -> dict[str, int]:
+        width = self.input_width + self.input_bias if self.input_width else self.vocab
+        return {**super().input_parameters, "embedding": (width + self.class_token) * self.hidden}
+
+    @property
+    def parameter_parts(self) -> dict[str, int]:
+        """Parameters by part, with the vocabulary as given."""
+        return {
+            **self.input_parameters,
+            "layers": self.every_layer_parameters(),
+            "final_norm": self.norm_parameters if self.final_norm else 0,
+            "projector": self.projector_parameters,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, exactly."""
+        return sum(self.parameter_parts.values())
+
+
+def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model whose branches have the fields that they leave out: from the model, except `OWN`, and those
+    that follow from a field that the branch states (`FOLLOWING`).
+
+    Raises ModelError for a wrong branch, at its place. Fields of wrong types are left to pydantic.
+    """
+    branches = given.get("branches")
+    if not isinstance(branches, list | tuple) or not branches:
+        return given
+    seq, hidden = given.get("seq"), given.get("hidden")
+    if not all(isinstance(one, Mapping) for one in branches) or not isinstance(seq, int):
+        return given
+    stated = [one.get("tokens") for one in branches]
+    if not all(one is None or (isinstance(one, int) and one > 0) for one in stated):
+        return given
+    found = []
+    for i, (one, tokens) in enumerate(zip(branches, share_tokens(stated, seq, "seq"), strict=True)):
+        left = {key for word, keys in FOLLOWING.items() if one.get(word) is not None for key in keys}
+        inherited = {key: value for key, value in given.items() if key not in {*OWN, *left}}
+        bidirectional = {"bidirectional": True} if one.get("input_width") is not None else {}
+        set_by_model = {"name": one.get("name", f"{i + 1}"), "seq": int(tokens), "trunk_hidden": hidden}
+        fields = {**inherited, **bidirectional, **one, **set_by_model}
+        try:
+            Branch.model_validate(fields)
+        except ModelError as error:
+            raise ModelError(f"branches[{i}].{error.where}", error.rule, error.remedy, error.value) from None
+        except ValidationError:
+            pass  # pydantic says so at the place of the field
+        found.append(fields)
+    return {"tied": False, **given, "branches": found}
+
+
+def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> list[float]:
+    """Tokens of a sequence of `seq` that every branch has: as stated, and the rest in equal parts.
+
+    where: the field of `seq`, if it is an error that they do not fit it in whole tokens.
+    """
+    rest, among = seq - sum(filter(None, stated)), stated.count(None)
+    if where and (rest < among or (rest and not among)):
+        rule = f"the branches have {seq - rest} tokens of it" + (
+            f", and {among} of them share the rest" if among else ""
+        )
+        raise ModelError(where, rule, f"{seq - rest + among} would work, or other tokens of a branch", seq)
+    if where and among and rest % among:
+        rule = f"{among} branches have equal parts of {'a sequence' if rest == seq else f'{rest} tokens of it'}"
+        near = seq - rest + max(1, round(rest / among)) * among
+        raise ModelError(where, rule, f"{near} would work", seq)
+    return [rest / among if one is None else one for one in stated]
+
+
+def _projector(given: Mapping[str, Any]) -> Literal["none", "linear"]:
+    """The default of `Branch.projector`."""
+    return "linear" if given.get("hidden") != given.get("trunk_hidden") else "none"
