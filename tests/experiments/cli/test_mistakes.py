@@ -127,7 +127,7 @@ LONGER: list[tuple[str, str, str]] = [
     ("dp: 2", "dp: 3", "(pp 2 x dp 3 x tp 4 = 24) must be the 16 GPUs of the cluster. dp = 2 would work"),
     ("dp: 2", "dp: 0", ":5 plan.mesh.dp is 0: must be above 0"),
     ("{use: data/zero-1, over: dp}", "data/zero-1", "must be a mapping of keys to values. Keys: use, over"),
-    ("mesh:", "tp: 4\n  mesh:", ":5 plan.tp: no such key. Valid: mesh, pad_heads, partition, replicas, schemes, share, "),
+    ("mesh:", "tp: 4\n  mesh:", ":5 plan.tp: no such key. Valid: mesh, pad_heads, partition, replicas, "),
     ("mesh:", "views: {expert: {ep: 2}}\n  mesh:", "Did you mean 'experts'?"),
     ("  mesh: {pp: 2, dp: 2, tp: 4}\n", "", "plan.mesh: needed and missing. Add `mesh: ...`"),
 ]  # fmt: skip
