@@ -72,6 +72,7 @@ class Row:
     begin: np.ndarray
     end: np.ndarray
     kind: list[str]
+    stage: np.ndarray
     chunk: np.ndarray
     microbatch: np.ndarray
     part: np.ndarray
@@ -199,7 +200,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
     flat, table, plan = report.play.step.flat, report.play.program.timetable, report.play.plan
     p = plan.every_pipeline[plan.pipeline_of(device)[0]].shape.p
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    first, last, kinds, chunks, microbatches, parts = [], [], [], [], [], []
+    first, last, kinds, stages, chunks, microbatches, parts = [], [], [], [], [], [], []
     again: list[tuple[int, int]] = []
 
     def add_bars(
@@ -209,6 +210,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
             first.append(start + head)
             last.append(start + tail)
             kinds.append(kind)
+            stages.append(stage)
             chunks.append(plan.local_stage(stage) // p if kind != "O" else 0)
             microbatches.append(microbatch)
             parts.append(part)
@@ -250,6 +252,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
         begin[np.asarray(first, dtype=int)],
         end[np.asarray(last, dtype=int)],
         kinds,
+        np.asarray(stages, dtype=int),
         np.asarray(chunks, dtype=int),
         np.asarray(microbatches, dtype=int),
         np.asarray(parts, dtype=float).reshape(-1, 2),
