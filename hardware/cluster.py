@@ -235,9 +235,14 @@ class Cluster(Strict):
 
     def where(self, ranks: Iterable[int]) -> Cluster:
         """The cluster for a group of `ranks`: of one kind of nodes if they all lie on that kind, else this one."""
-        ends = list(accumulate(group.nodes * int(group.node.gpus) for group in self.groups))
-        names = {self.groups[bisect_right(ends, rank)].node.name for rank in ranks} if ends else set()
+        names = {node.name for node in self.kinds_of(ranks)} if self.groups else set()
         return self.kinds[names.pop()] if len(names) == 1 else self
+
+    def kinds_of(self, ranks: Iterable[int]) -> list[Node]:
+        """The kinds of nodes that `ranks` lie on, each once, in the order of ranks."""
+        ends = list(accumulate(group.nodes * int(group.node.gpus) for group in self.groups))
+        found = {i: self.groups[i].node for i in sorted({bisect_right(ends, rank) for rank in ranks})} if ends else {}
+        return list(found.values()) or [self.node]
 
     @property
     def gpus_per_node(self) -> int:

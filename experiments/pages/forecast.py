@@ -19,12 +19,23 @@ from rich.table import Table
 from rich.text import Text
 
 from hardware.errors import escape_controls
+from hardware.units import GIB
 from simulator.job.framework import load_framework
 from simulator.job.job import Job
+from simulator.plan.plan import Plan
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_count, format_number, format_seconds
+from simulator.report.words import (
+    describe_device,
+    describe_microbatches,
+    describe_plan,
+    format_count,
+    format_number,
+    format_seconds,
+    is_unlike,
+    name_device,
+)
 
 WIDTH = 100
 """Width of a page in a pipe [characters]."""
@@ -36,6 +47,9 @@ BAR = 26
 
 PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
 """Replaces bars, lines and dots that the output's encoding does not have."""
+
+SLOWEST = "time of the slowest stage"
+"""Head of the breakdown."""
 
 STAGES = 8
 """Maximum number of stages that all get a row of the memory table."""
@@ -92,7 +106,7 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
         Text(),
         headline(report),
         Text(),
-        times(answer),
+        times(answer, _name_slowest(report)),
         Text(),
         memory(report, answer),
         Text(),
@@ -169,16 +183,14 @@ def _field(name: str, text: str, style: str = "bold") -> Table:
 
 def title(report: Report) -> RenderableType:
     """Model, cluster, plan, batch and framework."""
-    job, shape = report.job, report.play.plan.shape
-    batch = job.batch
+    job, plan, batch = report.job, report.play.plan, report.job.batch
     trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
     trained = ", forward passes only" if job.forward_only else trained
     name = f"{job.model.name} ({format_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
-    number = shape.m * report.play.plan.schedule.microbatches_per_forward
-    passes = f"{number} micro-batch{'' if number == 1 else 'es'} of {batch.micro} in each replica"
+    passes = describe_microbatches(plan)
     tokens = f"{batch.sequence:,}"
     if batch.lengths:
-        counts = report.play.plan.class_counts
+        counts = plan.class_counts
         shortest = min(one.sequence for one in batch.lengths)
         tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
         padded = sum(count * one.padded_tokens for count, one in zip(counts, batch.lengths, strict=True))
@@ -186,13 +198,36 @@ def title(report: Report) -> RenderableType:
     return Group(
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),
-        _field("plan", ", ".join(describe_plan(report.play.plan)), "dim"),
+        _field("plan", ", ".join(describe_plan(plan)), "dim"),
+        *_unlike_stages(plan),
         _field(
             "batch",
             f"{batch.total:,} sequences of {tokens} tokens, {passes}; {_describe_framework(job)}",
             "dim",
         ),
     )
+
+
+def _unlike_stages(plan: Plan) -> list[RenderableType]:
+    """The ranks and layers of every stage, where stages have degrees of their own or replicas differ."""
+    if not is_unlike(plan):
+        return []
+    lines = []
+    for device in choose_ends(plan.devices):
+        pipeline, own = plan.pipeline_of(device)
+        one = plan.every_pipeline[pipeline]
+        layers = sum(one.layers[part] for part in range(one.parts) if own in one.holders(part))
+        name = name_device(plan, device, "stage")
+        lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
+    if plan.devices > STAGES:
+        lines.insert(STAGES // 2, f"... {plan.devices - STAGES} more")
+    return [_field("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
+
+
+def choose_ends(count: int) -> list[int]:
+    """All stages; of many the first and the last."""
+    every = list(range(count))
+    return every if count <= STAGES else [*every[: STAGES // 2], *every[-STAGES // 2 :]]
 
 
 def _describe_framework(job: Job) -> str:
@@ -214,7 +249,12 @@ def headline(report: Report) -> RenderableType:
     return grid
 
 
-def times(answer: dict[str, Any]) -> RenderableType:
+def _name_slowest(report: Report) -> str:
+    plan = report.play.plan
+    return f"time of {name_device(plan, report.device, 'stage')}, the slowest" if is_unlike(plan) else SLOWEST
+
+
+def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
     """Breakdown of the step: parts that add up to it, with the hidden communication of each axis."""
     step, hidden = answer["step_time_s"], answer["hidden_s"]
     rows: list[tuple[str, str, float, float]] = []
@@ -224,7 +264,7 @@ def times(answer: dict[str, Any]) -> RenderableType:
     rows = [row for row in rows if row[2] > 0 or row[3] > 0]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)
-    table.add_column("time of the slowest stage", footer="step", min_width=37)
+    table.add_column(head, footer="step", min_width=37)
     table.add_column("ms", justify="right", footer=f"{step * 1e3:,.1f}")
     table.add_column("%", justify="right", footer="100.0")
     table.add_column("", min_width=BAR)
@@ -269,11 +309,12 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     stages = held["stages"]
     names = [name for name in CATEGORIES if any(round(stage["by"][name], 2) for stage in stages)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("GiB", no_wrap=True)
+    named = bool(report.play.plan.pipelines)  # names of replicas leave no room for bars
+    table.add_column("GiB, replica" if named else "GiB", no_wrap=True)
     for name in names:
         table.add_column(HEADS.get(name, name), justify="right", no_wrap=True)
     table.add_column("allocated", justify="right", style="bold", no_wrap=True)
-    table.add_column(f"of {capacity:.4g} GiB", min_width=10)
+    table.add_column("of GPU" if named else f"of {capacity:.4g} GiB", min_width=6 if named else 10)
     before = -1
     for number in choose_stages(stages):
         if number > before + 1:
@@ -283,7 +324,11 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         cells = [f"{stage['by'][name]:.2f}" if stage["by"][name] else "" for name in names]
         share = stage["peak_allocated_gib"] / capacity
         bar = Text(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
-        table.add_row(f"stage {stage['stage']}", *cells, f"{stage['peak_allocated_gib']:.2f}", bar)
+        end = f"{stage['peak_allocated_gib'] * GIB / report.capacities[number]:.0%}" if named else bar
+        name = stage.get("name", f"stage {stage['stage']}")
+        if named:
+            name = name.removeprefix("replicas ").removeprefix("replica ").replace(" to ", "-")
+        table.add_row(name, *cells, f"{stage['peak_allocated_gib']:.2f}", end)
     return Group(grid, Text(), table)
 
 

@@ -27,7 +27,7 @@ from experiments.plots.sheet import (
 )
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_seconds
+from simulator.report.words import describe_plan, format_seconds, name_device
 
 BRIEF = {
     "gemm": "GEMMs",
@@ -111,7 +111,7 @@ def breakdown(named: Named) -> Figure:
             f"{report.job.model.name} on {report.job.cluster.name}: where the {format_seconds(steps[0])} of a step go"
         )
         if report.play.program.devices > 1:
-            title += f" on device {report.device}, the slowest"
+            title += f" on {name_device(report.play.plan, report.device)}, the slowest"
 
     bar, above = (0.4, 0.08) if alone else (0.42, 0.24)
     first = 0.36 + LINE * len(head)

@@ -21,7 +21,7 @@ from experiments.plots.sheet import EDGE, LINE, Sheet, format_time_axis, save, t
 from hardware.units import GIB
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_number
+from simulator.report.words import describe_plan, format_number, name_device
 
 COLOURS = {
     "parameters": style.BLUE,
@@ -61,11 +61,14 @@ class Bar:
     """Memory of one device at its peak [bytes]."""
 
     device: int
+    name: str
     by: dict[str, float]
     fragmentation: float
     """Reserved by the caching allocator, but not allocated."""
     context: float
     """CUDA context and buffers of libraries."""
+    capacity: float
+    """Memory of the GPU."""
 
     @property
     def allocated(self) -> float:
@@ -87,7 +90,8 @@ def memory(report: Report) -> Figure:
     full = fullest_device(everyone)
     shown = [everyone[d] for d in choose_devices(len(everyone), full.device)]
     row = min(0.34, max(0.135, 3.0 / len(shown)))
-    capacity, job = report.capacity, report.job
+    capacity, job = full.capacity, report.job
+    left = left_margin(shown)
 
     head = wrap_words(describe_plan(report.play.plan))
     first = 0.36 + LINE * (len(head) + 1) + 0.36
@@ -95,12 +99,12 @@ def memory(report: Report) -> Figure:
     keys = second + TALL + 0.26
     sheet = Sheet(keys + 0.56)
 
-    who = f"device {full.device}, the fullest," if len(everyone) > 1 else "a GPU"
+    who = f"{full.name}, the fullest," if len(everyone) > 1 else "a GPU"
     title = (
         f"{job.model.name} on {job.cluster.name}: {who} needs {format_gib(full.total)} and has {format_gib(capacity)}"
     )
     sheet.head(title, head)
-    over = [bar for bar in everyone if bar.total > capacity]
+    over = [bar for bar in everyone if bar.total > bar.capacity]
     verdict = f"fits: {format_gib(capacity - full.total)} of {format_gib(capacity)} stay free"
     if over:
         verdict = f"does not fit: {format_gib(full.total - capacity)} more than the {format_gib(capacity)} of a GPU"
@@ -119,16 +123,16 @@ def memory(report: Report) -> Figure:
         where = f"{len(shown)} of {len(everyone)} devices, each at its peak"
     draw_caption(sheet, first - 0.14, "a", where)
     sheet.text(style.PAGE - FREE, first - 0.05, "GiB", ha="right", color=style.FAINT)
-    draw_peaks(sheet.axes(LEFT, first, style.PAGE - LEFT - RIGHT, row * len(shown)), shown, row, capacity)
+    draw_peaks(sheet.axes(left, first, style.PAGE - left - RIGHT, row * len(shown)), shown, row)
 
     draw_caption(
         sheet,
         second,
         "b",
-        "tensors through the step" + (f" on device {full.device}, the fullest" if len(everyone) > 1 else ""),
+        "tensors through the step" + (f" on {full.name}, the fullest" if len(everyone) > 1 else ""),
     )
     if shows_capacity(full.total, capacity, "time"):
-        words = f"of {format_gib(capacity)}, tensors can have {format_gib(tensor_room(report))}"
+        words = f"of {format_gib(capacity)}, tensors can have {format_gib(capacity - full.context)}"
     else:
         words = capacity_beyond_scale(capacity)
     sheet.text(style.PAGE - EDGE, second - 0.08, words, ha="right", color=style.FAINT)
@@ -153,12 +157,19 @@ def device_bars(report: Report) -> list[Bar]:
     found = []
     for device, (peak, need) in enumerate(zip(report.play.peaks, report.needs, strict=True)):
         by = {category: float(peak.by.get(category, 0.0)) for category in CATEGORIES}
-        found.append(Bar(device, by, need - sum(by.values()) - context, context))
+        name = name_device(report.play.plan, device)
+        found.append(Bar(device, name, by, need - sum(by.values()) - context, context, report.capacities[device]))
     return found
 
 
 def fullest_device(everyone: list[Bar]) -> Bar:
-    return max(everyone, key=lambda bar: bar.total)
+    """The device that lacks most, or has the least left."""
+    return max(everyone, key=lambda bar: bar.total - bar.capacity)
+
+
+def left_margin(shown: list[Bar]) -> float:
+    """Room for the names of devices [in]."""
+    return max(LEFT, max(text_width(bar.name, style.TEXT) for bar in shown) + 0.12)
 
 
 def choose_devices(devices: int, full: int, most: int = ROWS) -> list[int]:
@@ -168,11 +179,6 @@ def choose_devices(devices: int, full: int, most: int = ROWS) -> list[int]:
     if full not in even:  # it replaces its neighbour, never an end
         even[min(range(1, count - 1), key=lambda i: abs(even[i] - full))] = full
     return sorted(even)
-
-
-def tensor_room(report: Report) -> float:
-    """Memory that tensors can use: capacity without context [bytes]."""
-    return report.capacity - report.job.framework.memory.context_gib * GIB
 
 
 def sample_columns(moments: np.ndarray, held: np.ndarray, span: float, count: int = BINS) -> np.ndarray:
@@ -217,11 +223,13 @@ def draw_caption(sheet: Sheet, top: float, letter: str, words: str) -> None:
     sheet.text(EDGE + 0.13, top - 0.08, words, color=style.FAINT)
 
 
-def draw_peaks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None:
+def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     """Draws the upper panel, a bar for every device. row: distance of bars [in]."""
-    top = max(bar.total for bar in shown)
+    top, capacity = max(bar.total for bar in shown), max(bar.capacity for bar in shown)
+    equal = all(bar.capacity == capacity for bar in shown)
     end = max(top, capacity) * 1.02 if shows_capacity(top, capacity, "peak") else top * 1.1
-    inches = (style.PAGE - LEFT - RIGHT) / (end / GIB)
+    room = style.PAGE - left_margin(shown) - RIGHT
+    inches = room / (end / GIB)
     tall = 0.78
     for y, bar in enumerate(shown):
         at = 0.0
@@ -229,7 +237,7 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None
             wide = nbytes / GIB
             axes.barh(y, wide, tall, at, color=COLOURS[name], edgecolor="white", linewidth=0.3)
             words = f"{wide:.1f}"
-            clear = min(at + wide, capacity / GIB) - at  # the part below the capacity
+            clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
             if clear * inches > text_width(words) + 0.08 and row * tall > 0.1:
                 ink = style.ink_on(style.rgb(COLOURS[name]))
                 axes.text(at + clear / 2, y, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink)
@@ -237,9 +245,11 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None
         for nbytes, looks in ((bar.fragmentation, FRAGMENTATION), (bar.context, CONTEXT)):
             axes.barh(y, nbytes / GIB, tall, at, **looks)
             at += nbytes / GIB
-        spare = (capacity - bar.total) / GIB
+        spare = (bar.capacity - bar.total) / GIB
         if spare < 0:
-            axes.barh(y, -spare, tall, capacity / GIB, **EXCESS)
+            axes.barh(y, -spare, tall, bar.capacity / GIB, **EXCESS)
+        if not equal:
+            axes.plot([bar.capacity / GIB] * 2, [y - 0.5, y + 0.5], color=style.INK, linewidth=1.1)
         words = f"{abs(spare):,.1f} {'free' if spare >= 0 else 'over'}"
         for column, given in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
             axes.annotate(
@@ -257,22 +267,23 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None
     axes.set_xlim(0, end / GIB)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     if shows_capacity(top, capacity, "peak"):
-        axes.axvline(capacity / GIB, color=style.INK, linewidth=1.1)
-        words = f"capacity {format_gib(capacity)}"
+        if equal:
+            axes.axvline(capacity / GIB, color=style.INK, linewidth=1.1)
+        words = f"capacity {format_gib(capacity)}" + ("" if equal else " at most")
     else:
         words = capacity_beyond_scale(capacity)
-    place = min(capacity / end, 1 - 0.5 * text_width(words, style.TEXT) / (style.PAGE - LEFT - RIGHT))
+    place = min(capacity / end, 1 - 0.5 * text_width(words, style.TEXT) / room)
     axes.annotate(words, (place, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", ha="center")
     # Labels must not overlap.
     every = max(1, math.ceil(0.115 / row))
     rows = range(0, len(shown), every)
-    axes.set_yticks(list(rows), [f"device {shown[y].device}" for y in rows])
+    axes.set_yticks(list(rows), [shown[y].name for y in rows])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} GiB")
 
 
 def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full: Bar) -> None:
     """Draws the lower panel: memory of one device over the step, and its peak."""
-    span, capacity = report.play.step.span, report.capacity
+    span, capacity = report.play.step.span, full.capacity
     scale, unit = time_unit(span)
     sums = np.cumsum(sample_columns(moments, held, span), axis=1) / GIB
     edges = np.linspace(0.0, span * scale, BINS + 1)
@@ -286,7 +297,7 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
     peak = full.allocated / GIB
     end = max(full.total, capacity) / GIB * 1.1 if seen else peak * 1.22
     if seen:
-        room = tensor_room(report) / GIB
+        room = (capacity - full.context) / GIB
         axes.axhspan(room, (capacity - full.context) / GIB, zorder=0, **FRAGMENTATION)
         axes.axhspan((capacity - full.context) / GIB, capacity / GIB, zorder=0, **CONTEXT)
         if peak > room:

@@ -21,11 +21,11 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 from experiments.plots import style
-from experiments.plots.sheet import save, time_unit
+from experiments.plots.sheet import save, text_width, time_unit
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import axis_of
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_seconds
+from simulator.report.words import describe_plan, format_seconds, name_device
 
 KINDS = {
     "F": ("forward", style.BLUE),
@@ -68,10 +68,12 @@ class Row:
     """One device: arrays with an entry for every action, and the busy intervals of its streams by axis."""
 
     device: int
+    name: str
     begin: np.ndarray
     end: np.ndarray
     kind: list[str]
     stage: np.ndarray
+    chunk: np.ndarray
     microbatch: np.ndarray
     part: np.ndarray
     """Lower and upper end of every action in shares of the bar's height (n, 2); the passes of a pair have halves."""
@@ -107,7 +109,8 @@ def timeline(report: Report) -> Figure:
     rows = [device_row(report, device, begin, end) for device in chosen]
     lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
     span = report.play.step.span
-    panels = choose_panels(rows, span, shape.p * shape.v)
+    panels = choose_panels(rows, span, max(one.shape.p * one.shape.v for one in report.play.plan.every_pipeline))
+    left = left_margin(rows)
     keys = legend_entries(rows, lanes, shape.v)
 
     head = textwrap.wrap(", ".join(describe_plan(report.play.plan)), 112)
@@ -120,12 +123,12 @@ def timeline(report: Report) -> Figure:
     def place(inches: float) -> float:
         return 1 - inches / height
 
-    left, width = LEFT / style.PAGE, (style.PAGE - LEFT - RIGHT) / style.PAGE
+    width = (style.PAGE - left - RIGHT) / style.PAGE
     share = report.breakdown.parts["bubble"] / report.step_time
     job = report.job
     title = f"{job.model.name} on {job.cluster.name}: {format_seconds(report.step_time)} a step"
     if program.devices > 1:
-        title += f", {share:.1%} bubble on device {report.device}, the slowest"
+        title += f", {share:.1%} bubble on {name_device(report.play.plan, report.device)}, the slowest"
     size = style.TITLE * min(1.0, 84 / len(title))
     figure.text(0.08 / style.PAGE, place(0.2), title, fontsize=size, fontweight="bold")
     for i, line in enumerate(head):
@@ -135,8 +138,8 @@ def timeline(report: Report) -> Figure:
     for panel, extra in zip(panels, above, strict=True):
         at += extra
         tall = panel.height * len(rows)
-        axes = figure.add_axes((left, place(at + tall), width, tall / height))
-        draw_panel(axes, panel, rows, lanes, shape.v, shape.p, program.devices)
+        axes = figure.add_axes((left / style.PAGE, place(at + tall), width, tall / height))
+        draw_panel(axes, panel, rows, lanes, shape.v, program.devices)
         if not panel.letter:
             for other in panels:
                 if other.letter:
@@ -148,11 +151,16 @@ def timeline(report: Report) -> Figure:
     return figure
 
 
+def left_margin(rows: Sequence[Row]) -> float:
+    """Room for the names of devices [in]."""
+    return max(LEFT, max(text_width(row.name, style.TEXT) for row in rows) + 0.12)
+
+
 def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
     """Chooses the panels: the whole step; also warm-up and cool-down if numbers in its bars would not be readable."""
     count = len(rows)
     tall = min(0.44, max(0.2, 2.8 / count))
-    inches = style.PAGE - LEFT - RIGHT
+    inches = style.PAGE - left_margin(rows) - RIGHT
     widths = np.concatenate([row.end - row.begin for row in rows])
     forward = np.concatenate([np.array([kind == "F" for kind in row.kind], bool) for row in rows])
     usual = float(np.median(widths[forward])) if forward.any() else span
@@ -189,9 +197,10 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
 
 def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
     """Returns actions, recomputation and communication of one device."""
-    flat, table = report.play.step.flat, report.play.program.timetable
+    flat, table, plan = report.play.step.flat, report.play.program.timetable, report.play.plan
+    p = plan.every_pipeline[plan.pipeline_of(device)[0]].shape.p
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    first, last, kinds, stages, microbatches, parts = [], [], [], [], [], []
+    first, last, kinds, stages, chunks, microbatches, parts = [], [], [], [], [], [], []
     again: list[tuple[int, int]] = []
 
     def add_bars(
@@ -202,6 +211,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
             last.append(start + tail)
             kinds.append(kind)
             stages.append(stage)
+            chunks.append(plan.local_stage(stage) // p if kind != "O" else 0)
             microbatches.append(microbatch)
             parts.append(part)
 
@@ -238,10 +248,12 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
     pairs = np.asarray(again, dtype=int).reshape(-1, 2)
     return Row(
         device,
+        name_device(plan, device),
         begin[np.asarray(first, dtype=int)],
         end[np.asarray(last, dtype=int)],
         kinds,
         np.asarray(stages, dtype=int),
+        np.asarray(chunks, dtype=int),
         np.asarray(microbatches, dtype=int),
         np.asarray(parts, dtype=float).reshape(-1, 2),
         np.stack([begin[pairs[:, 0]], end[pairs[:, 1]]], axis=1),
@@ -265,13 +277,11 @@ def busy_share(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.nda
 # ------------------------------------------------------------------------------------------- drawing
 
 
-def draw_panel(
-    axes: Any, panel: Panel, rows: Sequence[Row], lanes: Sequence[str], chunks: int, p: int, devices: int
-) -> None:
+def draw_panel(axes: Any, panel: Panel, rows: Sequence[Row], lanes: Sequence[str], chunks: int, devices: int) -> None:
     """Draws one panel."""
     scale, unit = time_unit(panel.stop)
     start, stop = panel.start * scale, panel.stop * scale
-    inches = style.PAGE - LEFT - RIGHT
+    inches = style.PAGE - left_margin(rows) - RIGHT
     thin = 0.105
     tall = 0.86 - thin * len(lanes)  # of a row of height 1, with a small gap below
     edges = np.linspace(panel.start, panel.stop, BINS + 1)
@@ -282,7 +292,7 @@ def draw_panel(
         for i in np.flatnonzero(seen):
             a, b = max(row.begin[i], panel.start) * scale, min(row.end[i], panel.stop) * scale
             kind = row.kind[i]
-            face = style.rgb(style.GREY) if kind == "O" else colours[kind][row.stage[i] // p]
+            face = style.rgb(style.GREY) if kind == "O" else colours[kind][row.chunk[i]]
             low, high = y + tall * row.part[i]
             polygons.append(((a, low), (b, low), (b, high), (a, high)))
             faces.append(face)
@@ -326,7 +336,7 @@ def draw_panel(
     axes.set_ylim(len(rows), -0.06)
     every = max(1, math.ceil(0.115 / panel.height))
     shown = list(range(0, len(rows), every))
-    axes.set_yticks([y + tall / 2 for y in shown], [f"device {rows[y].device}" for y in shown])
+    axes.set_yticks([y + tall / 2 for y in shown], [rows[y].name for y in shown])
     axes.tick_params(axis="y", length=0, pad=3)
     axes.tick_params(axis="x", length=2.5, pad=2)
     # A label at the right end would leave the sheet.

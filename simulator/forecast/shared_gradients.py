@@ -8,15 +8,13 @@ from itertools import pairwise
 
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.stage_messages import CrossMeshMessages
-from simulator.ir.ops import BYTES, Collective, Param
+from simulator.ir.modules import GradientSum
+from simulator.ir.ops import BYTES, Param
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
 from simulator.program.messages import StageMessages
 from simulator.program.program import EveryStageOps, one_of
-
-GradientSum = tuple[str, Collective]
-"""The name by which its devices meet, and the all-reduce."""
 
 Holders = tuple[int, ...]
 """The pipeline devices that hold the same weights."""
@@ -46,14 +44,14 @@ def sum_shared_gradients(
         for holders, elements in sorted(within.items()):
             for device in holders if elements else ():
                 name = f"sum among devices {[first + one for one in holders]}"
-                found[first + device].append((name, messages.all_reduce(elements * width, holders)))
+                found[first + device].append(GradientSum(name, messages.all_reduce(elements * width, holders)))
         first, stage = first + pipeline.shape.p, stage + pipeline.shape.stages
     if plan.pipelines and plan.on(0).mesh.stage:
         across = CrossMeshMessages(plan)
         for holders, elements in sorted(_across_pipelines(plan, units).items()):
             for device in holders if elements else ():
                 name = f"sum among replicas {list(holders)}"
-                found[device].append((name, across.all_reduce(elements * width, holders)))
+                found[device].append(GradientSum(name, across.all_reduce(elements * width, holders), replicas=True))
     return [tuple(own) for own in found]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from hardware.errors import PlanError
 from simulator.forecast.lowering import make_lowering
-from simulator.forecast.shared_gradients import GradientSum, count_elements, sum_shared_gradients
-from simulator.ir.modules import Update
+from simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
+from simulator.ir.modules import GradientSum, Update
 from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Param, StageOps
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from simulator.ir.layout import Layout, Tensor, output_layout, required_layout
 from simulator.ir.mesh import Mesh
@@ -185,6 +185,18 @@ class Stage(Module):
     units: tuple[Unit, ...]
 
 
+class GradientSum(NamedTuple):
+    """An all-reduce of gradients among pipeline devices.
+
+    meeting: the name by which its devices meet.
+    replicas: whether they are of unlike replicas, so that it is data-parallel communication.
+    """
+
+    meeting: Hashable
+    work: Collective
+    replicas: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Update(Module):
     """The optimizer update at the end of the step, over all parameters of one pipeline device.
@@ -202,7 +214,7 @@ class Update(Module):
     grad_bytes: int
     read: int
     write: int
-    shared: tuple[tuple[Hashable, Collective], ...] = ()
+    shared: tuple[GradientSum, ...] = ()
     clipped: bool = True
     everyone: range | None = None
 

@@ -31,8 +31,9 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     for (axes, holders), n in sorted(copied.items()):
         sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
     ops = [scope.op("reduce", work, [], "U") for work in sums]
-    for meeting, work in module.shared:
+    for meeting, work, replicas in module.shared:
         ops.append(scope.op("reduce", work, [], "U"))
+        ops[-1].stream = "data" if replicas else ops[-1].stream
         ops[-1].meeting = meeting
     if module.clipped:
         ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))

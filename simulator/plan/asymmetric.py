@@ -215,7 +215,7 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
 
     Raises PlanError for the first rule that the plan breaks.
     """
-    base = resolver.uniform(_with_microbatches(job, (0,) if job.batch.lengths else 1))
+    base = resolver.uniform(_with_microbatches(job, _usual_microbatches(job)))
     axis, inner = _replica_axis(base)
     replicas = job.plan.replicas or _kinds_of_replicas(base, axis, inner)
     size = base.mesh.size(axis) * inner
@@ -275,6 +275,16 @@ def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, 
         return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).clusters]
 
     return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
+
+
+def _usual_microbatches(job: Job) -> int | tuple[int, ...]:
+    """Micro-batches of the first replica; of an equal share of the batch, where the plan states none."""
+    if job.plan.replicas and job.plan.replicas[0].microbatches is not None:
+        return job.plan.replicas[0].microbatches
+    if job.batch.lengths:
+        return (0,)
+    assert job.batch.total is not None
+    return max(1, job.batch.total // (job.batch.micro * family_degree(job.plan, "data")))
 
 
 def _with_microbatches(job: Job, share: int | tuple[int, ...]) -> Job:

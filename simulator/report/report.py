@@ -22,6 +22,7 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, nest
 from simulator.report.forecast import Forecast
 from simulator.report.metrics import Metrics
+from simulator.report.words import describe_device, is_unlike, name_device
 from simulator.scheduling.list_scheduler import reorder_at_run_time
 from simulator.scheduling.schedule import ScheduleItem
 
@@ -103,7 +104,8 @@ class Report(Metrics):
             by = self.play.peaks[worst].by
             top = max(by, key=lambda k: by[k])
             missing = self.excess[worst] / GIB
-            return f"It does not fit: stage {worst} needs {missing:.1f} GiB more than the GPU has, most of it {top}."
+            where = name_device(self.play.plan, worst, "stage")
+            return f"It does not fit: {where} needs {missing:.1f} GiB more than the GPU has, most of it {top}."
         parts, step, costs = self.breakdown.parts, self.step_time, self.costs
         worst_cost = max(costs, key=lambda k: costs[k])
         matrix = (parts["gemm"] + parts["attention"]) / step
@@ -212,10 +214,13 @@ class Report(Metrics):
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
 
     def _stages(self) -> list[dict[str, Any]]:
-        """Peak memory of every stage, with its parts by category [GiB]."""
+        """Peak memory of every stage, with its parts by category [GiB]; unlike ones have names."""
+        plan = self.play.plan
         return [
             {
                 "stage": device,
+                **({"name": name_device(plan, device, "stage")} if is_unlike(plan) else {}),
+                **({"ranks": describe_device(plan, device)} if is_unlike(plan) else {}),
                 "peak_allocated_gib": peak.total / GIB,
                 "by": {category: peak.by.get(category, 0.0) / GIB for category in CATEGORIES},
             }

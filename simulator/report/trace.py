@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from hardware.units import GIB
-from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Op, Transfer, Work
 from simulator.program.categories import kind_of
+from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report, product_version
+from simulator.report.words import describe_device, is_unlike, name_device, name_replicas
 from simulator.scheduling.schedule import OverlappedPasses
 
 ACTIONS, HOST = "actions", "host"
@@ -97,10 +98,17 @@ class _Trace:
         self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
         times = report.play.step.times
         self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
-        turns = [turn for order in self.program.timetable.orders for turn in order]
+        # Stages have the numbers of their own pipeline.
+        self.first_stage = self._first_stages()
+        turns = [
+            shift_item(turn, -first)
+            for order, first in zip(self.program.timetable.orders, self.first_stage, strict=True)
+            for turn in order
+        ]
         # Both actions of an overlapped pair have the name of the pair.
         played = [str(turn) for turn in turns for _ in range(2 if isinstance(turn, OverlappedPasses) else 1)]
         self.actions = [*played, *[UPDATE] * self.program.devices]
+        self.sender: dict[int, str] = {}
         self.owner = self._owners()
         self.streams: dict[int, list[str]] = defaultdict(list)
         for (device, stream), queue in self.flat.queues.items():
@@ -109,6 +117,14 @@ class _Trace:
         streams = {stream for found in self.streams.values() for stream in found}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
         self._texts: dict[Op, tuple[str, str]] = {}
+
+    def _first_stages(self) -> list[int]:
+        """For every device, the first stage of its pipeline."""
+        found, first = list[int](), 0
+        for one in self.play.plan.every_pipeline:
+            found += [first] * one.shape.p
+            first += one.shape.stages
+        return found
 
     def ticks(self, seconds: Any) -> np.ndarray:
         """Moments [s] in ticks."""
@@ -121,9 +137,13 @@ class _Trace:
     def _owners(self) -> np.ndarray:
         """Index in `actions` of every op's action; of a pair that of its first action."""
         owner = np.empty(len(self.flat.ops), int)
-        for action in range(len(self.program.timetable.slot)):
-            own = slice(self.flat.first[action], self.flat.behind[action] + self._sends(action))
-            owner[own] = action - self._follows(action)
+        table = self.program.timetable
+        for action in range(len(table.slot)):
+            behind = self.flat.behind[action]
+            sends = range(behind, behind + self._sends(action))
+            owner[self.flat.first[action] : sends.stop] = action - self._follows(action)
+            first = self.first_stage[table.device_of[action]]
+            self.sender |= dict.fromkeys(sends, f"send {shift_item(table.actions[action], -first)}")
         for device, numbers in enumerate(self.flat.updates):
             owner[numbers] = len(self.program.timetable.slot) + device
         return owner
@@ -165,11 +185,11 @@ class _Trace:
 
     def names(self, device: int) -> list[str]:
         """Names and order of a process and its threads."""
-        mesh, axis = self.play.plan.mesh, self.play.plan.pipeline_axis
+        plan = self.play.plan
+        words = describe_ranks(plan.device_ranks(device).tolist())
+        words += f", {describe_device(plan, device)}" if is_unlike(plan) else ""
         lines = [
-            _metadata_event(
-                "process_name", device, 0, {"name": f"device {device} ({describe_ranks(mesh, axis, device)})"}
-            ),
+            _metadata_event("process_name", device, 0, {"name": f"{name_device(plan, device)} ({words})"}),
             _metadata_event("process_sort_index", device, 0, {"sort_index": device}),
         ]
         for place, name in enumerate(self.threads):
@@ -196,11 +216,11 @@ class _Trace:
         where = f'"pid":{device},"tid":{self.tid(device, stream)},"ts":'
         lines = []
         for number, ts, dur, action in rows:
-            head, tail = self._op_json(ops[number], flat.latency[number])
+            head, tail = self._op_json(ops[number], flat.latency[number], self.sender.get(number, ops[number].name))
             lines.append(f'{head}{where}{ts},"dur":{dur},"args":{{"action":"{actions[action]}"{tail}')
         return lines
 
-    def _op_json(self, op: Op, latency: float) -> tuple[str, str]:
+    def _op_json(self, op: Op, latency: float, name: str) -> tuple[str, str]:
         """JSON of an op before its times and after its action, which all executions of the op share."""
         if op not in self._texts:
             assert op.work is not None
@@ -209,7 +229,7 @@ class _Trace:
             args |= _describe_work(op.work)
             if latency:
                 args["latency_us"] = float(f"{latency * 1e6:.6g}")
-            head = f'{{"ph":"X","name":{_json(op.name)},"cat":"{kind_of(op)}",'
+            head = f'{{"ph":"X","name":{_json(name)},"cat":"{kind_of(op)}",'
             self._texts[op] = head, f",{_json(args)[1:]}}}"
         return self._texts[op]
 
@@ -227,10 +247,13 @@ class _Trace:
             args: dict[str, Any] = {"kind": UPDATE}
             if action < len(table.slot):
                 stage, kind, microbatch, part = table.actions[action]
-                args = {"stage": stage, "kind": kind, "microbatch": microbatch}
+                plan = self.play.plan
+                args = {"replica": name_replicas(plan, plan.pipeline_of(device)[0])} if plan.pipelines else {}
+                args |= {"stage": stage - self.first_stage[device], "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
                 args |= {"class": table.slots[table.slot[action]].variant} if table.shape.classes else {}
-                args |= {"beside": str(table.actions[action + 1])} if table.slots[table.slot[action]].partner else {}
+                if table.slots[table.slot[action]].partner:
+                    args |= {"beside": str(shift_item(table.actions[action + 1], -self.first_stage[device]))}
             lines.append(_slice_event(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
         return lines
 
@@ -268,7 +291,7 @@ class _Trace:
                     reader.setdefault(other, number)
         lines: list[str] = []
         for send, number in sorted(reader.items(), key=lambda ends: ends[1]):
-            name = flat.ops[send].name.removeprefix("send ")
+            name = self.sender[send].removeprefix("send ")
             for ph, end, more in (("s", send, ""), ("f", number, ',"bp":"e"')):
                 (ts,) = self.us(self.begin[[end]])
                 device, stream = flat.device[end], flat.ops[end].stream
@@ -309,15 +332,13 @@ def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarra
     return np.unique([0, *largest, *last])
 
 
-def describe_ranks(mesh: Mesh, axis: str, position: int) -> str:
-    """The ranks at one position of an axis in words; one pipeline device stands for all of them.
+def describe_ranks(ranks: Iterable[int]) -> str:
+    """The ranks of a pipeline device in words; the device stands for all of them.
 
-    >>> describe_ranks(Mesh({"pp": 2, "tp": 4}), "pp", 1), describe_ranks(Mesh({"dp": 16, "pp": 2, "tp": 2}), "pp", 0)
-    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 32 ranks')
+    >>> describe_ranks(range(4, 8)), describe_ranks([0, 1, 4, 5, 8, 9])
+    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 6 ranks')
     """
-    stride = mesh.stride(axis) if axis in mesh.axes else 1
-    place = mesh.place(axis, position)
-    found = [rank for rank in range(mesh.world) if rank // stride % mesh.size(axis) == place]
+    found = sorted(ranks)
     if len(found) == 1:
         return f"rank {found[0]}"
     if found[-1] - found[0] == len(found) - 1:

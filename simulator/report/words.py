@@ -42,6 +42,54 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def name_device(plan: Plan, device: int, noun: str = "device") -> str:
+    """A pipeline device as a person would name it: "replica 1, stage 0"; where all replicas are alike, "stage 0".
+
+    noun: for a device of equal replicas, ``device`` or ``stage``.
+    """
+    if not plan.pipelines:
+        return f"{noun} {device}"
+    pipeline, own = plan.pipeline_of(device)
+    name = name_replicas(plan, pipeline)
+    return f"{name}, stage {own}" if plan.pipelines[pipeline].shape.p > 1 else name
+
+
+def name_replicas(plan: Plan, pipeline: int) -> str:
+    """The replicas of a pipeline, numbered over all of them: "replica 0", "replicas 1 to 3"."""
+    counts = [one.dp for one in plan.job.plan.replicas]
+    first, count = sum(counts[:pipeline]), counts[pipeline]
+    return f"replica {first}" if count == 1 else f"replicas {first} to {first + count - 1}"
+
+
+def is_unlike(plan: Plan) -> bool:
+    """Whether stages have degrees of their own, or replicas differ."""
+    return bool(plan.pipelines or plan.stage_plans)
+
+
+def describe_device(plan: Plan, device: int) -> str:
+    """Degrees and GPUs of a pipeline device: "dp 2 x tp 4 on h100-sxm"."""
+    own, ranks = plan.on(device), plan.device_ranks(device).tolist()
+    sizes = {axis: n for axis, n in own.mesh.named_axes.items() if axis != own.pipeline_axis}
+    if own.positions is not None:
+        part, places = own.positions
+        axis = own.axis_of(part)
+        sizes[axis] = sizes[axis] // own.mesh.size(part) * len(places)
+    axes = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
+    ends = own.job.cluster.kinds_of(ranks)
+    return f"{axes or '1 GPU'} on {' and '.join(dict.fromkeys(node.gpu.name for node in ends))}"
+
+
+def describe_microbatches(plan: Plan) -> str:
+    """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of unlike replicas those of each."""
+    each = plan.schedule.microbatches_per_forward
+    counts = [one.shape.m * each for one in plan.every_pipeline]
+    words = f"{counts[0]} micro-batch{'' if counts[0] == 1 else 'es'} of {plan.job.batch.micro}"
+    if plan.pipelines:
+        others = (f"{count} in {name_replicas(plan, i)}" for i, count in enumerate(counts) if i)
+        return ", ".join((f"{words} in {name_replicas(plan, 0)}", *others))
+    return words if plan.stage_plans else f"{words} in each replica"
+
+
 def describe_plan(plan: Plan) -> list[str]:
     """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
     gpus = plan.job.cluster.gpus

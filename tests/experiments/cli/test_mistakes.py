@@ -96,7 +96,7 @@ SHORT: list[tuple[str, str, str]] = [
     (CLUSTER, "{gpu: h100-sxm, gpus: 16, inter: {gbps_per_gpu: 400 Gb/s}}", "must be a number. Write a plain number"),
     (CLUSTER, "{groups: [{node: dgx-h100, nods: 1}]}", ":2 cluster.groups[0].nods: no such key. Did you mean 'nodes'?"),
     (CLUSTER, "{groups: [{node: dgx-h100, nodes: 1, of: 2}]}", ":2 cluster.groups[0].of: no such key. Valid: node, no"),
-    (CLUSTER, "{node: dgx-h100, nodes: 2, fabric: {levels: [{node: 2}]}}", "Did you mean 'nodes'? Valid: blocks, link, links, nodes, over"),
+    (CLUSTER, "{node: dgx-h100, nodes: 2, fabric: {levels: [{node: 2}]}}", "Did you mean 'nodes'? Valid: blocks, link"),
     (CLUSTER, HOP.replace("1 us", "1 GB"), "'GB' is not a unit of time. Units: s, ms, us"),
     (CLUSTER, HOP.replace("1 us", "[1]"), "hop_latency.value is [1]: must be text, or a number. Write one word"),
     (CLUSTER, HOP.replace("value", "valu"), "Did you mean 'value'? Valid: checked, direction, kind,"),

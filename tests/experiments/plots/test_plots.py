@@ -70,7 +70,8 @@ def test_bars_are_the_peaks_of_the_report(report: Any) -> None:
 
 
 def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
-    assert (report.peak_allocated <= memory.tensor_room(report)) == report.fits
+    full = memory.fullest_device(memory.device_bars(report))
+    assert (full.allocated <= full.capacity - full.context) == report.fits
 
 
 def test_drawn_bars_are_as_long_as_the_device_needs(report: Any) -> None:

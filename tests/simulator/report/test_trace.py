@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections import defaultdict
 from decimal import Decimal
@@ -17,9 +18,10 @@ import pytest
 
 from hardware.units import GIB
 from simulator import simulate
-from simulator.ir.mesh import Mesh
+from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import FAMILIES
+from simulator.job.load import load_job
 from simulator.program.categories import KINDS
 from simulator.report.report import Report
 from simulator.report.trace import THREADS, describe_ranks, thin_samples, write_trace
@@ -162,17 +164,24 @@ def test_threads_stand_in_one_order(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "axis", "position", "words"),
+    ("axes", "device", "words"),
     [
-        ({"pp": 2, "dp": 1, "tp": 2}, "pp", 1, "ranks 2 to 3: 2 ranks"),
-        ({"dp": 2, "pp": 2, "tp": 2}, "pp", 0, "ranks 0, 1, 4, 5: 4 ranks"),
-        ({"dp": 64, "pp": 8}, "pp", 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
-        ({"pp": 4}, "pp", 3, "rank 3"),
-        ({"dp": 8}, "", 0, "ranks 0 to 7: 8 ranks"),
+        ({"pp": 2, "dp": 1, "tp": 2}, 1, "ranks 2 to 3: 2 ranks"),
+        ({"dp": 2, "pp": 2, "tp": 2}, 0, "ranks 0, 1, 4, 5: 4 ranks"),
+        ({"dp": 64, "pp": 8}, 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
+        ({"pp": 4}, 3, "rank 3"),
+        ({"dp": 8}, 0, "ranks 0 to 7: 8 ranks"),
     ],
 )
-def test_a_process_names_its_ranks(axes: dict[str, int], axis: str, position: int, words: str) -> None:
-    assert describe_ranks(Mesh(axes), axis, position) == words
+def test_a_process_names_its_ranks(axes: dict[str, int], device: int, words: str) -> None:
+    uses = {"pp": "pipeline/1f1b", "dp": "data/zero-1", "tp": "tensor/megatron"}
+    schemes = [{"use": use, "over": axis} for axis, use in uses.items() if axis in axes]
+    gpus = math.prod(axes.values())
+    model = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 64, "seq": 64}
+    batch = {"global": 8 * axes.get("dp", 1)}
+    job = {"model": model, "batch": batch, "plan": {"mesh": axes, "schemes": schemes}}
+    plan = resolve_plan(load_job({**job, "cluster": {"gpu": "h100-sxm", "gpus": gpus}}))
+    assert describe_ranks(plan.device_ranks(device).tolist()) == words
 
 
 def test_it_names_the_forecast_job(folder: Path) -> None:
