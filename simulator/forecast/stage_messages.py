@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 from simulator.forecast.lowering import make_lowering
 from simulator.ir.ops import Collective, Transfer
-from simulator.lowering.cross_mesh import BoxGrid, border_layout, most_received, reshard
+from simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
 from simulator.plan.plan import Plan
 from simulator.program.messages import StageEnd, StageMessages
 
@@ -21,7 +23,9 @@ class CrossMeshMessages(StageMessages):
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
-        ends = self._grid(sender), self._grid(receiver)
+        before, behind = (sender, receiver) if forward else (receiver, sender)
+        joined = replace(self._grid(behind), parts=self._part(before, behind))
+        ends = (self._grid(before), joined) if forward else (joined, self._grid(before))
         if ends[0].equals(ends[1]):
             work = super().results(sender, receiver, forward)
             return work if self._on_one_mesh else self._pairwise(work, sender.device, receiver.device)
@@ -44,6 +48,27 @@ class CrossMeshMessages(StageMessages):
             return super().all_reduce(nbytes, [self.plan.pipeline_of(member)[1] for member in members])
         ranks = tuple(int(self.plan.device_ranks(member)[0]) for member in members)
         return Collective("all_reduce", nbytes, (self.axis,), tuple(members), ranks=ranks)
+
+    def _part(self, branch: StageEnd, trunk: StageEnd) -> dict[str, Interval]:
+        """The interval of the sequence of the first stage of a trunk that a branch sends; empty if it is all of it.
+
+        Stages of one mesh shard every branch alike, and the trunk holds the shards of all branches.
+        """
+        pipeline = self.plan.every_pipeline[self.plan.pipeline_of(trunk.device)[0]]
+        numbers = (pipeline.part(self.plan.local_stage(end.stage)) for end in (branch, trunk))
+        held, joined = (pipeline.layers_of(part) for part in numbers)
+        model, seq = pipeline.job.model, pipeline.job.batch.sequence or 0
+        tokens = [(one.layers, Fraction(n)) for one, n in zip(model.branches, model.branch_tokens(seq), strict=True)]
+        arriving = sum(of for layers, of in tokens if layers)
+        begin, layer = Fraction(0), 0
+        if self._on_one_mesh or joined.start != model.encoder_layers:
+            return {}
+        for layers, of in tokens:
+            layer += layers
+            if layers and held.start < layer:
+                return {"s": (begin / arriving, (begin + of) / arriving)} if of < arriving else {}
+            begin += of * (layers > 0)
+        return {}
 
     @property
     def _on_one_mesh(self) -> bool:

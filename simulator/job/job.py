@@ -110,8 +110,8 @@ class ShortPlan(ShortStage):
 
     pp: Count = 1
     """Pipeline stages."""
-    schedule: str | None = None
-    """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
+    schedule: str | dict[str, Any] | None = None
+    """Name of the schedule, or ``use:`` with its options. Default: 1f1b, or interleaved-1f1b when chunks > 1."""
     chunks: Count | None = None
     """Virtual stages per device. Default: that of the schedule."""
     partition: str | tuple[int, ...] = "even"

@@ -118,15 +118,17 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     """The entry of the schedule."""
-    schedule = short.schedule or ("interleaved-1f1b" if (short.chunks or 1) > 1 else "1f1b")
+    default = "interleaved-1f1b" if (short.chunks or 1) > 1 else "1f1b"
+    options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
+    schedule = options.pop("use", default)
     try:
-        kind = find_scheme(f"pipeline/{schedule}")
+        kind = find_scheme(f"pipeline/{str(schedule).removeprefix('pipeline/')}")
     except PlanError:
         known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
-        remedy = nearest(schedule.rpartition("/")[2], known)
+        remedy = nearest(str(schedule).rpartition("/")[2], known)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = short.chunks or kind.Options.model_fields["chunks"].default
-    return {"use": f"pipeline/{schedule}", "over": "pp", "chunks": chunks}
+    return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 
 
 def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:

@@ -3,7 +3,8 @@
 Every rank of a stage holds a box of the residual stream, an interval of each sharded dim, and along the other axes the
 ranks hold copies of it. A message is the intersection of a box of the sending stage with one of the receiving stage. Of
 the ranks that hold copies of a box, the one that has sent the fewest bytes so far sends. Where receivers hold copies
-too, and gather (see `scatter_gather`), each receives its share only.
+too, and gather (see `scatter_gather`), each receives its share only. The output of a branch of the model is a part of
+the sequence of its trunk: a message between them is the intersection with the boxes of that part.
 
 Zhuang et al. 2022, "On Optimizing the Communication of Model Parallelism", arXiv 2211.05322 (Alpa), sections 2 and 3.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -24,6 +26,11 @@ from simulator.ir.modules import Stage
 from simulator.ir.operators import Boundary
 from simulator.ir.ops import Message
 from simulator.lowering.scope import Scope
+
+Interval = tuple[Fraction, Fraction]
+"""Begin and end."""
+
+WHOLE: Interval = Fraction(0), Fraction(1)
 
 
 def border_layout(scope: Scope, stage: Stage) -> Layout:
@@ -39,10 +46,12 @@ class BoxGrid:
 
     dims: number of shards of each sharded dim, in the order of their names.
     ranks: global ranks [shards of each dim, copies].
+    parts: the interval of a dim that messages carry, from 0 to 1; all of it where none is given.
     """
 
     dims: dict[str, int]
     ranks: np.ndarray
+    parts: Mapping[str, Interval] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layout: Layout, mesh: Mesh, pipeline: str, first: int) -> BoxGrid:
@@ -74,7 +83,14 @@ class BoxGrid:
     def equals(self, other: BoxGrid) -> bool:
         """Whether the ranks of two stages hold the same boxes in the same order."""
         order = self.ranks - self.ranks.min(), other.ranks - other.ranks.min()
-        return self.dims == other.dims and np.array_equal(*order)
+        cut = any(dim in one.parts for one in (self, other) for dim in self.dims)
+        return not cut and self.dims == other.dims and np.array_equal(*order)
+
+    def shards(self, dim: str) -> list[Interval]:
+        """The intervals that the shards of a dim hold of what messages carry, from 0 to 1; some lie outside."""
+        count, (begin, end) = self.dims.get(dim, 1), self.parts.get(dim, WHOLE)
+        borders = [(Fraction(i, count) - begin) / (end - begin) for i in range(count + 1)]
+        return list(pairwise(borders))
 
 
 def reshard(sender: BoxGrid, receiver: BoxGrid, nbytes: int, shares: int = 1) -> tuple[Message, ...]:
@@ -84,7 +100,7 @@ def reshard(sender: BoxGrid, receiver: BoxGrid, nbytes: int, shares: int = 1) ->
     shares: copies of a box among the receivers that receive one share of it each, and gather the rest.
     """
     dims = sorted({*sender.dims, *receiver.dims})
-    overlaps = [list(_overlaps(sender.dims.get(dim, 1), receiver.dims.get(dim, 1))) for dim in dims]
+    overlaps = [list(_find_overlaps(sender.shards(dim), receiver.shards(dim))) for dim in dims]
     sent: dict[int, int] = defaultdict(int)
     found: dict[tuple[int, int], int] = defaultdict(int)
     for parts in product(*overlaps):
@@ -107,11 +123,16 @@ def most_received(messages: tuple[Message, ...]) -> int:
     return max(received.values(), default=0)
 
 
-def _overlaps(senders: int, receivers: int) -> Iterator[tuple[int, int, float]]:
-    """Shards of a dim cut in two ways that overlap: of the sender, of the receiver, and share of the dim."""
-    units = math.lcm(senders, receivers)
-    each, every = units // senders, units // receivers
-    for source in range(senders):
-        for target in range(source * each // every, ((source + 1) * each - 1) // every + 1):
-            begin, end = max(source * each, target * every), min((source + 1) * each, (target + 1) * every)
-            yield source, target, (end - begin) / units
+def _find_overlaps(senders: Sequence[Interval], receivers: Sequence[Interval]) -> Iterator[tuple[int, int, float]]:
+    """Shards of a dim cut in two ways that overlap between 0 and 1: of the sender, of the receiver, and the overlap."""
+    target = 0
+    for source, (begin, end) in enumerate(senders):
+        while target < len(receivers) - 1 and receivers[target][1] <= max(begin, WHOLE[0]):
+            target += 1
+        for number in range(target, len(receivers)):
+            first, last = receivers[number]
+            overlap = min(end, last, WHOLE[1]) - max(begin, first, WHOLE[0])
+            if overlap > 0:
+                yield source, number, float(overlap)
+            elif first >= end:
+                break

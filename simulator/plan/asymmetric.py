@@ -180,12 +180,21 @@ def _agree_on_model(pipelines: Sequence[Plan]) -> list[Plan]:
 
 def _finish(plan: Plan, stages: Sequence[StagePlan], where: str, resolver: Resolver) -> Plan:
     """A pipeline with layers and slices, checked."""
-    for i, one in enumerate(plan.stage_plans):
-        with _locate_in_stage(f"{where}[{i}]", len(plan.job.plan.schemes)):
-            resolver.check_divisible(one)
-    layers = resolver.layers(plan, tuple(_stated_layers(plan, stages, where)) or plan.job.plan.partition)
+    partition = tuple(_stated_layers(plan, stages, where)) or plan.job.plan.partition
+    if partition == "by-cost":  # every stage may hold any layer
+        _check_stages(plan, where, resolver)
+    layers = resolver.layers(plan, partition)
     own = tuple(replace(one, layers=layers) for one in plan.stage_plans)
+    _check_stages(replace(plan, layers=layers, stage_plans=own), where, resolver)
     return resolver.slice_sequences(replace(plan, layers=layers, stage_plans=own))
+
+
+def _check_stages(plan: Plan, where: str, resolver: Resolver) -> None:
+    """The ranks of every stage divide the dims of the layers that they hold; before these are known, of all layers."""
+    for device, one in enumerate(plan.stage_plans):
+        held = tuple(part for part in range(plan.parts) if device in plan.holders(part)) if plan.layers else None
+        with _locate_in_stage(f"{where}[{device}]", len(plan.job.plan.schemes)):
+            resolver.check_held_divisible(one, held)
 
 
 def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[int]:

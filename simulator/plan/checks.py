@@ -245,15 +245,17 @@ def check_experts(plan: Plan) -> None:
                 raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
 
-def check_divisible(plan: Plan, known: set[Hashable]) -> None:
+def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | None = None) -> None:
     """The options of every scheme fit the operators, and every dim is divisible by the axes that shard it.
 
     known: keys of plans that were found divisible before; new findings are added.
+    held: the parts of the model that the ranks of the plan hold; default: all.
     """
     # The samples of all replicas are divisible by any number of replicas.
     key = (
         replace(plan.backward_architecture, replicas=1),
         tuple(plan.mesh.views),
+        held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
     if key in known:
@@ -279,7 +281,8 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
         for branch, own in reversed([*zip(plan.model.branches, plan.backward_architecture.branches, strict=True)])
         for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
     }
-    for unit in plan.backward_architecture.units:
+    stages = [plan.stage(part, plan.backward_architecture) for part in held or ()]
+    for unit in plan.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]:
         mamba = any(isinstance(module, Mamba) for module in unit.children)
         walk(unit, partial(visit, called=MAMBA_NAMES if mamba else of_branches.get(unit.children, DIM_NAMES)))
     known.add(key)

@@ -101,6 +101,10 @@ class Resolver:
                 with _locate_in_class(stage, number):
                     check_divisible(one, self.divisible)
 
+    def check_held_divisible(self, plan: Plan, held: tuple[int, ...] | None) -> None:
+        """The same for a stage that holds some parts of the model; None: it may hold any."""
+        check_divisible(plan, self.divisible, held)
+
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
         return _slice_sequences(plan, self.slice_seconds, self.step_seconds)
