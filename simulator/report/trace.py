@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from hardware.units import GIB
-from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Op, Transfer, Work
 from simulator.program.categories import kind_of
 from simulator.program.memory_profile import CATEGORIES
@@ -165,11 +164,9 @@ class _Trace:
 
     def names(self, device: int) -> list[str]:
         """Names and order of a process and its threads."""
-        mesh, axis = self.play.plan.mesh, self.play.plan.pipeline_axis
+        ranks = describe_ranks(sorted(self.play.plan.device_ranks(device).tolist()))
         lines = [
-            _metadata_event(
-                "process_name", device, 0, {"name": f"device {device} ({describe_ranks(mesh, axis, device)})"}
-            ),
+            _metadata_event("process_name", device, 0, {"name": f"device {device} ({ranks})"}),
             _metadata_event("process_sort_index", device, 0, {"sort_index": device}),
         ]
         for place, name in enumerate(self.threads):
@@ -309,20 +306,17 @@ def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarra
     return np.unique([0, *largest, *last])
 
 
-def describe_ranks(mesh: Mesh, axis: str, position: int) -> str:
-    """The ranks at one position of an axis in words; one pipeline device stands for all of them.
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """The ranks of a pipeline device in words, which stands for all of them.
 
-    >>> describe_ranks(Mesh({"pp": 2, "tp": 4}), "pp", 1), describe_ranks(Mesh({"dp": 16, "pp": 2, "tp": 2}), "pp", 0)
-    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 32 ranks')
+    >>> describe_ranks([4, 5, 6, 7]), describe_ranks([0, 1, 4, 5, 8, 9])
+    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 6 ranks')
     """
-    stride = mesh.stride(axis) if axis in mesh.axes else 1
-    place = mesh.place(axis, position)
-    found = [rank for rank in range(mesh.world) if rank // stride % mesh.size(axis) == place]
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if found[-1] - found[0] == len(found) - 1:
-        return f"ranks {found[0]} to {found[-1]}: {len(found)} ranks"
-    return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}: {len(ranks)} ranks"
+    return f"ranks {', '.join(map(str, ranks[:4]))}{', ...' if len(ranks) > 4 else ''}: {len(ranks)} ranks"
 
 
 def _describe_work(work: Work) -> dict[str, Any]:

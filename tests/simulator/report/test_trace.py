@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
@@ -17,7 +18,6 @@ import pytest
 
 from hardware.units import GIB
 from simulator import simulate
-from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import FAMILIES
 from simulator.program.categories import KINDS
@@ -162,17 +162,33 @@ def test_threads_stand_in_one_order(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "axis", "position", "words"),
+    ("ranks", "words"),
     [
-        ({"pp": 2, "dp": 1, "tp": 2}, "pp", 1, "ranks 2 to 3: 2 ranks"),
-        ({"dp": 2, "pp": 2, "tp": 2}, "pp", 0, "ranks 0, 1, 4, 5: 4 ranks"),
-        ({"dp": 64, "pp": 8}, "pp", 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
-        ({"pp": 4}, "pp", 3, "rank 3"),
-        ({"dp": 8}, "", 0, "ranks 0 to 7: 8 ranks"),
+        (range(2, 4), "ranks 2 to 3: 2 ranks"),
+        ([0, 1, 4, 5], "ranks 0, 1, 4, 5: 4 ranks"),
+        (range(1, 512, 8), "ranks 1, 9, 17, 25, ...: 64 ranks"),
+        ([3], "rank 3"),
+        (range(8), "ranks 0 to 7: 8 ranks"),
     ],
 )
-def test_a_process_names_its_ranks(axes: dict[str, int], axis: str, position: int, words: str) -> None:
-    assert describe_ranks(Mesh(axes), axis, position) == words
+def test_a_process_names_its_ranks(ranks: Sequence[int], words: str) -> None:
+    assert describe_ranks(ranks) == words
+
+
+def test_unlike_replicas_and_micro_batches_have_their_ranks_and_classes(tmp_path: Path) -> None:
+    plan = {"pp": 2, "dp": 4, "replicas": [{"dp": 1, "microbatches": [0, 1]}, {"dp": 3, "microbatches": [1, 1, 0]}]}
+    batch = {"lengths": [{"samples": 4, "sequence": 64}, {"sequence": 512}]}
+    report = simulate({"model": "gpt2", "cluster": "dgx-h100:1", "batch": batch, "plan": plan})
+    write_trace(report, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert [name.split(" (")[1] for name in names] == [
+        *("rank 0)", "rank 4)", "ranks 1 to 3: 3 ranks)", "ranks 5 to 7: 3 ranks)"),
+    ]
+    actions = [event["args"] for event in events if event.get("cat") == "action"]
+    passes = {(one["stage"], one["microbatch"]): one["class"] for one in actions if one["kind"] == "F"}
+    assert [passes[stage, k] for stage in (0, 1) for k in (0, 1)] == [0, 1, 0, 1]
+    assert [passes[stage, k] for stage in (2, 3) for k in (0, 1, 2)] == [1, 1, 0, 1, 1, 0]
 
 
 def test_it_names_the_forecast_job(folder: Path) -> None:
