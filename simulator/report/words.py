@@ -117,10 +117,10 @@ def _describe_axes(plan: LongPlan) -> str:
     if any(one.stages for one in plan.replicas):
         wholes = [_describe_axes(plan.model_copy(update={"stages": one.stages})) for one in plan.replicas]
         return " + ".join(
-            f"{axes} x {one.microbatches or '?'} micro-batches" for axes, one in zip(wholes, plan.replicas, strict=True)
+            f"{axes} x {one.count or '?'} micro-batches" for axes, one in zip(wholes, plan.replicas, strict=True)
         )
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
     if not plan.replicas:
         return axes
-    counts = " + ".join(f"{one.dp} x {one.microbatches or '?'}" for one in plan.replicas)
+    counts = " + ".join(f"{one.dp} x {one.count or '?'}" for one in plan.replicas)
     return f"{axes} with {counts} micro-batches"
