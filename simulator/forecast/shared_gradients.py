@@ -69,7 +69,7 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
             elements[holders, device] += count_elements(plan.on(device), one_of(stage).params(), "optimizer")
     # A tied output layer on another device is a copy of the embedding table.
     ends = plan.holders(0), plan.holders(plan.parts - 1)
-    if ends[0] != ends[1] and plan.job.model.tied:
+    if ends[0] != ends[1] and not plan.job.model.branches:
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))
         for device in both:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from simulator.forecast.lowering import make_lowering
 from simulator.ir.ops import Collective, Transfer
 from simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
+from simulator.lowering.scatter_gather import has_backward
 from simulator.plan.plan import Plan
 from simulator.program.messages import StageEnd, StageMessages
 
@@ -23,6 +24,9 @@ class CrossMeshMessages(StageMessages):
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
+        if not forward and not has_backward(receiver.ops):
+            first, other = (int(self.plan.device_ranks(end.device)[0]) for end in (sender, receiver))
+            return Transfer(0, self.axis, sender.device, receiver.device, ((first, other, 0),))
         before, behind = (sender, receiver) if forward else (receiver, sender)
         joined = replace(self._grid(behind), parts=self._part(before, behind))
         ends = (self._grid(before), joined) if forward else (joined, self._grid(before))

@@ -418,9 +418,8 @@ class UnitRun:
     count: number of units.
     residual_in, residual_out: names of the residual stream that enters, and of that which leaves.
     keys: names of the buffers of `residual_in` and `residual_out`.
-    nbytes: bytes of the residual stream from copy to copy.
-    allocated_before: further buffers that a run played before this one allocates.
-    freed_later: further buffers that a run played after this one frees.
+    nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
+    allocated_before, freed_later: further buffers that a run played before this one allocates, or one after it frees.
     marks: the marks of the unit.
     """
 
@@ -433,6 +432,7 @@ class UnitRun:
     nbytes: int = 0
     allocated_before: tuple[str, ...] = ()
     freed_later: tuple[str, ...] = ()
+    nbytes_in: int = 0
     marks: frozenset[Hashable] = frozenset()
 
 

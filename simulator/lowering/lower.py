@@ -117,9 +117,10 @@ class Lowering:
             takes,
             gives,
             keys,
-            nbytes,
+            nbytes[1] or nbytes[0],
             found,
             left,
+            nbytes[0],
         )
         return _drop_backward(made) if self.forward_only else made
 
@@ -136,28 +137,32 @@ class Lowering:
 
 
 def _use_stream(
-    fragment: Fragment, takes: str | None, gives: str | None, keys: tuple[str | None, str | None], nbytes: int
+    fragment: Fragment,
+    takes: str | None,
+    gives: str | None,
+    keys: tuple[str | None, str | None],
+    nbytes: tuple[int, int],
 ) -> Fragment:
     """Adds the uses of the residual stream, and of its gradient, in the layout of the border of units, where operators
     only slice it from another layout or to another one, which is no op."""
     used = {use.key for use in fragment.tensor_uses}
     (taken, given), forward, backward = keys, fragment.forward, fragment.backward
 
-    def add(key: str, name: str, ops: Sequence[Op], made: bool) -> None:
+    def add(key: str, name: str, ops: Sequence[Op], made: bool, size: int) -> None:
         """The use of `key` by the op nearest to the border that has the tensor in another layout."""
         having = {use.op for use in fragment.tensor_uses if use.key.startswith(f"{name}@")}
         near = [op for op in ops if op in having] or ops
         if near and key not in used:
-            fragment.tensor_uses.append(TensorUse(key, nbytes, near[-1 if made else 0], made))
+            fragment.tensor_uses.append(TensorUse(key, size, near[-1 if made else 0], made))
 
     if taken is not None:
-        add(taken, taken.partition("@")[0], forward, made=False)
+        add(taken, taken.partition("@")[0], forward, False, nbytes[0])
         if takes in fragment.grad_exit:
-            add(f"d:{taken}", "d:" + taken.partition("@")[0], backward, made=True)
+            add(f"d:{taken}", "d:" + taken.partition("@")[0], backward, True, nbytes[0])
     if given is not None:
-        add(given, given.partition("@")[0], forward, made=True)
+        add(given, given.partition("@")[0], forward, True, nbytes[1])
         if gives in fragment.grad_entry:
-            add(f"d:{given}", "d:" + given.partition("@")[0], backward, made=False)
+            add(f"d:{given}", "d:" + given.partition("@")[0], backward, False, nbytes[1])
     return fragment
 
 

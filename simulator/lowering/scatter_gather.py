@@ -30,10 +30,15 @@ def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forwar
         return stage_ops
     runs = list(stage_ops.unit_runs)
     if forward and (name := runs[0].residual_in):
-        runs.insert(0, _gather(lowering, name, runs[0].nbytes, axes, "F"))
-    if backward and (name := runs[-1].residual_out):
+        runs.insert(0, _gather(lowering, name, runs[0].nbytes_in, axes, "F"))
+    if backward and has_backward(stage_ops) and (name := runs[-1].residual_out):
         runs.append(_gather(lowering, name, runs[-1].nbytes, axes, "B"))
     return replace(stage_ops, unit_runs=runs, message_shares=shares)
+
+
+def has_backward(stage_ops: StageOps) -> bool:
+    """Whether a stage has a backward pass: it holds trained weights, or a stage before it does."""
+    return any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
 
 
 def _copies(lowering: Lowering, stage: Stage) -> tuple[str, ...]:
@@ -63,6 +68,6 @@ def _gather(lowering: Lowering, name: str, nbytes: int, axes: tuple[str, ...], p
             fragment.forward, fragment.exit = [whole], {name: whole}
         else:
             fragment.backward, fragment.grad_exit = [whole], {name: whole}
-        return UnitRun(f"receive {name}", fragment, 1, name, name, (name, name), nbytes)
+        return UnitRun(f"receive {name}", fragment, 1, name, name, (name, name), nbytes, nbytes_in=nbytes)
 
     return lowering.shared_run(("scatter-gather", name, nbytes, axes, phase), make)

@@ -171,9 +171,8 @@ class Scope:
 
     # ------------------------------------------------------------------------------------------------ units
 
-    def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], int]:
-        """Records producers and readers of a unit; returns the memory keys of its input and output and the bytes of the
-        output."""
+    def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], tuple[int, int]]:
+        """Records producers and readers of a unit; returns the memory keys and the bytes of its input and output."""
         for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
             notes.clear()
         # Inputs of the model, such as token ids, and tensors computed from them by frozen operators only.
@@ -182,16 +181,16 @@ class Scope:
         self.in_layer = isinstance(unit, Layer)
         walk(unit, self._note)
         ends: list[str | None] = []
-        nbytes = 0
-        for tensor in (unit.residual_in, unit.residual_out):
+        nbytes = [0, 0]
+        for i, tensor in enumerate((unit.residual_in, unit.residual_out)):
             if tensor is not None:
                 border = Boundary("border", (tensor,), (tensor,))
                 self.producer.setdefault(tensor.name, (tensor, border))
                 layout = border.output_layout(tensor, self.division(border))
-                nbytes = tensor.nbytes(layout, self.mesh)
+                nbytes[i] = tensor.nbytes(layout, self.mesh)
             ends.append(self.key(tensor, layout) if tensor is not None else None)
         self.incoming_gradient = f"d:{ends[1]}"
-        return (ends[0], ends[1]), nbytes
+        return (ends[0], ends[1]), (nbytes[0], nbytes[1])
 
     def _note(self, operator: Operator) -> None:
         if isinstance(operator, Residual):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.ir.ops import Collective, StageOps, Transfer
+from simulator.lowering.scatter_gather import has_backward
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class StageMessages:
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
-        # What comes back to one of several that were joined is its own share.
-        nbytes = (sender if forward else receiver).ops.message_nbytes
+        # What comes back to one of several that were joined is its own share; to frozen layers nothing does.
+        nbytes = (sender if forward else receiver).ops.message_nbytes if forward or has_backward(receiver.ops) else 0
         return self.plain(nbytes, sender.device, receiver.device)
 
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:

@@ -177,8 +177,10 @@ def make_task(
         task.numbers.append(start)
     task.parts = tuple(found)
     first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
-    ends = first.nbytes if first.residual_in else 0, last.nbytes if last.residual_out else 0
+    ends = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
+    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
+    back = ends[1] * bool(last.fragment.backward), ends[0] * (first.residual_in in first.fragment.grad_exit)
     category = "activations" if forward else "workspace"
-    inputs, results = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
+    inputs, results = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     return task

@@ -1,6 +1,6 @@
 """GraphPipe: a graph of stages instead of one chain; the branches of a model run at the same time and join in a trunk.
 
-A chain of stages runs the branches of a model (towers, each with its own input) one after another, though they do not
+A chain of stages runs the branches of a model (encoders, each with its own input) one after another, though they do not
 depend on each other. Here every branch has stages of its own. The first stage of the trunk takes the outputs of all
 branches and sends each its gradient. Every stage runs 1F1B as if the pipeline were as deep as the longest path through
 the graph: stage x has k_x - 1 warm-up passes, where k_x is 1 on the last stage, else one more than the largest of its

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import ModelError, PlanError
 from simulator.models.architecture import Architecture
-from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, palm, six_n
+from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, needed_flops, palm, six_n
 from simulator.models.load import load_model
 from simulator.models.model import LayerKind, Model
 from simulator.plan.partition import layers_of_graph
@@ -112,6 +112,110 @@ def test_the_units_of_a_model_with_equal_branches() -> None:
     assert whole.units[0].children is whole.units[2].children, "equal branches share their modules"
     assert whole.units[0].residual_out is not None and whole.units[0].residual_out.dims["s"].size == 8
     assert whole.units[4].residual_out is not None and whole.units[4].residual_out.dims["s"].size == 16
+
+
+# ------------------------------------------------------------------------------------------------ unlike branches
+
+CLIP_LAYER = 4 * 1024 * 1024 + 4 * 1024 + 2 * 1024 * 4096 + 4096 + 1024 + 2 * 2 * 1024
+"""Parameters of a layer of ViT-L: attention and MLP with biases, two norms."""
+
+
+def vision(**changes: Any) -> dict[str, Any]:
+    """The vision tower of llava-1.5-7b, as a branch."""
+    (tower, _) = load_model("llava-1.5-7b").branches
+    own = tower.model_dump(exclude={"name", "seq", "trunk_hidden", "mla"})
+    return {**own, **changes}
+
+
+def test_clip_counted_by_hand() -> None:
+    """ViT-L/14 at 224 pixels has 303,179,776 parameters without the projection to the space of the loss (304 M with
+    it); at 336 pixels and without the last norm 303,505,408."""
+    model = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 10, "seq": 300}
+    of_224 = vision(tokens=256, position_rows=257, final_norm=True, projector="none")
+    (tower, _) = load_model({**model, "branches": [of_224, {"layers": 0}]}).branches
+    patches, places, norms = 3 * 14 * 14 * 1024, 257 * 1024, 2 * 2 * 1024
+    assert tower.parameters == patches + 1024 + places + norms + 24 * CLIP_LAYER == 303_179_776
+    assert tower.parameters + 1024 * 768 == 303_966_208
+
+
+def test_llava_counted_by_hand() -> None:
+    """Llama 2, the tower, and a projector of two layers with biases."""
+    model = load_model("llava-1.5-7b")
+    tower, text = model.branches
+    projector = (1024 + 1) * 4096 + (4096 + 1) * 4096
+    assert tower.projector_parameters == projector == 20_979_712
+    assert text.parameters == 32000 * 4096 and (text.seq, tower.seq) == (1472, 576)
+    assert model.parameters == 6_738_415_616 + 303_505_408 + projector
+    assert (tower.norm, tower.gated, tower.bidirectional, tower.mlp_bias) == ("layernorm", False, True, True)
+    assert (text.norm, text.gated, text.bidirectional, text.mlp_bias) == ("rmsnorm", True, False, False)
+
+
+def test_flops_of_unlike_branches_by_hand() -> None:
+    """Patches and projector are GEMMs; a bidirectional token attends to all tokens of its branch."""
+    model, alone = load_model("llava-1.5-7b"), load_model({"preset": "llama2-7b", "seq": 2048})
+    found, trunk = (forward_matmul_flops(one, 2048, 2048, causal=True) for one in (model, alone))
+    assert found["inputs"] == 2 * 576 * 588 * 1024
+    assert found["projector"] == 2 * 576 * (1024 * 4096 + 4096 * 4096)
+    assert found["attention"] - trunk["attention"] == pytest.approx(24 * 4 * 576 * 576 * 1024)
+    assert found["mlp"] - trunk["mlp"] == 24 * 2 * 576 * 2 * 1024 * 4096
+    assert found["head"] == trunk["head"]
+    halves = {**vision(), "bidirectional": False}
+    causal_model = load_model({"preset": "llava-1.5-7b", "branches": [halves, {"layers": 0}]})
+    halved = forward_matmul_flops(causal_model, 2048, 2048, causal=True)
+    assert halved["attention"] - trunk["attention"] == pytest.approx(24 * 2 * 576 * 576 * 1024)
+
+
+@pytest.mark.parametrize("convention", ["palm", "causal"])
+def test_a_frozen_branch_needs_a_third_of_its_flops(convention: str) -> None:
+    trained = load_model("llava-1.5-7b")
+    frozen = load_model({"preset": "llava-1.5-7b", "branches": [vision(frozen=True), {"layers": 0}]})
+    saved = needed_flops(convention, trained, 2048) - needed_flops(convention, frozen, 2048)
+    attention = 24 * 4 * 576 * 576 * 1024
+    products = 24 * 2 * 576 * (CLIP_LAYER - 9 * 1024 - 4096) + 2 * 576 * 588 * 1024
+    parameters = 2 * 576 * 303_505_408
+    wanted = 2 * ((parameters if convention == "palm" else products) + attention)
+    assert saved * 2048 == pytest.approx(wanted)
+
+
+def test_what_a_branch_states_is_not_inherited() -> None:
+    """Nor is what follows from it: widths of heads from the hidden size, biases from the norm."""
+    gpt = {
+        **PLAIN,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 6,
+        "ffn": 100,
+        "window": 5,
+        "norm": "rmsnorm",
+        "qkv_bias": True,
+    }
+    model = load_model(
+        {**gpt, "branches": [{"layers": 1}, {"layers": 1, "hidden": 64}, {"layers": 1, "input_width": 9}]} | {"seq": 15}
+    )
+    same, wide, inputs = model.branches
+    assert (same.kv_heads, same.head_dim, same.ffn, same.window, same.qkv_bias) == (2, 6, 100, 5, True)
+    assert (wide.kv_heads, wide.head_dim, wide.ffn, wide.heads, wide.projector) == (4, 16, 256, 4, "linear")
+    assert (inputs.window, inputs.bidirectional, inputs.ffn, inputs.projector) == (None, True, 100, "none")
+    assert load_model(model.model_dump(exclude_unset=True)) == model, "a model read again is the same"
+
+
+def test_units_of_unlike_branches() -> None:
+    """Tokens of a branch without layers are embedded where the trunk begins."""
+    model = load_model({"preset": "llava-1.5-7b", "layers": 2, "branches": [vision(layers=3), {"layers": 0}]})
+    units = Architecture(model, 1, 2048, 32000).stage(model.every_layer, True, True).units
+    assert [(unit.name, unit.count) for unit in units] == [
+        *(("embedding", 1), ("layer", 3), ("projector", 1), ("join", 1), ("layer", 2), ("ending", 1)),
+    ]
+    join = units[3]
+    assert join.residual_in is not None and join.residual_out is not None
+    assert (join.residual_in.dims["s"].size, join.residual_out.dims["s"].size) == (576, 2048)
+    assert [operator.name for operator in join.operators()] == ["branch1.embedding", "join", "leaving"]
+
+
+def test_experts_are_of_the_trunk() -> None:
+    moe = {"experts": 4, "top_k": 1, "expert_ffn": 8, "first_dense": 1}
+    model = load_model({**PLAIN, "moe": moe, "branches": [{"layers": 2}, {"layers": 0}]})
+    assert [model.is_moe(layer) for layer in model.every_layer] == [False] * 3 + [True] * 3
 
 
 # -------------------------------------------------------------------------------------------------- partition

@@ -174,7 +174,9 @@ def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes:
     weights = Op("w", work=Memory("w", int(8 * times[2]), 0), phase="W")
     marks = ({"x": entry}, {"y": summed}, {"y": gradient}, {"x": inputs})
     fragment = Fragment([forward, summed], [inputs, weights], *marks)
-    return StageOps([UnitRun("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes)])
+    return StageOps(
+        [UnitRun("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes, nbytes_in=nbytes)]
+    )
 
 
 @examples(150)

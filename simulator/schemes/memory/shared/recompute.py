@@ -31,6 +31,8 @@ def recompute(
     early_stop: whether ops that only make outputs of the module are not repeated either.
     """
     first, again = inner(module), inner(module)
+    if not first.backward:  # nothing of it is trained, nor below it
+        return first
     gradient = list(again.grad_entry.values())
     if kept is not None or early_stop:
         _skip_kept(again, kept or (lambda _: False), gradient, early_stop)
