@@ -25,9 +25,9 @@ from simulator.job.framework import (
     framework_names,
     load_framework,
 )
+from simulator.models.branches import Branch
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
-from simulator.models.branches import Branch
 from simulator.models.model import Model
 from simulator.models.parts import MLA, MoEShape, StateSpace
 from validation.calibration.collectives import tables as collectives
