@@ -23,19 +23,19 @@ def branched(count: int = 2, layers: int = 2, **changes: Any) -> dict[str, Any]:
     return {**PLAIN, "branches": [{"layers": layers}] * count, **changes}
 
 
-TOWERS = branched()
+EQUAL = branched()
 """Two equal branches of two layers, a trunk of four."""
 
 
 def test_parameters_of_a_model_with_equal_branches() -> None:
     """An embedding, positions and layers for each branch; the trunk, final norm and output layer once."""
-    towers = load_model(TOWERS)
+    model = load_model(EQUAL)
     plain = load_model({**PLAIN, "tied": False, "seq": 8})
-    assert not towers.tied and [one.position_rows for one in towers.branches] == [8, 8]
+    assert not model.tied and [one.position_rows for one in model.branches] == [8, 8]
     more = plain.parameter_parts["embedding"] + plain.parameter_parts["positions"]
-    assert towers.parameters == plain.parameters + more + 2 * 2 * plain.layer_parameters()
-    assert towers.active_parameters == plain.parameters + 2 * plain.layer_parameters()
-    assert (towers.encoder_layers, len(towers.every_layer)) == (4, 8)
+    assert model.parameters == plain.parameters + more + 2 * 2 * plain.layer_parameters()
+    assert model.active_parameters == plain.parameters + 2 * plain.layer_parameters()
+    assert (model.encoder_layers, len(model.every_layer)) == (4, 8)
 
 
 def test_kinds_begin_anew_in_every_branch() -> None:
@@ -44,20 +44,20 @@ def test_kinds_begin_anew_in_every_branch() -> None:
     assert model.kinds == {LayerKind(False, True): 6, LayerKind(False, False): 4}
 
 
-@given(towers=st.integers(2, 4), depth=st.integers(1, 3), seq=st.integers(1, 12), window=st.none() | st.integers(1, 20))
+@given(count=st.integers(2, 4), depth=st.integers(1, 3), seq=st.integers(1, 12), window=st.none() | st.integers(1, 20))
 def test_flops_of_branches_are_those_of_models_of_their_own(
-    towers: int, depth: int, seq: int, window: int | None
+    count: int, depth: int, seq: int, window: int | None
 ) -> None:
     """Each branch does the work of a chain of its layers over its part of a sequence, the trunk over all."""
-    fields = {**PLAIN, "seq": towers * seq, "window": window, "full_every": 0}
-    model = Model(**fields, branches=[{"layers": depth}] * towers)
+    fields = {**PLAIN, "seq": count * seq, "window": window, "full_every": 0}
+    model = Model(**fields, branches=[{"layers": depth}] * count)
     bare = {**fields, "tied": False}
     one, trunk = Model(**{**bare, "layers": depth, "seq": seq}), Model(**bare)
     for halved in (True, False):
-        found = forward_matmul_flops(model, 12 * towers * seq, towers * seq, halved)
+        found = forward_matmul_flops(model, 12 * count * seq, count * seq, halved)
         each = forward_matmul_flops(one, 12 * seq, seq, halved)
-        own = forward_matmul_flops(trunk, 12 * towers * seq, towers * seq, halved)
-        wanted = {part: own[part] + (towers * each[part] if part != "head" else 0) for part in found}
+        own = forward_matmul_flops(trunk, 12 * count * seq, count * seq, halved)
+        wanted = {part: own[part] + (count * each[part] if part != "head" else 0) for part in found}
         assert found == pytest.approx(wanted)
     assert causal(model, model.seq) == pytest.approx(
         3 * sum(forward_matmul_flops(model, 1, model.seq, causal=True).values())
@@ -90,7 +90,7 @@ def test_flops_of_branches_are_those_of_models_of_their_own(
 )
 def test_wrong_branches_are_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelError) as refused:
-        load_model(TOWERS | changes)
+        load_model(EQUAL | changes)
     assert refused.value.where == f"model.{field}" and refused.value.remedy
 
 
@@ -101,7 +101,7 @@ def test_a_model_without_branches_embeds_before_its_layers() -> None:
 
 
 def test_the_units_of_a_model_with_equal_branches() -> None:
-    blocks = Architecture(load_model(TOWERS), 1, 16, 64)
+    blocks = Architecture(load_model(EQUAL), 1, 16, 64)
     whole = blocks.stage(blocks.model.every_layer, True, True)
     assert [(unit.name, unit.count) for unit in whole.units] == [
         *[("embedding", 1), ("layer", 2)] * 2,
@@ -225,7 +225,7 @@ BEFORE: list[tuple[int, ...]] = [(), (0,), (), (2,), (1, 3), (4,)]
 
 
 def test_layers_of_a_graph() -> None:
-    model = load_model(TOWERS)
+    model = load_model(EQUAL)
     assert layers_of_graph("even", model, BEFORE, "x", list) == [1, 1, 1, 1, 2, 2]
     assert layers_of_graph((1, 1, 1, 1, 4, 0), model, BEFORE, "x", list) == [1, 1, 1, 1, 4, 0]
     assert layers_of_graph("even", model, [()], "x", list) == [8]
@@ -252,5 +252,5 @@ def test_layers_of_a_graph() -> None:
 )
 def test_layers_that_do_not_fit_a_graph_are_refused(changes: dict[str, Any], partition: Any, words: str) -> None:
     with pytest.raises(PlanError) as refused:
-        layers_of_graph(partition, load_model(TOWERS | changes), BEFORE, "a graph", list)
+        layers_of_graph(partition, load_model(EQUAL | changes), BEFORE, "a graph", list)
     assert words in str(refused.value) and refused.value.remedy

@@ -25,7 +25,7 @@ from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_f
 from tests.contract.measure import params_of
 from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog, play_by_engines
-from tests.simulator.models.test_branches import PLAIN, TOWERS, branched
+from tests.simulator.models.test_branches import EQUAL, PLAIN, branched
 from tests.strategies import SECONDS, examples, jobs
 from validation.pipelines.cases import answer
 
@@ -37,7 +37,7 @@ def graphpipe(**options: int) -> Schedule:
     return found
 
 
-def job(plan: dict[str, Any], gpus: int, model: Any = TOWERS, **more: Any) -> dict[str, Any]:
+def job(plan: dict[str, Any], gpus: int, model: Any = EQUAL, **more: Any) -> dict[str, Any]:
     cluster, framework = {"gpu": "h100-sxm", "gpus": gpus}, {"set": {"dummy_gradients": False}}
     return {"model": model, "cluster": cluster, "framework": framework, "plan": plan, "batch": {"global": 8}, **more}
 
