@@ -250,8 +250,9 @@ def headline(report: Report) -> RenderableType:
 
 
 def _name_slowest(report: Report) -> str:
+    """The stage whose breakdown is shown."""
     plan = report.play.plan
-    return f"time of {name_device(plan, report.device, 'stage')}, the slowest" if is_unlike(plan) else SLOWEST
+    return f"{name_device(plan, report.device, 'stage')}, the slowest" if is_unlike(plan) else SLOWEST
 
 
 def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:

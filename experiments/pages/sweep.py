@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.text import Text
 from experiments.sweeps.run import Sweep, load_sweep, run
 from experiments.sweeps.store import RANKED_BY, parts_folder
 from simulator.report.figures import shown_in
+from simulator.report.words import describe_value
 
 REASONS = 10
 """Maximum number of reasons on the page."""
@@ -90,7 +90,7 @@ def best_table(read: Sweep, rows: list[dict[str, Any]]) -> Table:
         table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in read.fields)
-        changed = ["" if word is None else word if isinstance(word, str) else json.dumps(word) for word in words]
+        changed = ["" if word is None else describe_value(word) for word in words]
         table.add_row(str(place), *changed, *(figure.cell(row[figure.name]) for figure in figures))
     return table
 

@@ -7,6 +7,8 @@ reasons.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +20,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, save, truncate_words, wrap_words
+from experiments.plots.sheet import EDGE, LINE, Sheet, save, text_width, truncate_words, wrap_words
 from hardware.errors import PlanError, nearest
 from simulator.report import figures
+from simulator.report.words import describe_value
 
 Row = Mapping[str, Any]
 
 LEFT, WIDEST = 0.95, 0.95
 """Left end of the cells, and maximum width of one [in]."""
+
+NAME = 34
+"""Maximum length of a line of a value beside the cells [characters]."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,21 @@ def heatmap(
 ) -> Figure:
     """Returns the plot. lines: phrases below the title, on what all plans have in common."""
     across, down = (_sort_values({key[i] for key in found}) for i in (0, 1))
-    size = min(WIDEST, (style.PAGE - LEFT - EDGE) / len(across))
-    height = min(0.42, max(0.24, size * 0.5))
+    names = [_wrap(one, NAME) for one in down]
+    left = max(LEFT, max(text_width(line) for name in names for line in name.split("\n")) + 0.4)
+    size = min(WIDEST, (style.PAGE - left - EDGE) / len(across))
+    height = max(min(0.42, max(0.24, size * 0.5)), LINE * max(name.count("\n") + 1 for name in names))
     shown = figures.FIGURES[value]
     others = _other_fields(found, x, y)
     below = " / ".join(map(_last_key, others))
     words = [f"{shown.title}, of the best plan that fits ({below} written below it)" if others else shown.title, *lines]
     head = wrap_words(words)
     top = 0.42 + LINE * len(head)
-    sheet = Sheet(top + height * len(down) + 0.62)
+    below_cells = [_wrap(one, max(8, int(size * 16))) for one in across]
+    more = max(name.count("\n") for name in below_cells)
+    sheet = Sheet(top + height * len(down) + 0.62 + LINE * more)
     sheet.head(title, head)
-    axes = sheet.axes(LEFT, top, size * len(across), height * len(down))
+    axes = sheet.axes(left, top, size * len(across), height * len(down))
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     good = [cell.best[value] for cell in found.values() if cell.best is not None]
@@ -106,8 +116,8 @@ def heatmap(
     for i, here in enumerate(across):
         for j, there in enumerate(down):
             _draw_cell(axes, i, j, found.get((here, there)), shown, good, colours, others, size)
-    axes.set_xticks([i + 0.5 for i in range(len(across))], list(map(_format_value, across)))
-    axes.set_yticks([j + 0.5 for j in range(len(down))], list(map(_format_value, down)))
+    axes.set_xticks([i + 0.5 for i in range(len(across))], below_cells)
+    axes.set_yticks([j + 0.5 for j in range(len(down))], names)
     axes.tick_params(axis="both", length=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -181,5 +191,11 @@ def _last_key(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+def _wrap(value: Any, most: int) -> str:
+    """A value in lines of at most `most` characters."""
+    together = re.sub(r"(\w) (\w)", "\\1\u00a0\\2", _format_value(value))
+    return "\n".join(textwrap.wrap(together, most))
+
+
 def _format_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else describe_value(value) if isinstance(value, str) else str(value)

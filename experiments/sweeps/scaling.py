@@ -93,6 +93,9 @@ def forecast_curve(
     with an error.
     """
     job = load_job(source)
+    if job.plan.has_stages or job.plan.replicas:
+        where = "plan.stages" if job.plan.stages else "plan.replicas"
+        raise PlanError(where, "scaling needs a plan whose stages and replicas are alike", "Give pp, tp and dp")
     chosen = axis or _data_axis(job)
     if chosen not in job.plan.mesh:
         raise PlanError("--over", "no such axis in plan.mesh", nearest(chosen, job.plan.mesh), chosen)

@@ -217,6 +217,14 @@ def check_noisy_steps(plan: Plan) -> None:
         raise PlanError("noise.steps", rule, f"At most {most:,}, which take some ten minutes", noise.steps)
 
 
+def check_alike(plan: Plan, who: str) -> None:
+    """All stages have the same degrees, and all replicas the same stages and micro-batches. who: asks for that."""
+    if plan.pipelines or plan.stage_plans:
+        where = "plan.replicas" if plan.pipelines else "plan.stages"
+        rule = f"{who} needs a plan whose stages and replicas are alike"
+        raise PlanError(where, rule, "Give pp, tp and dp in place of it")
+
+
 def check_roles(plan: Plan) -> None:
     """Every role (schedule, recompute scheme) has at most one scheme, and the required roles of schemes are filled."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from simulator.job.job import LongPlan
 from simulator.plan.plan import Plan
@@ -88,6 +91,26 @@ def describe_microbatches(plan: Plan) -> str:
         others = (f"{count} in {name_replicas(plan, i)}" for i, count in enumerate(counts) if i)
         return ", ".join((f"{words} in {name_replicas(plan, 0)}", *others))
     return words if plan.stage_plans else f"{words} in each replica"
+
+
+def describe_value(value: Any) -> str:
+    """A value of a field in words; stages and replicas as "tp 8, layers 12 | tp 4, dp 2, layers 20"."""
+    if isinstance(value, str):
+        try:
+            read = json.loads(value) if value[:2] in ('[{', '{"') else value
+        except ValueError:
+            return value
+        return value if isinstance(read, str) else describe_value(read)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_enclose(one)}" for key, one in value.items())
+    if isinstance(value, Sequence) and value and all(isinstance(one, Mapping) for one in value):
+        return " | ".join(map(describe_value, value))
+    return json.dumps(value)
+
+
+def _enclose(value: Any) -> str:
+    words = describe_value(value)
+    return f"({words})" if " " in words else words
 
 
 def describe_plan(plan: Plan) -> list[str]:

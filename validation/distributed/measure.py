@@ -160,7 +160,7 @@ def measure_collectives(
         if operation not in collectives.OPERATIONS:
             rule = "there is no collective of this name"
             raise PlanError("--operations", rule, nearest(operation, collectives.OPERATIONS), operation)
-    world = forecasters(job, None)[0].plan.mesh.world
+    world = forecasters(job, None)[0].plan.job.cluster.gpus
     if world < 2:
         raise PlanError("cluster.gpus", "a collective needs at least two ranks", "Write 2 or more", world)
     entry = {"use": "data/ddp", "over": AXIS}

@@ -14,6 +14,7 @@ import torch
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Gemm, HostCopy, Work
 from simulator.job.load import load_job
+from simulator.plan.checks import check_alike
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
 from validation.kernels.fp8_libraries import (
@@ -170,6 +171,7 @@ def _cases(
 ) -> Iterator[ModuleCase]:
     """Yields the cases of a job. Raises PlanError for a job that the reference model does not support."""
     plan = resolve_plan(load_job(job))
+    check_alike(plan, "a measurement of kernels")
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
     sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)

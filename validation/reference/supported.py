@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hardware.errors import PlanError
 from simulator.ir.routing import Routing
+from simulator.plan.checks import check_alike
 from simulator.plan.plan import Plan
 
 SCHEMES = (
@@ -32,6 +33,7 @@ def check(plan: Plan) -> None:
 
 def check_distributed(plan: Plan) -> None:
     """Raises PlanError for the first feature of a plan that the reference trainer does not support."""
+    check_alike(plan, "the reference trainer")
     for rule in (
         check_train,
         check_model,

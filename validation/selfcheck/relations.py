@@ -98,7 +98,7 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
 def memory_grows_with_the_work(described: Described, report: Report, shared: SharedWork) -> str:
     """Twice as many samples in a micro-batch, at as many micro-batches, never need less memory."""
     larger = copy.deepcopy(described)
-    larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro")}
+    larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro") if key in larger["batch"]}
     try:
         other = simulate(larger, shared_work=shared)
     except MeshcastError:

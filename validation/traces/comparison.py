@@ -15,6 +15,7 @@ from typing import Any
 from hardware.errors import PlanError
 from simulator.bridges.kineto import Event, Trace
 from simulator.ir.ops import COMPUTE
+from simulator.plan.checks import check_alike
 from simulator.report.report import Report
 from validation.traces.gpu_timeline import gpu_timeline
 from validation.traces.host_timeline import host_timeline
@@ -97,6 +98,7 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
     Raises PlanError for a rank outside the job's mesh, or a step that the trace does not have.
     """
     plan = report.play.plan
+    check_alike(plan, "a comparison with a trace")
     notes: list[str] = []
     if trace.world is not None and trace.world > 1 and trace.world != plan.mesh.world:
         rule = f"the job has {plan.mesh.world} ranks, the trace is from a run of {trace.world}"

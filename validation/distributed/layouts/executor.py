@@ -25,6 +25,7 @@ from simulator.ir.operators import Linear, Loss
 from simulator.ir.scheme import Scheme
 from simulator.job.load import load_job
 from simulator.lowering.scope import Scope
+from simulator.plan.checks import check_alike
 from simulator.plan.plan import Plan
 from validation.distributed.layouts.operators import RankShards, compute
 from validation.reference.model import Stage, build_stage
@@ -52,6 +53,7 @@ def compare_layouts(job: Mapping[str, Any]) -> dict[str, Any]:
     compared: number of tensors.
     """
     plan = resolve_plan(load_job(job))
+    check_alike(plan, "the check of layouts")
     _check(plan)
     tokens = _make_tokens(plan)
     serial = _serial_stage(job, plan)
