@@ -144,7 +144,8 @@ def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> lis
         rule = f"{among} branches have equal parts of {'a sequence' if rest == seq else f'{rest} tokens of it'}"
         near = seq - rest + max(1, round(rest / among)) * among
         raise ModelError(where, rule, f"{near} would work", seq)
-    return [rest / among if one is None else one for one in stated]
+    # The mean of padded sequences may be shorter than what branches state: the others then have none.
+    return [max(rest, 0) / among if one is None else one for one in stated]
 
 
 def _projector(given: Mapping[str, Any]) -> Literal["none", "linear"]:
