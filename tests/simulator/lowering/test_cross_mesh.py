@@ -38,10 +38,14 @@ def share(one: dict[str, tuple[float, float]], other: dict[str, tuple[float, flo
     return size
 
 
-@pytest.mark.parametrize("seed", range(1000))
-def test_every_receiver_gets_its_box_once(seed: int) -> None:
-    """Bytes are conserved, and come from ranks that hold them."""
-    rng = random.Random(seed)
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_every_receiver_gets_its_box_once(first: int) -> None:
+    """Bytes are conserved, and come from ranks that hold them: 1,000 drawn pairs of meshes."""
+    for seed in range(first, first + 100):
+        check_pair(random.Random(seed))
+
+
+def check_pair(rng: random.Random) -> None:
     sender, receiver = draw_grid(rng, 0), draw_grid(rng, 100_000)
     messages = reshard(sender, receiver, NBYTES)
     held, wanted = intervals(sender), intervals(receiver)

@@ -52,7 +52,7 @@ def answers(one: dict[str, Any]) -> tuple[Any, ...]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow), "zb-h1"])
 def test_equal_stages_are_a_uniform_plan(stage: dict[str, Any], schedule: str) -> None:
     """To the bit: time, its parts, and memory."""
     microbatches = 64 // stage["dp"]
