@@ -97,7 +97,7 @@ def describe_value(value: Any) -> str:
     """A value of a field in words; stages and replicas as "tp 8, layers 12 | tp 4, dp 2, layers 20"."""
     if isinstance(value, str):
         try:
-            read = json.loads(value) if value[:2] in ('[{', '{"') else value
+            read = json.loads(value) if value[:2] in ("[{", '{"') else value
         except ValueError:
             return value
         return value if isinstance(read, str) else describe_value(read)
