@@ -139,6 +139,7 @@ def _model(defs: Schema) -> Schema:
     """Makes the schema of a model: a name, fields, or a name with changes; null stands for a field's default."""
     words: Schema = {"source": {"type": "string", "description": "Public source of the fields."}}
     words |= {key: {"enum": [None, False, 0, "", [], {}]} for key in UNDESCRIBED}
+    defs["Branch"]["required"] = ["layers"]  # it inherits what it leaves out
     for shape in SHAPES:
         entry = defs[shape.__name__]
         for key, field in entry["properties"].items():
