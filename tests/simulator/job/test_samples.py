@@ -155,6 +155,7 @@ def tokens_per_second(sequence: int, **samples: Any) -> float:
     return max(found)
 
 
+@pytest.mark.slow
 def test_the_gain_over_packing_grows_with_the_longest_sample_and_stays_below_the_published_one() -> None:
     """Attention of packed sequences is of all pairs of their tokens, of padded samples of pairs within a sample."""
     gains = [
