@@ -211,7 +211,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
             last.append(start + tail)
             kinds.append(kind)
             stages.append(stage)
-            chunks.append(plan.local_stage(stage) // p if kind != "O" else 0)
+            chunks.append(plan.pipeline_of_stage(stage)[1] // p if kind != "O" else 0)
             microbatches.append(microbatch)
             parts.append(part)
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 from simulator.engine.task_time import mean_durations, pass_durations
 from simulator.forecast.lowering import host_waits
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stage_messages import CrossMeshMessages
+from simulator.forecast.stage_messages import choose_messages
 from simulator.forecast.stages import lower_stages
 from simulator.plan.plan import Plan
 from simulator.program.block import Price, Prices
 from simulator.program.build import build
 from simulator.program.join import join_timetables
-from simulator.program.messages import StageMessages
 from simulator.program.program import EveryStageOps, Program, variants_of
 from simulator.program.timetable import Timetable, timetable
 from simulator.scheduling.schedule import ScheduleItem
@@ -46,10 +45,8 @@ def build_program(
         tables.append(_make_timetable(one, own, on, host, shared, given))
         device, stage = device + one.shape.p, stage + one.shape.stages
     table = join_timetables(tables) if len(tables) > 1 else tables[0]
-    messages = CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.pipeline_axis)
     overlap = plan.job.framework.overlap.pp
-    axis = plan.pipeline_axis
-    return stages, build(table, stages, prices, axis, overlap, updates, host, shared.blocks, messages)
+    return stages, build(table, stages, prices, choose_messages(plan), overlap, updates, host, shared.blocks)
 
 
 def _make_timetable(

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from simulator.forecast.lowering import make_lowering
-from simulator.forecast.stage_messages import CrossMeshMessages
+from simulator.forecast.stage_messages import CrossMeshMessages, choose_messages
 from simulator.ir.modules import GradientSum
 from simulator.ir.ops import BYTES, Param
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
-from simulator.program.messages import StageMessages
 from simulator.program.program import EveryStageOps, one_of
 
 Holders = tuple[int, ...]
@@ -40,7 +39,7 @@ def sum_shared_gradients(
     for pipeline in plan.every_pipeline:
         own = stages[stage : stage + pipeline.shape.stages]
         within = _within_pipeline(pipeline, own)
-        messages = _messages(pipeline)
+        messages = choose_messages(pipeline)
         for holders, elements in sorted(within.items()):
             for device in holders if elements else ():
                 name = f"sum among devices {[first + one for one in holders]}"
@@ -53,10 +52,6 @@ def sum_shared_gradients(
                 name = f"sum among replicas {list(holders)}"
                 found[device].append(GradientSum(name, across.all_reduce(elements * width, holders), replicas=True))
     return [tuple(own) for own in found]
-
-
-def _messages(plan: Plan) -> StageMessages:
-    return CrossMeshMessages(plan) if plan.stage_plans else StageMessages(plan.pipeline_axis)
 
 
 def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:

@@ -58,9 +58,9 @@ class CrossMeshMessages(StageMessages):
 
         Stages of one mesh shard every branch alike, and the trunk holds the shards of all branches.
         """
-        pipeline = self.plan.every_pipeline[self.plan.pipeline_of(trunk.device)[0]]
-        numbers = (pipeline.part(self.plan.local_stage(end.stage)) for end in (branch, trunk))
-        held, joined = (pipeline.layers_of(part) for part in numbers)
+        pipeline, joining = self._stage_of(trunk)
+        _, sending = self._stage_of(branch)
+        held, joined = (pipeline.layers_of(pipeline.part(stage)) for stage in (sending, joining))
         model, seq = pipeline.job.model, pipeline.job.batch.sequence or 0
         tokens = [(one.layers, Fraction(n)) for one, n in zip(model.branches, model.branch_tokens(seq), strict=True)]
         arriving = sum(of for layers, of in tokens if layers)
@@ -73,6 +73,11 @@ class CrossMeshMessages(StageMessages):
                 return {"s": (begin / arriving, (begin + of) / arriving)} if of < arriving else {}
             begin += of * (layers > 0)
         return {}
+
+    def _stage_of(self, end: StageEnd) -> tuple[Plan, int]:
+        """The pipeline that has a stage, and the number of the stage in it."""
+        pipeline, stage = self.plan.pipeline_of_stage(end.stage)
+        return self.plan.every_pipeline[pipeline], stage
 
     @property
     def _on_one_mesh(self) -> bool:
@@ -88,9 +93,13 @@ class CrossMeshMessages(StageMessages):
     def _grid(self, end: StageEnd) -> BoxGrid:
         if end.device not in self._grids:
             own = self.plan.on(end.device)
-            pipeline = self.plan.every_pipeline[self.plan.pipeline_of(end.device)[0]]
-            stage = own.stage(pipeline.part(self.plan.local_stage(end.stage)))
-            layout = border_layout(make_lowering(own).scope, stage)
+            pipeline, stage = self._stage_of(end)
+            layout = border_layout(make_lowering(own).scope, own.stage(pipeline.part(stage)))
             first = int(self.plan.device_ranks(end.device)[0])
             self._grids[end.device] = BoxGrid.of(layout, own.mesh, self.axis, first)
         return self._grids[end.device]
+
+
+def choose_messages(plan: Plan) -> StageMessages:
+    """The messages between the devices of a plan, or of one of its unlike replicas."""
+    return CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.pipeline_axis)

@@ -71,11 +71,6 @@ class BoxGrid:
         return cls(dims, ranks.reshape([*dims.values(), mesh.size(copies)]))
 
     @property
-    def copies(self) -> int:
-        """Ranks that hold the same box."""
-        return int(self.ranks.shape[-1])
-
-    @property
     def boxes(self) -> int:
         """Number of boxes."""
         return math.prod(self.dims.values())

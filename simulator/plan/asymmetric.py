@@ -241,11 +241,10 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
     if any(one.microbatches is None for one in replicas):
         assert job.batch.total is not None
         each = base.replicas // size
-        count, rest = divmod(job.batch.total, job.batch.micro * each)
+        count, rest = divmod(job.batch.total, one_each := job.batch.micro * each)
         if rest:
-            raise PlanError(
-                "batch.global", f"it must be a multiple of {job.batch.micro * each}", "Change it", job.batch.total
-            )
+            rule = f"it must be a multiple of batch.micro x ranks that share a replica = {job.batch.micro} x {each}"
+            raise PlanError("batch.global", rule, f"{max(1, count) * one_each} would work", job.batch.total)
         plans = [replace(base, positions=(axis, places)) for places in ends]
         counts = share_by_speed(plans, [one.dp for one in replicas], count, resolver)
         replicas = tuple(one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True))

@@ -6,7 +6,7 @@ A plan is made by `simulator.plan.resolve.resolve` and never changed afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -131,19 +131,11 @@ class Plan:
 
     def pipeline_of(self, device: int) -> tuple[int, int]:
         """The number of the pipeline that has a device, and the number of the device in it."""
-        pipeline = 0
-        while device >= self.every_pipeline[pipeline].shape.p:
-            device -= self.every_pipeline[pipeline].shape.p
-            pipeline += 1
-        return pipeline, device
+        return find_group(device, [one.shape.p for one in self.every_pipeline])
 
-    def local_stage(self, stage: int) -> int:
-        """The number of a virtual stage in its own pipeline."""
-        for one in self.every_pipeline:
-            if stage < one.shape.stages:
-                return stage
-            stage -= one.shape.stages
-        raise IndexError(stage)
+    def pipeline_of_stage(self, stage: int) -> tuple[int, int]:
+        """The number of the pipeline that has a virtual stage, and the number of the stage in it."""
+        return find_group(stage, [one.shape.stages for one in self.every_pipeline])
 
     @property
     def every_scheme(self) -> list[Scheme]:
@@ -205,11 +197,8 @@ class Plan:
     def device(self, stage: int) -> int:
         """The pipeline device that holds a virtual stage; both are numbered pipeline by pipeline."""
         if self.pipelines:
-            first = 0
-            for one in self.pipelines:
-                if stage < one.shape.stages:
-                    return first + one.device(stage)
-                stage, first = stage - one.shape.stages, first + one.shape.p
+            pipeline, own = self.pipeline_of_stage(stage)
+            return sum(one.shape.p for one in self.pipelines[:pipeline]) + self.pipelines[pipeline].device(own)
         return self.schedule.device(self.shape, stage)
 
     def holders(self, part: int) -> tuple[int, ...]:
@@ -368,3 +357,12 @@ class Plan:
         if not cluster.groups:
             return [cluster] * self.devices
         return [cluster.where(self.device_ranks(device).tolist()) for device in range(self.devices)]
+
+
+def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """The group of consecutive numbers that has `number`, and its place in the group. sizes: of the groups in order."""
+    for group, size in enumerate(sizes):
+        if number < size:
+            return group, number
+        number -= size
+    raise IndexError(number)

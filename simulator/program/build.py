@@ -54,23 +54,21 @@ def build(
     timetable: Timetable,
     stages: EveryStageOps,
     price: Prices,
-    axis: str = "pp",
+    messages: StageMessages | None = None,
     overlap_sends: bool = True,
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
-    messages: StageMessages | None = None,
 ) -> Program:
     """The program of a step.
 
-    axis: the pipeline's axis.
+    messages: those between devices; along the axis `pp` by default.
     updates: the optimizer update of every device; played where the timetable says, or behind all passes.
     host: time of the host to launch one op [s].
     blocks: blocks that were compiled before.
-    messages: those between devices; by default along `axis`.
     """
     prices = [price] * timetable.shape.p if callable(price) else price
-    maker = _Builder(timetable, stages, prices, messages or StageMessages(axis), updates, host, blocks)
+    maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices)
     return Program(

@@ -25,6 +25,7 @@ from simulator.models.model import Model
 from simulator.plan.plan import Plan
 from simulator.program.build import build
 from simulator.program.flatten import flatten
+from simulator.program.messages import StageMessages
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from simulator.schemes.data.shared.data_parallel import DataSetting
@@ -128,7 +129,9 @@ def exposed(setting: DataRanks, use: str) -> float:
 
     pipeline = find_scheme("pipeline/1f1b")()
     assert isinstance(pipeline, Schedule)
-    flat = flatten(build(timetable(pipeline, PipelineShape(1, setting.batches, 1)), [stage_ops], price, ""))
+    flat = flatten(
+        build(timetable(pipeline, PipelineShape(1, setting.batches, 1)), [stage_ops], price, StageMessages(""))
+    )
     times = longest_path(flat)
     last = flat.queues[0, "data"][-1]
     return times.end[last] - max(times.end[number] for number in flat.after[last])

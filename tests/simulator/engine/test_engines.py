@@ -18,6 +18,7 @@ from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import HostLaunch
 from simulator.job.load import load_job
 from simulator.program.build import build
+from simulator.program.messages import StageMessages
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from tests.contract.measure import side_ops_of
@@ -87,7 +88,9 @@ def test_all_engines_agree_on_backward_passes_in_two_parts(job: dict[str, Any], 
     schedule.late = late
     stages, updates = lower_stages(plan)
     framework, table = plan.job.framework, timetable(schedule, plan.shape)
-    program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
+    program = build(
+        table, stages, price, StageMessages(plan.pipeline_axis), framework.overlap.pp, updates, framework.launch_s
+    )
     ways = [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == 0 for peak in ways[0].peaks)
     check_alike(ways)

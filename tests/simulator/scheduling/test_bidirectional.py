@@ -25,6 +25,7 @@ from simulator.job.load import load_job
 from simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
 from simulator.program.build import build
 from simulator.program.flatten import flatten
+from simulator.program.messages import StageMessages
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import breakdown
 from simulator.report.report import Report
@@ -326,7 +327,9 @@ def test_all_engines_agree_on_any_order_with_pairs(job: dict[str, Any], random: 
     framework = plan.job.framework
     try:
         table = timetable(Given(plan.schedule.axes, plan.schedule.options, plan.mesh), plan.shape)
-        program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
+        program = build(
+            table, stages, price, StageMessages(plan.pipeline_axis), framework.overlap.pp, updates, framework.launch_s
+        )
     except ScheduleError:
         # A deadlock: the passes of a pair wait for each other through other devices; or both have side ops.
         assume(False)
@@ -362,7 +365,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
 
     table = timetable(Alone(schedule.axes, schedule.options, plan.mesh), plan.shape)
     stages, updates = lower_stages(plan)
-    program = build(table, stages, price, plan.pipeline_axis, True, updates)
+    program = build(table, stages, price, StageMessages(plan.pipeline_axis), True, updates)
     return longest_path(flatten(program)).span
 
 

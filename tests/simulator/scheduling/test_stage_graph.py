@@ -202,7 +202,7 @@ def test_all_engines_agree_on_any_graph(
     def price(work: Any) -> tuple[float, float, float]:
         return work.nbytes / 8 if hasattr(work, "nbytes") else work.bytes / 8, 0.1, isinstance(work, Transfer) * latency
 
-    program = build(timetable(schedule, PipelineShape(p, m)), stages, price, "pp", overlap, host=host)
+    program = build(timetable(schedule, PipelineShape(p, m)), stages, price, None, overlap, host=host)
     steps = [play(program, engine, skip) for engine, skip in WAYS]
     for step in steps[1:]:
         assert step.span == pytest.approx(steps[0].span, rel=1e-9)
