@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -139,7 +139,13 @@ class Fabric(Strict):
     @property
     def joins(self) -> tuple[Level, ...]:
         """The levels, also of the short form."""
-        return self.levels or (Level(oversubscription=self.oversubscription),)
+        return self.levels or _join_all(self.oversubscription)
+
+
+@lru_cache
+def _join_all(oversubscription: float) -> tuple[Level, ...]:
+    """One level over all nodes."""
+    return (Level(oversubscription=oversubscription),)
 
 
 class NodeGroup(Strict):

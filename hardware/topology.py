@@ -184,7 +184,10 @@ def _share_links(cluster: Cluster, found: Reach, *ends: tuple[int, Peer]) -> Rea
     ends: source and target, each with the function that finds the other end of a rank's message.
     """
     levels, below = list(found.levels), None
-    for i, level in enumerate(cluster.fabric.joins[: len(levels)]):
+    joins = cluster.fabric.joins[: len(levels)]
+    if all(level.link is None for level in joins):
+        return found
+    for i, level in enumerate(joins):
         if level.link is not None:
             narrow = []
             for end, peer in ends:

@@ -90,7 +90,7 @@ class Lowering:
         return StageOps([self._unit_run(unit) for unit in stage.units])
 
     def _unit_run(self, unit: Unit) -> UnitRun:
-        tied = any(getattr(operator, "tied", False) for operator in unit.operators()) and self.scope.embeds
+        tied = self.scope.embeds and any(getattr(operator, "tied", False) for operator in unit.operators())
         key = (unit.lowering_key, unit.marks, tied, self._lowering_key) if unit.lowering_key is not None else unit
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
 
@@ -150,10 +150,11 @@ def _use_stream(
 
     def add(key: str, name: str, ops: Sequence[Op], made: bool, size: int) -> None:
         """The use of `key` by the op nearest to the border that has the tensor in another layout."""
+        if not ops or key in used:
+            return
         having = {use.op for use in fragment.tensor_uses if use.key.startswith(f"{name}@")}
         near = [op for op in ops if op in having] or ops
-        if near and key not in used:
-            fragment.tensor_uses.append(TensorUse(key, size, near[-1 if made else 0], made))
+        fragment.tensor_uses.append(TensorUse(key, size, near[-1 if made else 0], made))
 
     if taken is not None:
         add(taken, taken.partition("@")[0], forward, False, nbytes[0])

@@ -96,9 +96,12 @@ class Architecture(Shapes):
 
     def layer_units(self, layers: range) -> list[Unit]:
         """Returns the units of layers of one branch, or of the trunk."""
+        groups: Iterable[tuple[int, Iterable[int]]] = ((0, layers),)
+        if self.borders:
+            groups = groupby(layers, lambda layer: self.group_start(layer + self.first_layer))
         return [
             replace(self.layer(kind, first), count=count)
-            for first, some in groupby(layers, lambda layer: self.group_start(layer + self.first_layer))
+            for first, some in groups
             for kind, count in self.runs_of_kinds(tuple(some))
         ]
 

@@ -156,15 +156,15 @@ class _Builder:
 
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """The message from one stage to another that carries the result of a slot's kind of action."""
-        key = "F" if slot.kind == "F" else "B", sender, receiver, slot.variant
+        if slot.kind == "O":
+            return self.messages.plain(NORM_BYTES, self.timetable.device(sender), self.timetable.device(receiver))
+        key = slot.kind == "F", sender, receiver, slot.variant
         if key not in self._messages:
-            ends = [
+            ends = (
                 StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
                 for stage in (sender, receiver)
-            ]
-            if slot.kind == "O":
-                return self.messages.plain(NORM_BYTES, *(end.device for end in ends))
-            self._messages[key] = self.messages.results(ends[0], ends[1], slot.kind == "F")
+            )
+            self._messages[key] = self.messages.results(*ends, slot.kind == "F")
         return self._messages[key]
 
     def received_bytes(self, slot: Slot) -> int:
