@@ -82,7 +82,9 @@ class Tensor:
 
     def first_dim(self, dims: str) -> str | None:
         """Returns the first of one or several dims (``b|h``) that the tensor has; None: it has none of them."""
-        return next((dim for dim in dims.split("|") if dim in self.dims), None)
+        if dims in self.dims:
+            return dims
+        return next((dim for dim in dims.split("|") if dim in self.dims), None) if "|" in dims else None
 
     def rename_dims(self, **renamed: str) -> Tensor:
         """Returns the same tensor with other names for some dims."""

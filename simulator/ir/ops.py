@@ -406,7 +406,7 @@ class Fragment:
             marks(self.grad_exit),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
             list(self.shared_weights),
-            [replace(tensor_use, op=mine(tensor_use.op)) for tensor_use in self.tensor_uses],
+            [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in self.tensor_uses],
         )
 
 

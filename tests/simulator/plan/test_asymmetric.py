@@ -207,21 +207,38 @@ def draw_unlike(seed: int) -> dict[str, Any]:
     if kind == "shares":
         counts = [rng.randint(1, 6), rng.randint(1, 6)]
         plan = {**REPLICAS, "replicas": [{"dp": 2, "microbatches": n} for n in counts]}
-        return job(plan, {"global": 2 * sum(counts)}, cluster=cluster, model=model)
+        return draw_lengths(rng, job(plan, {"global": 2 * sum(counts)}, cluster=cluster, model=model), 1)
     schedule = rng.choice(["1f1b", "1f1b", "gpipe", "zb-h1"])
     if kind == "stages":
         stages = draw_stages(rng, 16, experts)
         while len(stages) > layers:
             stages = draw_stages(rng, 16, experts)
         batch = {"global": 8 * (m := rng.choice([1, 3, 8])), "microbatches": m}
-        return job(
-            {"schedule": schedule, "partition": "by-cost", "stages": stages}, batch, cluster=cluster, model=model
-        )
+        plan = {"schedule": schedule, "partition": "by-cost", "stages": stages}
+        return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
     sides = [draw_stages(rng, 8, experts) for _ in range(2)]
     replicas = [{"microbatches": rng.randint(1, 6), "stages": stages} for stages in sides]
     batch = {"global": 8 * sum(one["microbatches"] for one in replicas)}
     plan = {"schedule": schedule, "partition": "by-cost", "replicas": replicas}
-    return job(plan, batch, cluster=cluster, model=model)
+    return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
+
+
+def draw_lengths(rng: random.Random, one: dict[str, Any], samples: int) -> dict[str, Any]:
+    """The job, in one case of three with micro-batches of unlike length, as many as before, in a drawn order.
+
+    samples: of a micro-batch, those of all ranks of a stage together where the plan counts them so.
+    """
+    if rng.random() < 2 / 3:
+        return one
+    lengths = [{"samples": samples * rng.choice([1, 2]), "sequence": rng.choice([256, 512, 1024])} for _ in range(3)]
+
+    def order(count: int) -> list[int]:
+        return [rng.randrange(3) for _ in range(count)]
+
+    if replicas := one["plan"].get("replicas"):
+        own = [{**each, "microbatches": order(each["microbatches"])} for each in replicas]
+        return {**one, "plan": {**one["plan"], "replicas": own}, "batch": {"lengths": lengths}}
+    return {**one, "batch": {"lengths": lengths, "order": order(one["batch"]["microbatches"])}}
 
 
 def check_engines_agree(seed: int) -> None:
