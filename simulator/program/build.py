@@ -160,11 +160,11 @@ class _Builder:
             return self.messages.plain(NORM_BYTES, self.timetable.device(sender), self.timetable.device(receiver))
         key = slot.kind == "F", sender, receiver, slot.variant
         if key not in self._messages:
-            ends = (
+            source, target = (
                 StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
                 for stage in (sender, receiver)
             )
-            self._messages[key] = self.messages.results(*ends, slot.kind == "F")
+            self._messages[key] = self.messages.results(source, target, slot.kind == "F")
         return self._messages[key]
 
     def received_bytes(self, slot: Slot) -> int:
