@@ -231,14 +231,16 @@ def draw_lengths(rng: random.Random, one: dict[str, Any], samples: int) -> dict[
     if rng.random() < 2 / 3:
         return one
     lengths = [{"samples": samples * rng.choice([1, 2]), "sequence": rng.choice([256, 512, 1024])} for _ in range(3)]
-
-    def order(count: int) -> list[int]:
-        return [rng.randrange(3) for _ in range(count)]
-
-    if replicas := one["plan"].get("replicas"):
-        own = [{**each, "microbatches": order(each["microbatches"])} for each in replicas]
-        return {**one, "plan": {**one["plan"], "replicas": own}, "batch": {"lengths": lengths}}
-    return {**one, "batch": {"lengths": lengths, "order": order(one["batch"]["microbatches"])}}
+    replicas = one["plan"].get("replicas")
+    counts = [each["microbatches"] for each in replicas or [one["batch"]]]
+    orders = [[rng.randrange(3) for _ in range(count)] for count in counts]
+    used = sorted({number for order in orders for number in order})
+    batch: dict[str, Any] = {"lengths": [lengths[number] for number in used]}
+    orders = [[used.index(number) for number in order] for order in orders]
+    if not replicas:
+        return {**one, "batch": {**batch, "order": orders[0]}}
+    own = [{**each, "microbatches": order} for each, order in zip(replicas, orders, strict=True)]
+    return {**one, "plan": {**one["plan"], "replicas": own}, "batch": batch}
 
 
 def check_engines_agree(seed: int) -> None:
