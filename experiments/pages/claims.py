@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.pages.published import progress
-from hardware.errors import PlanError, nearest
+from hardware.errors import PlanError, nearest, shorten
 from validation.claims.claim_file import Claim, ClaimFile, read_claims
 from validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims
 from validation.claims.summary import summarize_judgements
@@ -155,7 +155,7 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
     for name in ("assumed", "values", "ours", "miss", "verdict"):
         table.add_column(name, overflow="fold")
     for one in row["alternatives"]:
-        assumed = ", ".join(f"{key} = {value}" for key, value in one["assumed"].items())
+        assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in one["assumed"].items())
         values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in one["values"].items())
         table.add_row(assumed, values, f"{one['ours']:.4g}", f"{one['miss']:+.1%}", one["verdict"])
     unfit = sorted({name for one in row["alternatives"] for name in one["does_not_fit"]})

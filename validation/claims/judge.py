@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hardware.errors import Defect, MeshcastError, PlanError
+from hardware.errors import Defect, MeshcastError, PlanError, shorten
 from simulator import SharedWork, load_job, simulate
 from validation.claims.claim_file import Claim, ClaimFile
 from validation.claims.measures import better_of, read_case, read_measure
@@ -113,12 +113,16 @@ def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any]
 
 
 def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) -> dict[str, Any]:
-    """The verdict over everything that is assumed: of the first alternative, or of the one that misses least."""
+    """The verdict over everything that is assumed, with the numbers of the alternative that misses least.
+
+    It depends, too, where some miss above and others below: the paper's number lies between them.
+    """
     verdicts = {one["verdict"] for one in alternatives}
-    if len(verdicts) > 1:
+    misses = [one["miss"] for one in alternatives]
+    if len(verdicts) > 1 or min(misses) < 0 < max(misses) and verdicts == {MISSES}:
         keys = [key for key in claim.assumed if _decides(key, alternatives)] or list(claim.assumed)
-        shown = alternatives[0]
-        reason = "; ".join(f"{_describe_assumed(one['assumed'])}: {one['verdict']}" for one in alternatives)
+        shown = min(alternatives, key=lambda one: abs(one["miss"]))
+        reason = "; ".join(f"{_describe_assumed(one['assumed'])}: {one['ours']:.4g}" for one in alternatives)
         verdict = DEPENDS
     else:
         keys, reason, (verdict,) = [], "", verdicts
@@ -135,15 +139,15 @@ def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) ->
 
 def _decides(key: str, alternatives: Sequence[dict[str, Any]]) -> bool:
     """Whether two alternatives that differ in one field alone have different verdicts."""
-    groups: dict[str, set[str]] = {}
+    groups: dict[str, set[tuple[str, bool]]] = {}
     for one in alternatives:
         rest = repr([(name, value) for name, value in one["assumed"].items() if name != key])
-        groups.setdefault(rest, set()).add(one["verdict"])
+        groups.setdefault(rest, set()).add((one["verdict"], one["verdict"] == MISSES and one["miss"] > 0))
     return any(len(verdicts) > 1 for verdicts in groups.values())
 
 
 def _describe_assumed(assumed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in assumed.items())
+    return ", ".join(f"{key} = {shorten(value)}" for key, value in assumed.items())
 
 
 # ------------------------------------------------------------------------------------------ targets
