@@ -69,7 +69,7 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
         return known | found | {"reason": f"{error}{given}"}
     except Exception as error:  # a defect of meshcast costs one claim
         return known | found | {"reason": Defect.of(error).rule, "defect": True}
-    return known | found | _summarize_alternatives(claim, alternatives)
+    return known | found | {"alternatives": alternatives} | _summarize_alternatives(claim, _tried(claim, alternatives))
 
 
 def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], shared: SharedWork) -> dict[str, Any]:
@@ -112,6 +112,12 @@ def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any]
     }
 
 
+def _tried(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The alternatives that count: what does not fit in memory was not run, if anything else does."""
+    fitting = [one for one in alternatives if not one["does_not_fit"]]
+    return fitting if fitting and claim.measure != "fits" else alternatives
+
+
 def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) -> dict[str, Any]:
     """The verdict over everything that is assumed, with the numbers of the alternative that misses least.
 
@@ -119,7 +125,7 @@ def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) ->
     """
     verdicts = {one["verdict"] for one in alternatives}
     misses = [one["miss"] for one in alternatives]
-    if len(verdicts) > 1 or min(misses) < 0 < max(misses) and verdicts == {MISSES}:
+    if len(verdicts) > 1 or (min(misses) < 0 < max(misses) and verdicts == {MISSES}):
         keys = [key for key in claim.assumed if _decides(key, alternatives)] or list(claim.assumed)
         shown = min(alternatives, key=lambda one: abs(one["miss"]))
         reason = "; ".join(f"{_describe_assumed(one['assumed'])}: {one['ours']:.4g}" for one in alternatives)
@@ -132,7 +138,6 @@ def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) ->
         "reason": reason,
         "ours": shown["ours"],
         "miss": shown["miss"],
-        "alternatives": alternatives,
         "depends_on": keys,
     }
 
