@@ -47,6 +47,7 @@ FLOORS = [
     "validation.calibration",
     "validation.published",
     "validation.pipelines",
+    "validation.claims",
     "validation.selfcheck",
     "experiments.sweeps",
     "experiments.explain",

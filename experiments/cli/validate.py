@@ -16,11 +16,10 @@ from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
-KINDS = ("pipeline", "published", "choice", "fit", *MEASURED, *FILES)
+KINDS = ("claims", "pipeline", "published", "choice", "fit", *MEASURED, *FILES)
 TRACED = ("--calibration", "--job", "--rank", "--step")
 LEFT_OUT = ("source", "family", "model")
-LATER = ("claims",)
-"""Announced kinds of validation without code yet."""
+OF_CLAIMS = ("--family", "--system", "--claim", "--slow")
 
 Data = Annotated[
     list[Path] | None,
@@ -59,25 +58,30 @@ def validate(
             help="fit: list the errors of every one of them, fitted to all others.",
         ),
     ] = None,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="claims: of one family.")] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="NAME", help="claims: of one system.")] = None,
+    claim: Annotated[
+        str | None, typer.Option("--claim", metavar="ID", help="claims: one of them, with its jobs.")
+    ] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="claims: also those that take long.")] = False,
 ) -> None:
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
         from experiments.pages import published as pages
         from experiments.pages.forecast import show
 
-        if kind in LATER:
-            raise PlanError("KIND", f"validate {kind} is not implemented yet", f"Valid now: {', '.join(KINDS)}", kind)
         if kind not in KINDS:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
         paths = _list_files(data, more)
         options = {
             "--plot": plot, "--jobs": workers, "--calibration": calibration,
             "--job": job, "--rank": rank, "--step": step, "--leave-out": leave_out,
+            "--family": family, "--system": system, "--claim": claim, "--slow": slow or None,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
         known = {
             "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
-            "trace": ("--plot", *TRACED),
+            "trace": ("--plot", *TRACED), "claims": ("--jobs", *OF_CLAIMS),
         }  # fmt: skip
         taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
@@ -86,6 +90,9 @@ def validate(
         if leave_out is not None and leave_out not in LEFT_OUT:
             rule = f"it is one of {', '.join(LEFT_OUT)}"
             raise PlanError("--leave-out", rule, nearest(leave_out, LEFT_OUT), leave_out)
+        if kind == "claims":
+            _validate_claims(paths, workers, as_json, (family, system, claim, slow))
+            return
         if kind == "pipeline":
             answer, table = pages.validate_pipeline(paths)
             if as_json:
@@ -118,6 +125,21 @@ def validate(
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
+
+
+def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, chosen: tuple[Any, ...]) -> None:
+    """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
+    from experiments.pages import claims as pages
+    from experiments.pages.forecast import show
+
+    answer, missing = pages.validate_claims(paths, workers, *chosen)
+    if as_json:
+        emit(answer)
+    else:
+        show(pages.claims_page(answer))
+    if missing:
+        typer.echo(f"meshcast: interrupted, {missing:,} claims are not judged", err=True)
+        raise KeyboardInterrupt
 
 
 def _list_files(data: Sequence[Path] | None, more: Sequence[Path] | None) -> list[Path]:

@@ -291,6 +291,7 @@ READERS: dict[str, Reader] = {
         0.3,
     ),
     "pipeline": Reader("jsonl", "given.jsonl", "validate pipeline --json {}/given.jsonl", as_lines(*EXAMPLES)),
+    "claims": Reader("yaml", "given.yaml", "validate claims --json --jobs 1 {}/given.yaml", as_yaml(seeds.CLAIMS), 0.3),
     "kernels": Reader(
         "csv", "given.csv", "validate kernels --json --data {}/given.csv", of_files(f"{DATA}/[aegm]*.csv", 8)
     ),

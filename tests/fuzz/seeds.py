@@ -68,6 +68,35 @@ SWEEP = {
     "vary": {"plan.tp": {"powers": [1, 4]}, "batch.micro": [1, 2]},
     "where": ["plan.tp * plan.pp <= 8"],
 }
+CLAIMS = {
+    "system": "GPipe",
+    "family": "pipeline",
+    "paper": "arXiv",
+    "cases": {"even": {"schedule": "gpipe", "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1}},
+    "jobs": {"base": SMALL},
+    "claims": [
+        {
+            "id": "a",
+            "says": "one",
+            "source": "s",
+            "provenance": "checked",
+            "relation": "even",
+            "measure": "bubble_rate",
+            "value": 0.2,
+            "tolerance": 0.01,
+        },
+        {
+            "id": "b",
+            "says": "two",
+            "source": "s",
+            "provenance": "recalled",
+            "jobs": {"more": {"from": "base", "set": {"plan.tp": 4}}},
+            "relation": "base / more",
+            "at_least": 0.1,
+            "assumed": {"batch.micro": [1, 2]},
+        },
+    ],
+}
 CAMPAIGN = {
     "title": "a test",
     "device": "cpu",

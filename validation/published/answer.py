@@ -34,13 +34,16 @@ def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None =
 
 
 def map_chunks(
-    answer_chunk: Callable[[Sequence[Run]], list[Answer]], runs: Sequence[Run], workers: int | None = None
+    answer_chunk: Callable[[Sequence[Run]], list[Answer]],
+    runs: Sequence[Run],
+    workers: int | None = None,
+    size: int = CHUNK,
 ) -> Iterator[Answer]:
     """Answers of a function to all runs, in order, on several processes.
 
-    answer_chunk: takes the runs of a chunk, and can be pickled.
+    answer_chunk: takes the runs of a chunk, of which there are `size`, and can be pickled.
     """
-    chunks = [runs[at : at + CHUNK] for at in range(0, len(runs), CHUNK)]
+    chunks = [runs[at : at + size] for at in range(0, len(runs), size)]
     count = min(workers or os.cpu_count() or 1, len(chunks))
     if count <= 1:
         yield from chain.from_iterable(map(answer_chunk, chunks))

@@ -1,0 +1,174 @@
+"""``meshcast validate claims``: verdicts on what papers claim, as a table for people and JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.pages.published import progress
+from hardware.errors import PlanError, nearest, shorten
+from validation.claims.claim_file import Claim, ClaimFile, read_claims
+from validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims
+from validation.claims.summary import summarize_judgements
+
+COUNTS = {
+    "claims": "claims", "judged": "judged", "holds": "hold", "misses": "miss", "depends": "depend",
+    "cannot_be_judged": "open", "recalled": "recalled",
+}  # fmt: skip
+"""Headings of the counts."""
+
+
+def validate_claims(
+    paths: Sequence[Path] = (),
+    workers: int | None = None,
+    family: str | None = None,
+    system: str | None = None,
+    claim: str | None = None,
+    slow: bool = False,
+) -> tuple[dict[str, Any], int]:
+    """Judges claims: the answer, and the number of claims that an interruption has left out.
+
+    A claim that is named runs even if it is slow. Raises PlanError for a family, system or id that no claim has.
+    """
+    tasks = _choose_tasks(read_claims(paths), family, system, claim)
+    run = [one for one in tasks if slow or claim or not one.claim.slow]
+    rows: list[dict[str, Any]] = []
+    try:
+        for row in progress(judge_claims(run, workers), len(run), "claims"):
+            rows.append(row)
+    except KeyboardInterrupt:
+        pass
+    if claim is not None:
+        for row, one in zip(rows, run, strict=False):
+            row["jobs"] = list_jobs(*one)
+    summary = summarize_judgements(rows) | {"left_out": len(tasks) - len(run)}
+    return {"rows": rows, "summary": summary}, len(run) - len(rows)
+
+
+def _choose_tasks(
+    files: Sequence[ClaimFile], family: str | None, system: str | None, claim: str | None
+) -> list[ClaimTask]:
+    tasks = [ClaimTask(file, one) for file in files for one in file.entries]
+    for option, given, name_of in (
+        ("--family", family, lambda one: one.file.family),
+        ("--system", system, lambda one: one.file.system),
+        ("--claim", claim, lambda one: one.claim.id),
+    ):
+        if given is None:
+            continue
+        known = list(dict.fromkeys(map(name_of, tasks)))
+        tasks = [one for one in tasks if name_of(one).casefold() == given.casefold()]
+        if not tasks:
+            raise PlanError(option, "no claim has it", nearest(given, known), given)
+    return tasks
+
+
+def list_jobs(file: ClaimFile, claim: Claim) -> dict[str, Any]:
+    """The jobs, or pipeline cases, of a claim by name, with the first value of everything that it assumes."""
+    if claim.cannot_judge:
+        return {}
+    found = file.expand(claim, next(file.alternatives(claim)))
+    return {name: jobs[0] if len(jobs) == 1 else jobs for name, jobs in found.items()}
+
+
+# ------------------------------------------------------------------------------------------- the page
+
+
+def claims_page(answer: dict[str, Any]) -> RenderableType:
+    """All verdicts by family and system, the counts, and the reasons of those that do not hold."""
+    rows, summary = answer["rows"], answer["summary"]
+    if len(rows) == 1 and "jobs" in rows[0]:
+        return _claim_page(rows[0])
+    parts: list[RenderableType] = [_judgements_table(rows), _counts_table(summary)]
+    if summary["judged"]:
+        shares = f"{summary['share_holds']:.0%} hold, {summary['share_near']:.0%} hold or miss by 25 % at most"
+        parts.append(Text(f"of {summary['judged']} judged claims whose source was read: {shares}", "bold"))
+    if summary["left_out"]:
+        parts.append(Text(f"{summary['left_out']} slow claims are left out; --slow runs them", "dim"))
+    return Group(*parts)
+
+
+def _judgements_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("claim", style="bold", overflow="fold")
+    table.add_column("says", overflow="fold")
+    for head in ("ours", "theirs"):
+        table.add_column(head, justify="right", overflow="fold")
+    table.add_column("verdict", overflow="fold")
+    system = None
+    for row in rows:
+        if row["system"] != system:
+            system = row["system"]
+            table.add_row(f"{system} ({row['family']})", style="cyan")
+        ours = "" if row["ours"] is None else f"{row['ours']:.4g}"
+        table.add_row(f"  {row['id']}", row["says"], ours, row["theirs"], word_verdict(row))
+    return table
+
+
+def word_verdict(row: dict[str, Any]) -> str:
+    """The verdict with by how much it misses, on what it depends, or why there is none."""
+    verdict = str(row["verdict"])
+    if verdict == MISSES:
+        verdict += f" by {row['miss']:+.1%}" if row["target"].get("value") != 0 else f" by {row['miss']:+.3g}"
+    elif verdict == DEPENDS:
+        verdict += f" on {', '.join(row['depends_on'])}"
+    elif verdict == OPEN:
+        verdict += f": {row['reason']}"
+    return verdict if row["scored"] else f"{verdict} (recalled)"
+
+
+def _counts_table(summary: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("family", style="bold")
+    for head in COUNTS.values():
+        table.add_column(head, justify="right")
+    for name, counts in (*summary["by_family"].items(), ("all", summary)):
+        table.add_row(name, *(str(counts[key]) for key in COUNTS), style="bold" if name == "all" else "")
+    return table
+
+
+def _claim_page(row: dict[str, Any]) -> RenderableType:
+    """One claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
+    lines = {
+        "claim": f"{row['id']}: {row['says']}",
+        "system": f"{row['system']} ({row['family']}), {row['paper']}",
+        "source": f"{row['source']} ({row['provenance']})",
+        "relation": f"{row['relation']} of {row['measure'] or 'the default measure'}",
+        "theirs": row["theirs"],
+        "verdict": word_verdict(row),
+        "note": row["note"],
+    }
+    head = Table(box=None, show_header=False, pad_edge=False)
+    head.add_column(style="bold")
+    head.add_column(overflow="fold")
+    for name, text in lines.items():
+        if text:
+            head.add_row(name, text)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("assumed", "values", "ours", "miss", "verdict"):
+        table.add_column(name, overflow="fold")
+    for one in row["alternatives"]:
+        assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in one["assumed"].items())
+        values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in one["values"].items())
+        table.add_row(assumed, values, f"{one['ours']:.4g}", f"{one['miss']:+.1%}", one["verdict"])
+    unfit = sorted({name for one in row["alternatives"] for name in one["does_not_fit"]})
+    parts: list[RenderableType] = [head, table] if row["alternatives"] else [head]
+    if unfit:
+        parts.append(Text(f"does not fit in memory: {', '.join(unfit)}", "dim"))
+    jobs = yaml.safe_dump(row["jobs"], sort_keys=False, default_flow_style=None, width=110)
+    return Group(*parts, Text(), Text(f"jobs:\n{_indent(jobs)}" if row["jobs"] else "no jobs"))
+
+
+def _word_quantity(value: float | list[float]) -> str:
+    return f"[{', '.join(f'{one:.4g}' for one in value)}]" if isinstance(value, list) else f"{value:.4g}"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

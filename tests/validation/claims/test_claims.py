@@ -1,0 +1,248 @@
+"""`validate claims`: the files that ship, the verdicts, relations, and what malformed files are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.docs.claims import page
+from experiments.pages.claims import validate_claims
+from hardware.errors import MeshcastError, PlanError
+from simulator import load_job
+from tests.fuzz.seeds import CLAIMS
+from validation.claims.claim_file import Claim, ClaimFile, read_claim_file, read_claims
+from validation.claims.judge import judge
+from validation.claims.relation import parse_relation
+from validation.pipelines.cases import ScheduleCase
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
+JOB = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": {"tp": 2, "pp": 2}}
+CASE = {"schedule": "gpipe", "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1}
+FEW = "GPipe"
+"""A system whose claims are judged in every run of the tests."""
+
+
+@pytest.fixture(scope="module")
+def files() -> list[ClaimFile]:
+    return read_claims()
+
+
+def make(claim: dict[str, Any], **more: Any) -> ClaimFile:
+    stated = {"id": "x", "says": "it", "source": "here", "provenance": "checked", **claim}
+    return ClaimFile.model_validate({"system": "S", "family": "pipeline", "paper": "p", "claims": [stated], **more})
+
+
+def verdict(claim: dict[str, Any], **more: Any) -> dict[str, Any]:
+    file = make(claim, **more)
+    return judge(file, file.entries[0])
+
+
+# ------------------------------------------------------------------------------------------ the files
+
+
+def test_files_are_named_after_their_systems_and_each_id_is_there_once(files: list[ClaimFile]) -> None:
+    ids = [claim.id for file in files for claim in file.entries]
+    assert len(ids) == len(set(ids)) > 0
+    systems = [file.system for file in files]
+    assert len(systems) == len(set(systems))
+
+
+def test_every_job_and_case_can_be_read(files: list[ClaimFile]) -> None:
+    read: set[str] = set()
+    for file in files:
+        for claim in file.entries:
+            if claim.cannot_judge:
+                continue
+            every = file.expand(claim, next(file.alternatives(claim)))
+            for name, jobs in every.items():
+                for job in jobs[:1]:
+                    if (key := json.dumps(job, sort_keys=True, default=str)) in read:
+                        continue
+                    read.add(key)
+                    try:
+                        ScheduleCase.model_validate(job) if file.uses_cases(claim) else load_job(job)
+                    except MeshcastError as error:
+                        pytest.fail(f"{claim.id} {name}: {error}")
+
+
+def test_some_claims_are_judged(files: list[ClaimFile]) -> None:
+    answer, missing = validate_claims(workers=1, system=FEW)
+    assert not missing and {row["verdict"] for row in answer["rows"]} <= {"holds", "misses"}
+    text = page(answer)
+    assert all(f"`{row['id']}`" in text for row in answer["rows"])
+
+
+@pytest.mark.slow
+def test_no_claim_of_meshcast_fails_to_run() -> None:
+    answer, _ = validate_claims(slow=True)
+    assert [row["id"] for row in answer["rows"] if row["defect"]] == []
+    wrong = [row["id"] for row in answer["rows"] if row["ours"] is None and row["relation"]]
+    assert wrong == []
+
+
+# ------------------------------------------------------------------------------------------ verdicts
+
+
+@pytest.mark.parametrize(
+    "target, found, miss",
+    [
+        ({"value": 15.0, "tolerance": 0.01}, "holds", 0.0),
+        ({"value": 12.0, "tolerance": 0.1}, "misses", 0.25),
+        ({"at_least": 30.0}, "misses", -0.5),
+        ({"at_most": 12.0}, "misses", 0.25),
+        ({"between": [10.0, 20.0]}, "holds", 0.0),
+    ],
+)
+def test_a_number_is_held_against_the_paper(target: dict[str, Any], found: str, miss: float) -> None:
+    row = verdict({"cases": {"a": CASE}, "relation": "a", **target})
+    assert row["verdict"] == found and row["ours"] == 15 and row["miss"] == pytest.approx(miss)
+
+
+def test_an_order_holds_by_its_closest_pair() -> None:
+    cases = {"short": CASE, "long": {"from": "short", "set": {"m": 8}}}
+    row = verdict({"cases": cases, "relation": "short < long"})
+    assert row["verdict"] == "holds" and row["ours"] == pytest.approx(27 / 15)
+    row = verdict({"cases": cases, "relation": "short > long"})
+    assert row["verdict"] == "misses" and row["miss"] == pytest.approx(15 / 27 - 1)
+
+
+def test_a_verdict_depends_on_what_the_paper_leaves_open() -> None:
+    claim = {"cases": {"a": CASE}, "relation": "a", "at_most": 15.0}
+    row = verdict({**claim, "assumed": {"m": [4, 8], "hop": [0.0, 0.0]}})
+    assert row["verdict"] == "depends" and row["depends_on"] == ["m"] and len(row["alternatives"]) == 4
+    assert verdict({**claim, "assumed": {"m": [2, 4]}})["verdict"] == "holds"
+    row = verdict({**claim, "assumed": {"m": [16, 8]}})
+    assert row["verdict"] == "misses" and row["ours"] == 27  # the one that misses least
+
+
+def test_what_cannot_be_judged_says_why() -> None:
+    row = verdict({"cannot_judge": "it is about accuracy"})
+    assert row["verdict"] == "cannot be judged" and row["reason"] == "it is about accuracy"
+    row = verdict({"cases": {"a": {**CASE, "schedule": "gpip"}}, "relation": "a", "at_least": 1})
+    assert row["verdict"] == "cannot be judged" and "gpip" in row["reason"] and not row["defect"]
+
+
+def test_jobs_are_measured_and_lists_are_searched() -> None:
+    jobs = {"base": JOB, "each": {"from": "base", "over": {"plan.tp": [1, 2, 3], "batch.micro": [1, 2]}}}
+    claim = {"jobs": jobs, "measure": "tokens_per_s_per_gpu", "at_least": 1.0}
+    row = verdict({**claim, "relation": "best(each) / base"})
+    assert row["verdict"] == "holds"
+    values = row["alternatives"][0]["values"]
+    assert len(values["each"]) == 4 and values["base"] in values["each"]  # 3 ranks do not divide the heads
+    sizes = verdict({**claim, "measure": "sent_gib.tp.all_gather", "relation": "max(base) + 1"})
+    assert sizes["ours"] > 1
+    kernels = verdict({**claim, "measure": "kernel_s.gemm.F", "relation": "base[0] / base[1] + 0.5"})
+    assert kernels["ours"] == pytest.approx(1.5, abs=0.4)
+
+
+def test_recalled_claims_are_shown_and_not_scored(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump(CLAIMS))
+    answer, _ = validate_claims([path], 1)
+    assert [row["verdict"] for row in answer["rows"]] == ["holds", "holds"]
+    summary = answer["summary"]
+    assert (summary["claims"], summary["judged"], summary["recalled"], summary["holds"]) == (2, 1, 1, 1)
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
+    assert validate_claims(workers=1, system=FEW) == validate_claims(workers=2, system=FEW)
+
+
+# ------------------------------------------------------------------------------------------ relations
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("a / b", 2.0),
+        ("(a - b) * 2 ** 2 - -1", 9.0),
+        ("max(c) - c[0]", 3.0),
+        ("best(a, b)", 2.0),
+        ("sum(c) / min(c, a)", 5.0),
+        ("b < a", 2.0),
+        ("a > b > 1", 2.0),
+    ],
+)
+def test_relations_are_arithmetic(text: str, found: float) -> None:
+    assert parse_relation(text).compute({"a": 4.0, "b": 2.0, "c": [1.0, 4.0]}, "lower", "here") == found
+
+
+@pytest.mark.parametrize(
+    "text", ["a.b", "a if b else c", "f(a)", "min()", "a == b", "a < b > c", "__import__('os')", "a[b]", "[a]", "a +"]
+)
+def test_what_is_no_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\. "):
+        parse_relation(text)
+
+
+@pytest.mark.parametrize("text", ["a / (b - b)", "c / a", "c[2]", "a ** 9999", "(b - a) ** (1 / 2)"])
+def test_a_relation_without_a_value_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="has no"):
+        parse_relation(text).compute({"a": 4.0, "b": 2.0, "c": [1.0, 4.0]}, "lower", "here")
+
+
+# ------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"relation": "evn"}, "Did you mean"),
+        ({"relation": "even base"}, "cannot be read"),
+        ({"relation": ""}, "cannot_judge"),
+        ({"tolerance": None}, "value and tolerance belong together"),
+        ({"at_least": 3}, "one of value"),
+        ({"measure": "makespam"}, "makespan"),
+        ({"provenance": "seen"}, "checked"),
+        ({"cases": {"min": CASE}}, "names are of letters"),
+        ({"cases": {"even": {"from": "od"}}}, "there is no such job"),
+        ({"cases": {"even": {"from": "even"}}}, "copy of itself"),
+        ({"cases": {"even": {"from": "a", "sets": {}}}}, "sets"),
+        ({"colour": "red"}, "colour"),
+        ({"cannot_judge": "no", "value": None, "tolerance": None}, "Remove it"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    document = json.loads(json.dumps(CLAIMS))
+    document["claims"][0] |= change
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(PlanError) as error:
+        read_claim_file(path)
+    assert "claims.yaml" in str(error.value) and words in str(error.value)
+
+
+def test_two_claims_must_not_have_one_id(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for path in paths:
+        path.write_text(yaml.safe_dump(CLAIMS))
+    with pytest.raises(PlanError, match=r"a\.yaml has the same id"):
+        read_claims(paths)
+
+
+def test_the_command_prints_the_jobs_of_a_claim() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["validate", "claims", "--claim", "gpipe-02"])
+    assert shown.exit_code == 0 and "schedule: gpipe" in shown.stdout and "four" in shown.stdout
+    answer = json.loads(runner.invoke(app, ["validate", "claims", "--claim", "gpipe-02", "--json"]).stdout)
+    assert answer["rows"][0]["jobs"]["two"]["p"] == 2
+    for option, given in (("--claim", "gpipe-2"), ("--system", "GPip"), ("--family", "pipelines")):
+        refused = runner.invoke(app, ["validate", "claims", option, given])
+        assert refused.exit_code == 2 and "Did you mean" in refused.stderr
+    assert runner.invoke(app, ["validate", "published", "--slow"]).exit_code == 2
+
+
+def test_the_page_of_the_format_shows_a_valid_file(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/validation.md").read_text("utf-8")
+    stated = text.partition("## Claims of papers")[2].partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "example.yaml"
+    path.write_text(stated)
+    (claim,) = read_claim_file(path).entries
+    assert isinstance(claim, Claim) and validate_claims([path], 1)[0]["rows"][0]["ours"] > 1
+    assert {key for key in Claim.model_fields if f"`{key}`" not in text and f"{key}:" not in text} == set()

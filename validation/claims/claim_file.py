@@ -1,0 +1,249 @@
+"""The files of claims: their schema, and how they are read and checked.
+
+A file has the claims of one system. A claim names jobs (the keys of job files) or pipeline cases (the keys of
+``validate pipeline``), a number that is read off each of them, a relation between these numbers, and what the paper
+says of it. A job may begin as a copy of another one::
+
+    jobs:
+      base: {model: gpt2, cluster: dgx-h100:1, plan: {tp: 8}}
+      late: {from: base, set: {framework.set.overlap.dp: false}}     # dotted keys, as --set
+      each: {from: base, over: {plan.tp: [2, 4, 8]}}                 # one job for every combination
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hardware.errors import PlanError, nearest
+from hardware.load import read_yaml, validate_data
+from simulator.job.load import set_field
+from validation.claims.measures import check_measure
+from validation.claims.relation import FUNCTIONS, Relation, parse_relation
+
+Family = Literal["pipeline", "tensor", "sequence", "expert", "data", "memory", "hybrid", "auto"]
+
+MOST_JOBS = 1_000
+"""Most jobs of a claim, over all points and assumptions."""
+
+Text = Annotated[str, Field(min_length=1)]
+Number = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
+Values = Annotated[list[Any], Field(min_length=1, max_length=100)]
+
+
+class ClaimModel(BaseModel):
+    """Base of the parts of a file: immutable, exact types, unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DerivedJob(ClaimModel):
+    """A job that begins as a copy of another one.
+
+    base: name of the other one.
+    set: changed fields by dotted keys.
+    over: fields with lists of values; the job stands for all combinations.
+    """
+
+    base: Text = Field(alias="from")
+    set: dict[str, Any] = {}
+    over: dict[str, Values] = {}
+
+
+class Claim(ClaimModel):
+    """One claim.
+
+    Attributes:
+        says: the claim in words.
+        source: place in the paper: section, table, figure.
+        provenance: ``checked`` if that place was read; ``recalled`` claims are shown and not scored.
+        jobs, cases: named jobs, or pipeline cases; those of the file can be used, too.
+        measure: the number that is read off each of them (`measures.py`).
+        relation: arithmetic over their names, or an order such as ``a < b``.
+        value, at_least, at_most, between: what the paper says of the relation.
+        tolerance: relative deviation of a `value` that is in the claim's sense; absolute where the value is 0.
+        assumed: fields that the paper leaves open, with the ends of what is plausible; set in every job that is no
+            copy, before copies are made.
+        note: why it misses, or what is special.
+        cannot_judge: why no job can judge it.
+        slow: whether it runs only with ``--slow``.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    says: Text
+    source: Text
+    provenance: Literal["checked", "recalled"]
+    jobs: dict[str, dict[str, Any]] = {}
+    cases: dict[str, dict[str, Any]] = {}
+    measure: str = ""
+    relation: str = ""
+    value: Number | None = None
+    at_least: Number | None = None
+    at_most: Number | None = None
+    between: tuple[Number, Number] | None = Field(default=None, strict=False)
+    tolerance: Annotated[float, Field(gt=0, le=1)] | None = None
+    assumed: dict[str, Values] = {}
+    note: str = ""
+    cannot_judge: str = ""
+    slow: bool = False
+
+    @field_validator("relation")
+    @classmethod
+    def _check_relation(cls, text: str) -> str:
+        if text:
+            parse_relation(text)
+        return text
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        given = [key for key in ("value", "at_least", "at_most", "between") if getattr(self, key) is not None]
+        if self.cannot_judge:
+            if self.relation or given:
+                raise ValueError("cannot_judge says that nothing judges it. Remove it, or the relation and its value")
+            return self
+        if not self.relation:
+            raise ValueError("it has no relation. Write one such as base / split, or say why: cannot_judge")
+        relation = parse_relation(self.relation)
+        if len(given) != (not relation.is_order):
+            rule = "an order needs no value" if relation.is_order else "a relation is held against one number"
+            raise ValueError(f"{rule}. Write one of value, at_least, at_most, between; none beside an order a < b")
+        if (self.value is None) != (self.tolerance is None):
+            raise ValueError("value and tolerance belong together. Write both, or at_least, at_most or between alone")
+        if self.between is not None and not self.between[0] < self.between[1]:
+            raise ValueError("between is an interval. Write its lower end first")
+        return self
+
+    @cached_property
+    def parsed_relation(self) -> Relation:
+        return parse_relation(self.relation)
+
+
+class ClaimFile(ClaimModel):
+    """The claims of one system, with jobs and cases that several of them use."""
+
+    system: Text
+    family: Family
+    paper: Text
+    jobs: dict[str, dict[str, Any]] = {}
+    cases: dict[str, dict[str, Any]] = {}
+    entries: Annotated[list[Claim], Field(min_length=1, alias="claims")]
+
+    def jobs_of(self, claim: Claim, is_case: bool) -> Mapping[str, dict[str, Any]]:
+        """Jobs, or cases, that the relation of a claim may name."""
+        return {**self.cases, **claim.cases} if is_case else {**self.jobs, **claim.jobs}
+
+    def uses_cases(self, claim: Claim) -> bool:
+        """Whether the relation of a claim is between pipeline cases."""
+        names, cases = claim.parsed_relation.names, self.jobs_of(claim, True)
+        return bool(names) and all(name in cases for name in names)
+
+    def alternatives(self, claim: Claim) -> Iterator[dict[str, Any]]:
+        """Every combination of what the claim assumes: one value for each of its fields."""
+        for values in product(*claim.assumed.values()):
+            yield dict(zip(claim.assumed, values, strict=True))
+
+    def expand(self, claim: Claim, assumed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """The jobs, or cases, of a relation by name: one, or one for each point of its `over`.
+
+        Raises PlanError for a copy of a job that does not exist, and for fields that cannot be set.
+        """
+        given = self.jobs_of(claim, self.uses_cases(claim))
+        return {name: _expand_job(name, given, assumed, ()) for name in claim.parsed_relation.names}
+
+
+def _expand_job(
+    name: str, given: Mapping[str, dict[str, Any]], assumed: Mapping[str, Any], above: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A job, copied from others where it says so. above: the jobs that are copies of it."""
+    if name in above:
+        raise PlanError(f"jobs.{name}", "it is a copy of itself", "Name another job", name)
+    if "from" not in given[name]:
+        made = copy.deepcopy(given[name])
+        for field, value in assumed.items():
+            set_field(made, field, copy.deepcopy(value), f"assumed.{field}")
+        return [made]
+    derived = validate_data(DerivedJob, given[name], f"jobs.{name}", PlanError)
+    if derived.base not in given:
+        raise PlanError(f"jobs.{name}.from", "there is no such job", nearest(derived.base, list(given)), derived.base)
+    bases = _expand_job(derived.base, given, assumed, (*above, name))
+    found = []
+    for base, *values in product(bases, *derived.over.values()):
+        made = copy.deepcopy(base)
+        for field, value in {**derived.set, **dict(zip(derived.over, values, strict=True))}.items():
+            set_field(made, field, copy.deepcopy(value), f"jobs.{name}.set.{field}")
+        found.append(made)
+        if len(found) > MOST_JOBS:
+            raise PlanError(f"jobs.{name}.over", f"it stands for more than {MOST_JOBS:,} jobs", "Give fewer values")
+    return found
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
+    """The files of claims; without paths those of meshcast. Raises PlanError for a malformed file and for an id that
+    two claims have."""
+    files: list[Path | Traversable] = [*paths] or sorted(shipped_files(), key=lambda file: file.name)
+    found, places = [], dict[str, str]()
+    for file in files:
+        one = read_claim_file(file)
+        for claim in one.entries:
+            if claim.id in places:
+                rule = f"a claim of {places[claim.id]} has the same id"
+                raise PlanError(f"{file.name} {claim.id}", rule, "Rename one of the two")
+            places[claim.id] = file.name
+        found.append(one)
+    return found
+
+
+def shipped_files() -> list[Traversable]:
+    """The files of claims that ship with meshcast."""
+    return [one for one in resources.files("validation.claims").iterdir() if one.name.endswith(".yaml")]
+
+
+def read_claim_file(path: Path | Traversable) -> ClaimFile:
+    """One file of claims. Raises PlanError if it is malformed."""
+    document = read_yaml(path, error=PlanError)
+    file = validate_data(ClaimFile, document.data, document.where, PlanError, document.text)
+    for number, claim in enumerate(file.entries):
+        try:
+            _check_claim(file, claim)
+        except PlanError as error:
+            raise error.at(f"{document.where} claims[{number}] {claim.id}") from None
+    return file
+
+
+def _check_claim(file: ClaimFile, claim: Claim) -> None:
+    """Raises PlanError for names that the relation must not have, and for an unknown measure."""
+    if claim.cannot_judge:
+        return
+    for key, is_case in (("jobs", False), ("cases", True)):
+        for name in file.jobs_of(claim, is_case):
+            if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in FUNCTIONS:
+                rule = "names are of letters, digits and _, and none of " + ", ".join(FUNCTIONS)
+                raise PlanError(key, rule, "Rename it", name)
+    is_case = file.uses_cases(claim)
+    known = file.jobs_of(claim, is_case)
+    for name in claim.parsed_relation.names:
+        if name not in known:
+            both = [*file.jobs_of(claim, False), *file.jobs_of(claim, True)]
+            rule = "jobs and cases in one relation" if name in both else f"there is no job {name!r}"
+            raise PlanError("relation", rule, nearest(name, both) if both else "Add it to jobs", claim.relation)
+    if not claim.parsed_relation.names:
+        raise PlanError("relation", "it names no job", "Name one of jobs or cases", claim.relation)
+    check_measure(claim.measure, is_case)
+    count = sum(len(values) for values in claim.assumed.values())
+    if count > MOST_JOBS:
+        raise PlanError("assumed", f"it has more than {MOST_JOBS:,} values", "Give the ends only", count)
+    for assumed in file.alternatives(claim):
+        file.expand(claim, assumed)
+        break

@@ -1,0 +1,173 @@
+"""Numbers that claims read off forecasts and pipeline cases.
+
+Of a job: any figure of docs/figures.md, or one of `OF_REPORT`, some with words after dots
+(``kernel_s.gemm.B``, ``sent_gib.tp.all_gather``, ``memory_gib.activations``). Of a pipeline case: any number of the
+answer of ``validate pipeline``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hardware.errors import PlanError, nearest
+from hardware.units import GIB
+from simulator.ir.ops import Collective, Op, Transfer
+from simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of
+from simulator.program.memory_profile import CATEGORIES
+from simulator.report.figures import FIGURES
+from simulator.report.report import Report
+from validation.claims.relation import Quantity
+
+OF_CASE = ("makespan", "span_max", "bubble_rate", "bubble_rate_span", "in_flight_b", "in_flight_w", "memory", "period",
+           "weight_versions")  # fmt: skip
+"""Numbers of a pipeline case; the first is the default."""
+
+DEFAULT = "step_time_s"
+"""Number of a job where a claim names none."""
+
+PHASES = ("F", "B", "W", "R", "U")
+SHARES_SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Times (n-1)/n of the buffer that a rank sends."""
+
+
+def _sum_kernels(report: Report, kind: str, phase: str = "") -> Quantity:
+    """Seconds of the kernels of a kind on every device, overlapped ones included."""
+    found = [0.0] * report.play.program.devices
+    for device, op, seconds, count in _priced_ops(report):
+        if kind_of(op) == kind and phase in ("", op.phase):
+            found[device] += count * seconds
+    return found
+
+
+def _sum_sent(report: Report, axis: str, operation: str = "") -> Quantity:
+    """GiB that a rank of every device sends in collectives, or in messages between stages."""
+    found = [0.0] * report.play.program.devices
+    mesh = report.play.plan.mesh
+    for device, op, _, count in _priced_ops(report):
+        if isinstance(op.work, Collective) and axis_of(op) == axis and operation in ("", op.work.operation):
+            n = len(op.work.members or ()) or mesh.size(op.work.axes)
+            share = SHARES_SENT.get(op.work.operation, 0.0) * (n - 1) / n or 1.0
+            found[device] += count * share * op.work.nbytes * (1 + op.work.both_ways) / GIB
+    if axis == "pp":
+        turns = report.play.program.timetable.turns
+        for slot, send in report.play.program.sent:
+            work = send.work
+            assert isinstance(work, Transfer)
+            found[send.source] += turns[slot] * work.nbytes / GIB
+    return found
+
+
+def _priced_ops(report: Report) -> Iterator[tuple[int, Op, float, int]]:
+    """Every op of a step: its device, the op, its seconds, and how often it runs."""
+    program = report.play.program
+    turns = defaultdict[tuple[int, Any], int](int)
+    for slot, (task, count) in enumerate(zip(program.tasks, program.timetable.turns, strict=True)):
+        turns[program.device_of(slot), task] += count
+    for device, task in enumerate(program.updates):
+        turns[device, task] += 1
+    for (device, task), count in turns.items():
+        for part in task.parts:
+            for op, seconds in zip(part.block.ops, part.seconds, strict=True):
+                yield device, op, seconds, count * part.count
+        for side in (*task.ahead, *task.behind):
+            for op, seconds in zip(side.ops, side.seconds.tolist(), strict=True):
+                yield device, op, seconds, count
+
+
+def _list_memory(report: Report, category: str = "") -> Quantity:
+    """GiB that tensors take at the peak of every stage; of one category if it is named."""
+    return [(peak.by.get(category, 0.0) if category else peak.total) / GIB for peak in report.play.peaks]
+
+
+def _sum_tokens(report: Report) -> Quantity:
+    return report.tokens_per_s_per_gpu * report.job.cluster.gpus
+
+
+def _count_model_tflops(report: Report, convention: str = "palm") -> Quantity:
+    return report.flops_per_token(convention) * report.tokens_per_s_per_gpu / 1e12
+
+
+def _count_executed_tflops(report: Report) -> Quantity:
+    return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "shift")
+
+OF_REPORT: dict[str, tuple[Callable[..., Quantity], tuple[tuple[str, ...], ...], str, str]] = {
+    "fits": (lambda report: float(report.fits), (), "higher", "1 if the job fits in memory, else 0"),
+    "tokens_per_s": (_sum_tokens, (), "higher", "throughput of all GPUs"),
+    "model_tflops": (
+        _count_model_tflops,
+        (("palm", "causal"),),
+        "higher",
+        "FLOP/s of the model per GPU / 1e12, without recomputation",
+    ),
+    "executed_tflops": (_count_executed_tflops, (), "higher", "FLOP/s per GPU / 1e12 with recomputation"),
+    "kernel_s": (_sum_kernels, (KINDS, PHASES), "lower", "seconds of the kernels of a kind, on each device"),
+    "sent_gib": (_sum_sent, (EXPOSED, OPERATIONS), "lower", "GiB that a rank sends for an axis, on each device"),
+    "memory_gib": (_list_memory, (CATEGORIES,), "lower", "GiB of tensors at the peak, on each device"),
+}
+"""Measures of a job besides its figures: function, words that may follow, which is better, meaning."""
+
+NEEDED = {"kernel_s": 1, "sent_gib": 1}
+"""Words that must follow."""
+
+
+def check_measure(name: str, is_case: bool) -> None:
+    """Raises PlanError for a measure that does not exist."""
+    if not name:
+        return
+    if is_case:
+        if name not in OF_CASE:
+            raise PlanError("measure", "pipeline cases have no such number", nearest(name, OF_CASE), name)
+        return
+    head, *words = name.split(".")
+    if name in FIGURES:
+        return
+    if head not in OF_REPORT:
+        raise PlanError("measure", "there is no such number of a forecast", nearest(head, [*FIGURES, *OF_REPORT]), name)
+    allowed = OF_REPORT[head][1]
+    if not NEEDED.get(head, 0) <= len(words) <= len(allowed):
+        raise PlanError("measure", f"{head} is followed by {_forms(head)}", "Correct the words after it", name)
+    for word, valid in zip(words, allowed, strict=False):
+        if word not in valid:
+            raise PlanError("measure", f"{head} has no {word!r}", nearest(word, valid), name)
+
+
+def _forms(head: str) -> str:
+    allowed = OF_REPORT[head][1]
+    return " and ".join(f".{{{'|'.join(valid)}}}" for valid in allowed) or "nothing"
+
+
+def read_measure(report: Report, name: str) -> Quantity:
+    """The number of a forecast. Raises PlanError if the job does not have it."""
+    name = name or DEFAULT
+    if name in FIGURES:
+        value = FIGURES[name].compute(report)
+        if value is None:
+            needs = FIGURES[name].needs or "what it needs"
+            raise PlanError("measure", "the job does not have this figure", f"Add {needs} to the job", name)
+        return float(value)
+    head, *words = name.split(".")
+    return OF_REPORT[head][0](report, *words)
+
+
+def read_case(answer: dict[str, Any], name: str) -> Quantity:
+    """The number of a pipeline case, as ``validate pipeline`` answers it. Raises PlanError if it has none."""
+    if answer["status"] == "refused":
+        raise PlanError("case", str(answer["reason"]), "Correct the case")
+    value = answer.get(name or OF_CASE[0])
+    if value is None:
+        remedy = "memory needs m_w; period and weight_versions need a schedule without a flush"
+        raise PlanError("measure", "the case does not have this number", remedy, name)
+    return [float(one) for one in value] if isinstance(value, list) else float(value)
+
+
+def better_of(name: str, is_case: bool) -> str:
+    """Which of two values of a measure is better: ``lower`` or ``higher``."""
+    if is_case or not name:
+        return "lower"
+    better = FIGURES[name].better if name in FIGURES else OF_REPORT[name.partition(".")[0]][2]
+    return "higher" if better == "higher" else "lower"
