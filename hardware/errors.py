@@ -32,7 +32,10 @@ class MeshcastError(Exception):
     """
 
     def __init__(self, where: str, rule: str, remedy: str, value: Any = None) -> None:
-        self.where, self.value, self.rule, self.remedy = cut_middle(where), value, rule, remedy
+        self.where, self.value = cut_middle(where), value
+        self.rule, self.remedy = (
+            _LONG_WORD.sub(lambda word: cut_middle(word[0], 200), text) for text in (rule, remedy)
+        )
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -58,6 +61,9 @@ class MeshcastError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.where, self.rule, self.remedy, self.value)
 
+
+_LONG_WORD = re.compile(r"\S{1000,}")
+"""A name in a file that may have any length, but would hide the sentence that quotes it."""
 
 MOST_LETTERS = 1_000
 """Longest text that the error object of ``--json`` repeats in full."""

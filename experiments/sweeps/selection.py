@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import PlanError
+from simulator.report.figures import FIGURES
 
 Row = dict[str, Any]
 
@@ -32,6 +33,12 @@ def read_rows(path: Path) -> list[Row]:
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         if twice := [name for name, times in Counter(about.schema.names).items() if times > 1]:
             raise PlanError(str(path), f"the column {twice[0]!r} is there twice", "Name the --out of a finished sweep")
+        columns = about.schema.to_arrow_schema()
+        for name in FIGURES:
+            kind = columns.field(name).type if name in columns.names else pa.null()
+            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+                rule = f"the column {name!r} has no numbers but {kind}"
+                raise PlanError(str(path), rule, "Name the --out of a finished sweep")
         found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
     except OSError as error:
         rule = f"it cannot be read ({error.strerror or 'not a Parquet file, or damaged'})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,4 +99,7 @@ def _step_seconds(iteration: logs.Iteration, tokens: int | None, gpus: int | Non
         rule = "this log gives tokens/s of one GPU and no times; tokens per step and number of GPUs are unknown"
         raise PlanError(iteration.where, rule, "Name the job of the run, or add --tokens and --gpus")
     assert iteration.tokens_per_s is not None
-    return tokens / gpus / iteration.tokens_per_s
+    if not isfinite(found := tokens / gpus / iteration.tokens_per_s):
+        rule = "a step at this throughput would take longer than a number can say"
+        raise PlanError(iteration.where, rule, "Leave the line out, or correct it", iteration.tokens_per_s)
+    return found

@@ -24,6 +24,9 @@ from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
 
+MOST_STAGES = 10_000
+"""Most stages of a pipeline, chunks counted one by one, over which layers are divided."""
+
 T = TypeVar("T")
 
 SCHEDULES = {
@@ -333,6 +336,9 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
         plan["partition"] = "ends-as-layers"
     elif spec.pipeline_split == "uneven" or (spec.pipeline_split is None and (spec.model.layers or 0) % chunks):
         assumptions.add("pipeline_split")
+        layers = (spec.model.layers or 0) + (spec.model.mtp or 0)
+        if chunks > min(layers + 2, MOST_STAGES):  # the embedding and the loss count as a layer each
+            raise _refusal("mesh.pp", f"{layers:,} layers have not {chunks:,} stages, of at most {MOST_STAGES:,}", pp)
         plan["partition"] = uneven_layers(spec, chunks)
     return plan
 

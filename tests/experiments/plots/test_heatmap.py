@@ -98,8 +98,11 @@ def test_command(results: Path, tmp_path: Path) -> None:
     text.write_text(json.dumps(SWEEP), "utf-8")
     twice, table = tmp_path / "twice.parquet", pq.read_table(results)
     pq.write_table(table.append_column("plan.tp", table["plan.tp"]), twice)
+    wrong, names = tmp_path / "wrong.parquet", table["status"]
+    pq.write_table(table.set_column(table.column_names.index("step_time_s"), "step_time_s", names), wrong)
     for words, message in (
         ([str(results)], "--out FILE"),
+        ([str(wrong), "--out", str(out)], "'step_time_s' has no numbers but string"),
         ([str(text), "--out", str(out)], "not a Parquet file"),
         ([str(twice), "--out", str(out)], "the column 'plan.tp' is there twice"),
         ([str(tmp_path), "--out", str(out)], "it is a folder"),

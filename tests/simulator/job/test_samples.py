@@ -67,8 +67,8 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("join", ["packing", "padding"])
 @pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("dp", [1, 2, 4])
-@pytest.mark.parametrize("tokens", [512, 2048])
+@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("tokens", [512, pytest.param(2048, marks=pytest.mark.slow)])
 def test_no_token_is_lost(join: str, equal: bool, dp: int, tokens: int, tmp_path: Path) -> None:
     """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
     lengths = np.random.default_rng(dp).integers(1, 513, 301).tolist()

@@ -48,7 +48,7 @@ def of_kind(runs: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [run for run in runs if run["measure"] == kind]
 
 
-@pytest.fixture(params=[2, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.fixture(params=[1, pytest.param(100, marks=pytest.mark.slow)])
 def campaign(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The campaign that ships, or so many runs of each kind, with tiny models, few samples and nothing compiled."""
     text = (Path(str(resources.files("validation"))) / "campaigns" / "gpu.yaml").read_text("utf-8")

@@ -148,6 +148,12 @@ def test_a_log_of_torchtitan(put: Any, tmp_path: Path) -> None:
             "global batch is 64, the log's is 128",
         ),
         (TITAN, "torchtitan", {"skip": 0}, "--tokens"),
+        (
+            TITAN.replace("5,593", "1e-320"),
+            "torchtitan",
+            {"skip": 0, "tokens": 65536, "gpus": 8},
+            "longer than a number can say",
+        ),
     ],
 )
 def test_logs_that_cannot_be_compared(put: Any, text: str, framework: Any, options: dict[str, Any], words: str) -> None:

@@ -391,6 +391,7 @@ def test_every_program_has_a_framework() -> None:
         ({"mesh__vpp": None}, "mesh.vpp", "several"),
         ({"sharding": "zero2", "shard_group": 4, "mesh__pp": 1, "mesh__vpp": 1}, "shard_group", "not supported"),
         ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not supported"),
+        ({"mesh__pp": 10**6, "gpus": 64 * 10**6, "mesh__vpp": 1, "pipeline_split": "uneven"}, "mesh.pp", "have not"),
     ],
 )
 def test_missing_decisive_fields_are_refused(changes: dict[str, Any], field: str, words: str) -> None:

@@ -95,7 +95,9 @@ def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeyp
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
-@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize(
+    "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT, id="gpt", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_gradients_of_weights_made_later_are_the_same(
     schedule: str, model: dict[str, Any], recompute: str, cpu: Device, monkeypatch: pytest.MonkeyPatch
@@ -146,8 +148,12 @@ def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
 @pytest.mark.parametrize(
     ("schedule", "recompute", "off"),
     [
-        *(("1f1b", recompute, 0.02) for recompute in ("none", "full")),
-        *((schedule, recompute, 0.05) for schedule in ("zb-h1", "zb-v") for recompute in ("none", "full")),
+        ("1f1b", "none", 0.02),
+        ("zb-v", "full", 0.05),
+        pytest.param("1f1b", "full", 0.02, marks=pytest.mark.slow),
+        pytest.param("zb-h1", "none", 0.05, marks=pytest.mark.slow),
+        pytest.param("zb-h1", "full", 0.05, marks=pytest.mark.slow),
+        pytest.param("zb-v", "none", 0.05, marks=pytest.mark.slow),
     ],
 )
 def test_memory_is_as_forecast(schedule: str, recompute: str, off: float, tmp_path: Path) -> None:

@@ -219,7 +219,8 @@ def _no_blocks(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
         if at in known:
             continue
         if row["gated"] not in (0, 1):
-            refused[at] = f"gated is {row['gated']:g}, which is neither 0 nor 1"
+            given = "not given" if np.isnan(row["gated"]) else f"{row['gated']:g}, which is neither 0 nor 1"
+            refused[at] = f"gated is {given}"
         elif row["topk"] > row["num_experts"]:
             refused[at] = f"topk is {row['topk']:g}, which is more than {row['num_experts']:g} experts"
         elif row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
