@@ -241,6 +241,8 @@ def _check_claim(file: ClaimFile, claim: Claim) -> None:
     if not claim.parsed_relation.names:
         raise PlanError("relation", "it names no job", "Name one of jobs or cases", claim.relation)
     check_measure(claim.measure, is_case)
+    for _, measure in claim.parsed_relation.reads:
+        check_measure(measure, is_case)
     count = sum(len(values) for values in claim.assumed.values())
     if count > MOST_JOBS:
         raise PlanError("assumed", f"it has more than {MOST_JOBS:,} values", "Give the ends only", count)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hardware.errors import Defect, MeshcastError, PlanError, shorten
-from simulator import SharedWork, load_job, simulate
+from hardware.errors import Defect, MeshcastError, OutOfMemory, shorten
+from simulator import Report, SharedWork, load_job, simulate
 from validation.claims.claim_file import Claim, ClaimFile
 from validation.claims.measures import better_of, read_case, read_measure
 from validation.claims.relation import Quantity
@@ -60,10 +60,16 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
     found |= {"alternatives": [], "depends_on": []}
     if claim.cannot_judge:
         return known | found
-    shared, alternatives = shared_work or SharedWork(), []
+    shared, alternatives = shared_work or SharedWork(), list[dict[str, Any]]()
+    unfit: MeshcastError | None = None
     try:
         for assumed in file.alternatives(claim):
-            alternatives.append(_judge_alternative(file, claim, assumed, shared))
+            try:
+                alternatives.append(_judge_alternative(file, claim, assumed, shared))
+            except OutOfMemory as error:
+                unfit = error
+        if unfit and not alternatives:
+            raise unfit
     except MeshcastError as error:
         given = f" with {_describe_assumed(assumed)}" if assumed else ""
         return known | found | {"reason": f"{error}{given}"}
@@ -75,41 +81,47 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
 def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], shared: SharedWork) -> dict[str, Any]:
     """The numbers of a claim with one value for everything that it assumes."""
     is_case, unfit = file.uses_cases(claim), []
-    values: dict[str, Quantity] = {}
+    reads = claim.parsed_relation.reads
+    values: dict[tuple[str, str], Quantity] = {}
     for name, jobs in file.expand(claim, assumed).items():
+        measures = [measure for job, measure in reads if job == name]
         if is_case:
-            (case,) = jobs
-            values[name] = read_case(play_case(case, f"cases.{name}"), claim.measure)
+            found = play_case(jobs[0], f"cases.{name}")
+            values |= {(name, one): read_case(found, one or claim.measure) for one in measures}
             continue
-        points, fits = [], []
-        for job in jobs:
-            try:
-                report = simulate(load_job(job), shared_work=shared)
-            except MeshcastError as error:
-                if len(jobs) > 1:
-                    continue  # a combination that is no plan
-                raise error.at(f"jobs.{name}") from None
-            points.append(read_measure(report, claim.measure))
-            fits.append(report.fits)
-        if len(jobs) == 1:
-            values[name] = points[0]
-            unfit += [] if fits[0] else [name]
-            continue
-        whole = claim.measure.partition(".")[0] in WHOLE_LIST
-        chosen = [point for point, fit in zip(points, fits, strict=True) if fit or whole]
-        if not chosen:
-            raise PlanError(f"jobs.{name}", "none of its jobs fits", "Correct the jobs", len(jobs))
-        values[name] = [one for point in chosen for one in (point if isinstance(point, list) else [point])]
+        reports = list(_forecast_jobs(name, jobs, shared))
+        for one in measures:
+            values[name, one] = _read_points(one or claim.measure, reports)
+        unfit += [name] if len(reports) == 1 and not reports[0].fits else []
     ours = claim.parsed_relation.compute(values, better_of(claim.measure, is_case), "relation")
     miss = _miss(claim, ours)
     return {
         "assumed": dict(assumed),
-        "values": values,
+        "values": {".".join(filter(None, read)): value for read, value in values.items()},
         "does_not_fit": unfit,
         "ours": ours,
         "miss": miss,
         "verdict": MISSES if _is_missed(claim, miss) else HOLDS,
     }
+
+
+def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], shared: SharedWork) -> Iterator[Report]:
+    """Forecasts of a job, or of all points of an `over` that are plans."""
+    for job in jobs:
+        try:
+            yield simulate(load_job(job), shared_work=shared)
+        except MeshcastError as error:
+            if len(jobs) == 1:
+                raise error.at(f"jobs.{name}") from None
+
+
+def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
+    """The measure of a job; of the points of an `over` those of all that fit, in one list."""
+    if len(reports) == 1:
+        return read_measure(reports[0], measure)
+    whole = measure.partition(".")[0] in WHOLE_LIST
+    points = [read_measure(report, measure) for report in reports if whole or report.fits]
+    return [one for point in points for one in (point if isinstance(point, list) else [point])]
 
 
 def _tried(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:

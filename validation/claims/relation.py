@@ -1,7 +1,8 @@
 """Relations of claims such as ``base / split`` or ``ours < theirs``: plain arithmetic, never executed as Python.
 
-A relation knows numbers, the names of jobs, ``+ - * / **``, parentheses, ``min max sum best`` and ``name[0]``. A chain
-of ``<`` or ``>`` states an order; its value is the smallest ratio of neighbours, which is at least 1 where it is right.
+A relation knows numbers, the names of jobs, ``+ - * / **``, parentheses, ``min max sum best`` and ``name[0]``. A name
+with a measure behind a dot reads that number of the job: ``base.exposed_dp_s / base.step_time_s``. A chain of ``<`` or
+``>`` states an order; its value is the smallest ratio of neighbours, which is at least 1 where it is right.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
-from hardware.errors import PlanError
+from hardware.errors import OutOfMemory, PlanError
 
 LONGEST = 500
 """Maximum number of characters of a relation."""
 
 FUNCTIONS = ("min", "max", "sum", "best")
-VALID = "Valid: numbers, names of jobs, + - * / **, ( ), min() max() sum() best(), name[0], and one chain of < or >"
+VALID = "Valid: numbers, names of jobs, name.measure, + - * / **, ( ), min() max() sum() best(), name[0], and < or >"
 
 Quantity = float | list[float]
 """The value of a job: one number, or one for each stage or each point of an `over`."""
@@ -34,26 +35,37 @@ ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
+class NothingFits(Exception):
+    """A list of values is empty, for no job of it fits."""
+
+
 @dataclass(frozen=True)
 class Relation:
-    """A parsed relation. names: of the jobs in it, each once, in their order."""
+    """A parsed relation. reads: (job, measure) that it reads, each once; the measure is empty if it names none."""
 
     text: str
-    names: tuple[str, ...]
+    reads: tuple[tuple[str, str], ...]
     body: ast.expr
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The jobs that it reads, each once, in their order."""
+        return tuple(dict.fromkeys(name for name, _ in self.reads))
 
     @property
     def is_order(self) -> bool:
         """Whether it states an order: holds if its value is at least 1."""
         return isinstance(self.body, ast.Compare)
 
-    def compute(self, values: Mapping[str, Quantity], better: str, where: str) -> float:
+    def compute(self, values: Mapping[tuple[str, str], Quantity], better: str, where: str) -> float:
         """The value of the relation. better: ``lower`` or ``higher``, what `best` picks.
 
-        Raises PlanError for a value that does not exist: division by zero, or a list where a number belongs.
+        Raises OutOfMemory where no job of a list fits, and PlanError for a value that does not exist: division by zero, or a list where a number belongs.
         """
         try:
             found = _Evaluation(values, better).number(self.body)
+        except NothingFits:
+            raise OutOfMemory(where, "none of the jobs that it compares fits", "Correct the jobs", self.text) from None
         except (ArithmeticError, ValueError) as error:
             rule, _, remedy = str(error).partition(". ")
             raise PlanError(where, f"it has no value ({rule})", remedy or "Correct the relation", self.text) from None
@@ -68,37 +80,46 @@ def parse_relation(text: str) -> Relation:
         raise ValueError(f"a relation is one line of at most {LONGEST} characters. Write base / split")
     try:
         body = ast.parse(text.strip(), mode="eval").body
-        names: list[str] = []
-        _check(body, names, top=True)
+        reads: list[tuple[str, str]] = []
+        _check(body, reads, top=True)
     except SyntaxError as error:
         raise ValueError(f"it cannot be read ({error.msg}). Write it like base / split") from None
     except (RecursionError, MemoryError):
         raise ValueError("nested too deeply. Write it shorter") from None
-    return Relation(text, tuple(dict.fromkeys(names)), body)
+    return Relation(text, tuple(dict.fromkeys(reads)), body)
 
 
-def _check(node: ast.expr, names: list[str], top: bool = False) -> None:
+def _read_of(node: ast.expr) -> tuple[str, str] | None:
+    """The job and measure of ``name`` or ``name.measure``; None for other nodes."""
+    words: list[str] = []
+    while isinstance(node, ast.Attribute):
+        words.insert(0, node.attr)
+        node = node.value
+    return (node.id, ".".join(words)) if isinstance(node, ast.Name) else None
+
+
+def _check(node: ast.expr, reads: list[tuple[str, str]], top: bool = False) -> None:
     """Collects the names of a relation. Raises ValueError for what it may not have."""
     match node:
         case ast.Constant(int() | float() as value) if not isinstance(value, bool) and math.isfinite(value):
             pass
-        case ast.Name(name):
-            names.append(name)
-        case ast.Subscript(ast.Name(name), ast.Constant(value)) if type(value) is int:
-            names.append(name)
+        case ast.Name() | ast.Attribute() if found := _read_of(node):
+            reads.append(found)
+        case ast.Subscript(inner, ast.Constant(value)) if type(value) is int and (found := _read_of(inner)):
+            reads.append(found)
         case ast.UnaryOp(ast.USub(), operand):
-            _check(operand, names)
+            _check(operand, reads)
         case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
-            _check(left, names)
-            _check(right, names)
+            _check(left, reads)
+            _check(right, reads)
         case ast.Call(ast.Name(name), [_, *_] as given, []) if name in FUNCTIONS:
             for one in given:
-                _check(one, names)
+                _check(one, reads)
         case ast.Compare(left, ops, rights) if top and len({type(op) for op in ops}) == 1:
             if not isinstance(ops[0], ast.Lt | ast.Gt):
                 _refuse("an order is a chain of < or of >")
             for one in (left, *rights):
-                _check(one, names)
+                _check(one, reads)
         case _:
             _refuse("only plain arithmetic is understood")
 
@@ -110,7 +131,7 @@ def _refuse(rule: str) -> NoReturn:
 class _Evaluation:
     """Evaluates the nodes of a checked relation."""
 
-    def __init__(self, values: Mapping[str, Quantity], better: str) -> None:
+    def __init__(self, values: Mapping[tuple[str, str], Quantity], better: str) -> None:
         self.values, self.better = values, better
 
     def number(self, node: ast.expr) -> float:
@@ -119,6 +140,8 @@ class _Evaluation:
             if len(found) == 1:
                 return found[0]
             name = ast.unparse(node)
+            if not found:
+                raise NothingFits
             raise ValueError(f"{name} has {len(found)} values. Write max({name}) or {name}[0]")
         return found
 
@@ -126,20 +149,23 @@ class _Evaluation:
         match node:
             case ast.Constant(value):
                 return float(value)  # type: ignore[arg-type]
-            case ast.Name(name):
-                return self.values[name]
-            case ast.Subscript(ast.Name(name), ast.Constant(place)):
-                every = _flatten([self.values[name]])
+            case ast.Name() | ast.Attribute() if read := _read_of(node):
+                return self.values[read]
+            case ast.Subscript(inner, ast.Constant(place)) if read := _read_of(inner):
+                every = _flatten([self.values[read]])
                 if not place < len(every):  # type: ignore[operator]
-                    raise ValueError(f"{name} has {len(every)} values. Count from 0")
+                    raise ValueError(f"{ast.unparse(inner)} has {len(every)} values. Count from 0")
                 return every[place]  # type: ignore[index]
             case ast.UnaryOp(_, operand):
                 return -self.number(operand)
             case ast.BinOp(left, op, right):
                 return ARITHMETIC[type(op)](self.number(left), self.number(right))
             case ast.Call(ast.Name(name), given):
+                every = _flatten(map(self.quantity, given))
+                if not every:
+                    raise NothingFits
                 picks = {"min": min, "max": max, "sum": math.fsum, "best": min if self.better == "lower" else max}
-                return picks[name](_flatten(map(self.quantity, given)))  # type: ignore[no-any-return, operator]
+                return picks[name](every)  # type: ignore[no-any-return, operator]
             case ast.Compare(left, ops, rights):
                 terms = [self.number(one) for one in (left, *rights)]
                 rising = terms if isinstance(ops[0], ast.Lt) else terms[::-1]

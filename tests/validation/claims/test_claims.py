@@ -137,6 +137,8 @@ def test_jobs_are_measured_and_lists_are_searched() -> None:
     assert len(values["each"]) == 4 and values["base"] in values["each"]  # 3 ranks do not divide the heads
     sizes = verdict({**claim, "measure": "sent_gib.tp.all_gather", "relation": "max(base) + 1"})
     assert sizes["ours"] > 1
+    share = verdict({**claim, "relation": "base.bubble_s / base.step_time_s + 1"})
+    assert 1 < share["ours"] < 2
     kernels = verdict({**claim, "measure": "kernel_s.gemm.F", "relation": "base[0] / base[1] + 0.5"})
     assert kernels["ours"] == pytest.approx(1.5, abs=0.4)
 
@@ -156,6 +158,11 @@ def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
 
 # ------------------------------------------------------------------------------------------ relations
 
+VALUES: dict[tuple[str, str], Any] = {
+    **{("a", ""): 4.0, ("b", ""): 2.0, ("c", ""): [1.0, 4.0]},
+    **{("a", "mfu_palm"): 2.0, ("b", "kernel_s.gemm.F"): [1.0, 2.0]},
+}
+
 
 @pytest.mark.parametrize(
     "text, found",
@@ -167,14 +174,15 @@ def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
         ("sum(c) / min(c, a)", 5.0),
         ("b < a", 2.0),
         ("a > b > 1", 2.0),
+        ("a.mfu_palm * sum(b.kernel_s.gemm.F)", 6.0),
     ],
 )
 def test_relations_are_arithmetic(text: str, found: float) -> None:
-    assert parse_relation(text).compute({"a": 4.0, "b": 2.0, "c": [1.0, 4.0]}, "lower", "here") == found
+    assert parse_relation(text).compute(VALUES, "lower", "here") == found
 
 
 @pytest.mark.parametrize(
-    "text", ["a.b", "a if b else c", "f(a)", "min()", "a == b", "a < b > c", "__import__('os')", "a[b]", "[a]", "a +"]
+    "text", ["a().b", "a if b else c", "f(a)", "min()", "a == b", "a < b > c", "__import__('os')", "a[b]", "[a]", "a +"]
 )
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\. "):
@@ -184,7 +192,7 @@ def test_what_is_no_arithmetic_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["a / (b - b)", "c / a", "c[2]", "a ** 9999", "(b - a) ** (1 / 2)"])
 def test_a_relation_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="has no"):
-        parse_relation(text).compute({"a": 4.0, "b": 2.0, "c": [1.0, 4.0]}, "lower", "here")
+        parse_relation(text).compute(VALUES, "lower", "here")
 
 
 # ------------------------------------------------------------------------------------------ mistakes
