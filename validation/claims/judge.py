@@ -22,7 +22,7 @@ HOLDS, MISSES, DEPENDS, OPEN = VERDICTS = ("holds", "misses", "depends", "cannot
 Judgement = dict[str, Any]
 """The answer to one claim, plain data of ``--json``."""
 
-WHOLE_LIST = ("fits", "memory_gib", "peak_allocated_gib", "peak_reserved_gib", "peak_device_gib")
+WHOLE_LIST = ("fits", "memory_gib", "states_gib", "peak_allocated_gib", "peak_reserved_gib", "peak_device_gib")
 """Measures that a job has that does not fit; of others, the points of an `over` that do not fit are left out."""
 
 
@@ -75,7 +75,12 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
         return known | found | {"reason": f"{error}{given}"}
     except Exception as error:  # a defect of meshcast costs one claim
         return known | found | {"reason": Defect.of(error).rule, "defect": True}
-    return known | found | {"alternatives": alternatives} | _summarize_alternatives(claim, _tried(claim, alternatives))
+    return (
+        known
+        | found
+        | {"alternatives": alternatives}
+        | _summarize_alternatives(claim, _drop_unfit(claim, alternatives))
+    )
 
 
 def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], shared: SharedWork) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
     return [one for point in points for one in (point if isinstance(point, list) else [point])]
 
 
-def _tried(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The alternatives that count: what does not fit in memory was not run, if anything else does."""
     fitting = [one for one in alternatives if not one["does_not_fit"]]
     return fitting if fitting and claim.measure != "fits" else alternatives

@@ -81,6 +81,13 @@ def _list_memory(report: Report, category: str = "") -> Quantity:
     return [(peak.by.get(category, 0.0) if category else peak.total) / GIB for peak in report.play.peaks]
 
 
+def _list_states(report: Report, category: str = "") -> Quantity:
+    """GiB of states that every stage holds through the whole step: shards where they are sharded."""
+    return [
+        sum(nbytes for one, nbytes in states.items() if category in ("", one)) / GIB for states in report.play.resting
+    ]
+
+
 def _sum_tokens(report: Report) -> Quantity:
     return report.tokens_per_s_per_gpu * report.job.cluster.gpus
 
@@ -107,6 +114,7 @@ OF_REPORT: dict[str, tuple[Callable[..., Quantity], tuple[tuple[str, ...], ...],
     "executed_tflops": (_count_executed_tflops, (), "higher", "FLOP/s per GPU / 1e12 with recomputation"),
     "kernel_s": (_sum_kernels, (KINDS, PHASES), "lower", "seconds of the kernels of a kind, on each device"),
     "sent_gib": (_sum_sent, (EXPOSED, OPERATIONS), "lower", "GiB that a rank sends for an axis, on each device"),
+    "states_gib": (_list_states, (CATEGORIES,), "lower", "GiB held through the whole step, on each device"),
     "memory_gib": (_list_memory, (CATEGORIES,), "lower", "GiB of tensors at the peak, on each device"),
 }
 """Measures of a job besides its figures: function, words that may follow, which is better, meaning."""

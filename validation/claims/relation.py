@@ -60,7 +60,8 @@ class Relation:
     def compute(self, values: Mapping[tuple[str, str], Quantity], better: str, where: str) -> float:
         """The value of the relation. better: ``lower`` or ``higher``, what `best` picks.
 
-        Raises OutOfMemory where no job of a list fits, and PlanError for a value that does not exist: division by zero, or a list where a number belongs.
+        Raises OutOfMemory where no job of a list fits, and PlanError for a value that does not exist: division by zero,
+        or a list where a number belongs.
         """
         try:
             found = _Evaluation(values, better).number(self.body)

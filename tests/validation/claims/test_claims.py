@@ -24,6 +24,7 @@ from validation.pipelines.cases import ScheduleCase
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 JOB = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": {"tp": 2, "pp": 2}}
 CASE = {"schedule": "gpipe", "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1}
+ROOT = Path(__file__).resolve().parents[3]
 FEW = "GPipe"
 """A system whose claims are judged in every run of the tests."""
 
@@ -235,19 +236,19 @@ def test_two_claims_must_not_have_one_id(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_jobs_of_a_claim() -> None:
-    runner = CliRunner()
+    runner, file = CliRunner(), str(ROOT / "validation/claims/gpipe.yaml")
     shown = runner.invoke(app, ["validate", "claims", "--claim", "gpipe-02"])
     assert shown.exit_code == 0 and "schedule: gpipe" in shown.stdout and "four" in shown.stdout
-    answer = json.loads(runner.invoke(app, ["validate", "claims", "--claim", "gpipe-02", "--json"]).stdout)
+    answer = json.loads(runner.invoke(app, ["validate", "claims", file, "--claim", "gpipe-02", "--json"]).stdout)
     assert answer["rows"][0]["jobs"]["two"]["p"] == 2
     for option, given in (("--claim", "gpipe-2"), ("--system", "GPip"), ("--family", "pipelines")):
-        refused = runner.invoke(app, ["validate", "claims", option, given])
+        refused = runner.invoke(app, ["validate", "claims", file, option, given])
         assert refused.exit_code == 2 and "Did you mean" in refused.stderr
     assert runner.invoke(app, ["validate", "published", "--slow"]).exit_code == 2
 
 
 def test_the_page_of_the_format_shows_a_valid_file(tmp_path: Path) -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs/validation.md").read_text("utf-8")
+    text = (ROOT / "docs/validation.md").read_text("utf-8")
     stated = text.partition("## Claims of papers")[2].partition("```yaml\n")[2].partition("```")[0]
     path = tmp_path / "example.yaml"
     path.write_text(stated)
