@@ -30,7 +30,7 @@ def page(answer: dict[str, Any]) -> str:
     if summary["judged"]:
         parts.append(
             f"Of {summary['judged']} judged claims {summary['share_holds']:.0%} hold, and {summary['share_near']:.0%} "
-            "hold or miss by 25 % at most.\n"
+            "hold or deviate by 25 % at most.\n"
         )
     parts.append(_table(("family", *COUNTS.values()), _count_rows(summary)))
     for family in summary["by_family"]:

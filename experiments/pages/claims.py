@@ -88,7 +88,7 @@ def claims_page(answer: dict[str, Any]) -> RenderableType:
         return _claim_page(rows[0])
     parts: list[RenderableType] = [_judgements_table(rows), _counts_table(summary)]
     if summary["judged"]:
-        shares = f"{summary['share_holds']:.0%} hold, {summary['share_near']:.0%} hold or miss by 25 % at most"
+        shares = f"{summary['share_holds']:.0%} hold, {summary['share_near']:.0%} hold or deviate by 25 % at most"
         parts.append(Text(f"of {summary['judged']} judged claims whose source was read: {shares}", "bold"))
     if summary["left_out"]:
         parts.append(Text(f"{summary['left_out']} slow claims are left out; --slow runs them", "dim"))

@@ -19,6 +19,9 @@ from validation.published.answer import map_chunks
 
 HOLDS, MISSES, DEPENDS, OPEN = VERDICTS = ("holds", "misses", "depends", "cannot be judged")
 
+NEAR = 0.25
+"""Largest deviation of a claim that is near: of the alternative that misses least, or of all where it depends."""
+
 Judgement = dict[str, Any]
 """The answer to one claim, plain data of ``--json``."""
 
@@ -56,7 +59,14 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
         **{"relation": claim.relation, "theirs": describe_target(claim), "target": _target(claim)},
         "scored": claim.provenance == "checked",
     }
-    found: Judgement = {"verdict": OPEN, "reason": claim.cannot_judge, "defect": False, "ours": None, "miss": None}
+    found: Judgement = {
+        "verdict": OPEN,
+        "reason": claim.cannot_judge,
+        "defect": False,
+        "ours": None,
+        "miss": None,
+        "near": False,
+    }
     found |= {"alternatives": [], "depends_on": []}
     if claim.cannot_judge:
         return known | found
@@ -155,6 +165,8 @@ def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) ->
         "reason": reason,
         "ours": shown["ours"],
         "miss": shown["miss"],
+        "near": max(abs(one["miss"]) for one in ([shown] if verdict == MISSES else alternatives)) <= NEAR
+        or verdict == HOLDS,
         "depends_on": keys,
     }
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from validation.claims.judge import HOLDS, MISSES, VERDICTS, Judgement
-
-NEAR = 0.25
-"""Largest deviation of a miss that is near."""
+from validation.claims.judge import HOLDS, VERDICTS, Judgement
 
 
 def summarize_judgements(rows: Sequence[Judgement]) -> dict[str, Any]:
@@ -25,14 +22,14 @@ def summarize_judgements(rows: Sequence[Judgement]) -> dict[str, Any]:
 def count_verdicts(rows: Iterable[Judgement]) -> dict[str, Any]:
     """Counts of verdicts among scored claims.
 
-    judged: scored claims that hold, miss or depend. near: those that hold or miss by at most `NEAR`.
+    judged: scored claims that hold, miss or depend. near: those that hold or deviate by at most `NEAR`.
     share_holds, share_near: over the judged ones; None without any.
     """
     rows = list(rows)
     scored = [row for row in rows if row["scored"]]
     counts = {verdict: sum(row["verdict"] == verdict for row in scored) for verdict in VERDICTS}
     judged = [row for row in scored if row["ours"] is not None]
-    near = sum(row["verdict"] == HOLDS or (row["verdict"] == MISSES and abs(row["miss"]) <= NEAR) for row in judged)
+    near = sum(row["near"] for row in judged)
     return {
         "claims": len(rows),
         "recalled": len(rows) - len(scored),
