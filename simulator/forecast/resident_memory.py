@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from simulator.ir.ops import BYTES, Param
 from simulator.lowering.scope import shards_at_rest
 from simulator.lowering.update import by_axes
@@ -11,9 +13,11 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state in the memory of one GPU."""
-    found = _state_bytes(plan, params)
-    return {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in found.items()}
+    """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
+    themselves count as optimizer state."""
+    found = {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in _state_bytes(plan, params).items()}
+    found["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
+    return found
 
 
 def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
@@ -22,6 +26,9 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
     An optimizer on the host needs room for the gradients that it is sent.
     """
     found = {"cpu": 0.0, "nvme": 0.0}
+    for place, nbytes in _own_state_bytes(plan, params).items():
+        if place in found:
+            found[place] += nbytes
     if not any(_place(plan, state) for state in STATES):
         return found
     for state, nbytes in _state_bytes(plan, params).items():
@@ -33,6 +40,16 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
         found["cpu"] += sum(
             width * size / plan.mesh.size(shards_at_rest(plan.schemes, "optimizer", param)) for param, size in trained
         )
+    return found
+
+
+def _own_state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+    """Bytes of the states that schemes keep for themselves on one rank, by place."""
+    found: dict[str, float] = defaultdict(float)
+    for scheme in plan.schemes:
+        for param, count in params:
+            for place, nbytes in scheme.own_states(param).items() if param.trained else ():
+                found[place] += count * nbytes
     return found
 
 

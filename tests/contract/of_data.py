@@ -173,6 +173,8 @@ OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "weights": ("broadcast shards", "broadcast parameters"),
     "period": (1, 2, 5),
     "average": ("weights and moments",),
+    "outer": ("cpu",),
+    "outer_gradients": ("fp16",),
     "persistence": (0, 1000),
     "qwz": (False,),
     "hpz": (False,),

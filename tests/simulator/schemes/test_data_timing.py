@@ -283,6 +283,28 @@ def test_an_average_in_every_step_sends_the_bytes_of_ddp() -> None:
     assert one == other == pytest.approx(2 * 7 / 8 * 4 * each[0].plan.job.model.parameters)
 
 
+@pytest.mark.parametrize(("options", "width"), [({}, 4), ({"outer_gradients": "bf16"}, 2), ({"outer": "cpu"}, 4)])
+def test_an_outer_step_pays_for_its_reduction_and_its_kernels(options: dict[str, Any], width: int) -> None:
+    """Inner steps send nothing; the outer one also reads and writes the states of the outer optimizer."""
+    wire = 1e6
+    report, (rare, usual) = of_a_period(job("data/diloco", 4, period=7, **options), Ideal(links=wire))
+    alone, _ = of_a_period(job("data/ddp", 1), Ideal())
+    weights = report.job.model.parameters
+    assert met(usual) == 0 and met(rare) == pytest.approx(width * weights / wire)
+    assert report.seconds > alone.seconds + met(rare) / 7
+    on_gpu = report.play.resting[0]["optimizer"] - 12 * weights
+    assert on_gpu == pytest.approx(0 if options.get("outer") else 8 * weights)
+    assert report.play.offloaded[0]["cpu"] == pytest.approx(8 * weights if options.get("outer") else 0)
+
+
+def test_the_mean_of_a_whole_run_goes_to_one_rank_at_its_end() -> None:
+    wire, run = 1e6, 1000
+    report, (rare, usual) = of_a_period(job("data/parallel-sgd", 4, period=run), Ideal(links=wire))
+    alone, _ = of_a_period(job("data/ddp", 1), Ideal())
+    assert met(usual) == 0 and met(rare) == pytest.approx(4 * report.job.model.parameters / wire)
+    assert report.seconds == pytest.approx(alone.seconds + met(rare) / run)
+
+
 def test_sequence_ranks_of_a_worker_still_sum_their_gradients() -> None:
     """Along the axis of a sequence ranks see parts of the same samples: they are one worker."""
     config = job("data/local-sgd", 4, period=3)
