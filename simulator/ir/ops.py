@@ -119,7 +119,8 @@ class Memory:
     """A memory-bound kernel; its FLOPs are neglected.
 
     what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
-        add, concat, cast, router, permute, conv, scan, grad-norm, adam, zero-grad.
+        add, concat, cast, router, permute, conv, scan, grad-norm, adam, zero-grad, low-rank (products with few columns,
+        and the orthogonalisation of these).
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
@@ -344,6 +345,7 @@ class Param:
     view: the view of the mesh that shards its operator.
     trained: whether it has a gradient and optimizer states.
     matrix: local elements of one matrix of a linear layer; 0 of other parameters.
+    shape: local rows and columns of one matrix, also of an embedding; () of vectors and other tensors.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     """
 
@@ -359,6 +361,7 @@ class Param:
     trained: bool = True
     matrix: int = 0
     in_layer: bool = True
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

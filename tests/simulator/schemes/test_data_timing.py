@@ -221,7 +221,7 @@ def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipev"])
-@pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd"])
+@pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd", "data/power-sgd"])
 def test_all_engines_agree(use: str, schedule: str) -> None:
     name = {"dualpipev": "dualpipe-v"}.get(schedule, schedule)
     config = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
