@@ -6,13 +6,13 @@ an all-to-all brings it the bits of all ranks for these, it averages, compresses
 an all-gather returns the averages. The weights are updated by the averaged momentum over the frozen variance. The
 warm-up stage before is plain Adam with an all-reduce of gradients. Neither runs beside the backward pass.
 
-    backward | momentum, compress | all-to-all of bits | average, compress 1/N | all-gather of bits | decompress | update
+    backward | momentum, compress | all-to-all of bits | average, compress | all-gather of bits | decompress | update
 
 A rank sends 2 (N-1)/N Psi/8 bytes per step for Psi parameters and N ranks, 1/16 of an all-reduce of 16-bit gradients
 and 1/32 of fp32 ones. The errors are states of their own: 4 bytes per parameter for those of a rank, and 4/N for those
 of a server, on top of 18 with bf16 weights and fp32 gradients.
 
-Not modelled: the scales, 4 bytes a rank; the exchange on host buffers of the MPI backend; loss and length of the stages.
+Not modelled: the scales, 4 bytes a rank; buffers on the host of the MPI backend; loss and length of the stages.
 
 References: Tang et al. 2021, arXiv 2102.02888, algorithm 1 and section 5; DeepSpeed, runtime/comm/nccl.py.
 """

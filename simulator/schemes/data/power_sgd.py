@@ -1,4 +1,4 @@
-"""PowerSGD: the gradient of every matrix is reduced as two thin factors of rank r, found by one step of power iteration.
+"""PowerSGD: the gradient of every matrix is reduced as two thin factors of rank r, by one step of power iteration.
 
 To the gradient M (n x m) of a matrix the error of the last step is added. P = M Q, with the Q (m x r) of the last step,
 is all-reduced and its columns made orthogonal; Q = M^T P is all-reduced; P Q^T stands for the mean gradient, and
