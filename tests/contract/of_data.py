@@ -179,6 +179,7 @@ OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "period": (1, 2, 5),
     "rank": (1, 2, 16, 64),
     "stage": ("warm-up",),
+    "servers": (1, 2, 5),
     "average": ("weights and moments",),
     "outer": ("cpu",),
     "outer_gradients": ("fp16",),

@@ -233,6 +233,32 @@ def test_all_engines_agree(use: str, schedule: str) -> None:
     assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, 2 * 3 / 4),  # as a ring
+        ({"servers": 1}, 2 * 4 * 3 / (16 + 4 - 2)),
+        ({"servers": 4}, 1),
+        ({"servers": 9}, 1),
+        ({"servers": 2, "colocated": False}, 2),
+    ],
+)
+def test_a_push_and_pull_takes_as_long_as_the_busiest_port(options: dict[str, Any], factor: float) -> None:
+    """Theorem 1 of the paper, for four machines of one GPU and one bucket."""
+    config = job("data/byteps", 4, **options)
+    config["plan"] = {
+        "mesh": {"across": 4, "within": 1},
+        "schemes": [{"use": "data/byteps", "over": ["across", "within"], **options}],
+    }
+    played = play_job(config, Ideal(links=1e6))
+    (pushed,) = [op.work for _, op in played.instances() if op.name == "push and pull"]
+    assert isinstance(pushed, Collective) and pushed.operation == "push_pull"
+    assert pushed.nbytes == pytest.approx(factor * 4 * played.plan.job.model.parameters, rel=1e-6)
+    names = [op.name for _, op in sorted(played.instances(), key=lambda one: played.times.begin[one[0]])]
+    steps = ["copy gradients", "push and pull", "copy sums", "adam"]
+    assert [name for name in names if name in steps] == steps
+
+
 # ------------------------------------------------------------------------------------------ local SGD
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -70,7 +71,7 @@ class DataSetting:
 
 
 MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
-"""Makes the ops of a bucket over axes, one after another on one stream."""
+"""Makes the ops of a bucket over axes, one after another."""
 
 
 class DataScheme(Scheme):
@@ -101,6 +102,14 @@ class DataScheme(Scheme):
         """The axes that its options name: states are replicated along them, also those sharded over the other axes."""
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
+
+    @cached_property
+    def node_axes(self) -> tuple[str, ...]:
+        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
+        sequence axes.
+        """
+        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
+        return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:
@@ -152,25 +161,17 @@ class DataScheme(Scheme):
         """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
         if self.overlaps_backward:
-            copies: dict[Op, Op] = {}
-
-            def reduce(axes: tuple[str, ...], sizes: Sizes) -> Sequence[Op]:
-                ops = self.reduce_bucket(axes, sizes, "W", "last")
-                chain = [op for op in ops if op.stream == ops[0].stream]
-                copies.update((chain[-1], op) for op in ops if op.stream != ops[0].stream)
-                return chain
-
-            for buckets in self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True):
-                stage_ops.behind += [buckets, *_follow_buckets(buckets, copies)]
+            reduce: MakeOps = lambda axes, sizes: self.reduce_bucket(axes, sizes, "W", "last")  # noqa: E731
+            stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
         if self.gathers_ahead_of_use:
 
-            def gathered(param: Param) -> tuple[tuple[str, ...], Sizes]:
+            def gather_sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
                 axes, elements = self.gather_group(param)
                 return axes, (elements,)
 
             gather: MakeOps = lambda axes, sizes: [self.gather(axes, sizes[0], "F", "first")]  # noqa: E731
             # Each bucket of weights is all-gathered before its first use in the first micro-batch.
-            stage_ops.ahead += self._make_buckets(stage_ops, gathered, gather, backward=False)
+            stage_ops.ahead += self._make_buckets(stage_ops, gather_sizes, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -196,9 +197,13 @@ class DataScheme(Scheme):
         shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
         return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
 
+    def split_by_node(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those of some axes that join ranks within a node, and those across nodes."""
+        within = tuple(axis for axis in axes if axis in self.node_axes)
+        return within, tuple(axis for axis in axes if axis not in self.node_axes)
+
     def reduce_bucket(self, axes: tuple[str, ...], sizes: Sizes, phase: str, when: str) -> Sequence[Op]:
-        """The ops that reduce the gradients of a bucket, one after another: on one stream, but for a last one among
-        replicas.
+        """The ops that reduce the gradients of a bucket, one after another.
 
         sizes: sums of the `gradient_sizes` of its parameters.
         """
@@ -262,9 +267,28 @@ class DataScheme(Scheme):
         if buckets:
             # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
             buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
-            each = [(numbers, op) for numbers, ops in buckets for op in ops]
-            starts = np.cumsum([0, *(len(numbers) for numbers, _ in each[:-1])])
-            yield SideOps([op for _, op in each], np.concatenate([numbers for numbers, _ in each]), starts)
+            yield from _side_ops(buckets)
+
+
+def _side_ops(buckets: Sequence[tuple[np.ndarray, Sequence[Op]]]) -> Iterable[SideOps]:
+    """The ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops changes.
+
+    buckets: parameters of each, and its ops, one after another.
+    """
+    legs = [[list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for _, chain in buckets]
+    before: SideOps | None = None
+    last: dict[int, int] = {}
+    for place in range(max(map(len, legs))):
+        own = [i for i, each in enumerate(legs) if place < len(each)]
+        each = [(buckets[i][0], op) for i in own for op in legs[i][place]]
+        starts = np.cumsum([0, *(len(numbers) for numbers, _ in each[:-1])])
+        side = SideOps([op for _, op in each], np.concatenate([numbers for numbers, _ in each]), starts)
+        if before is not None:
+            waits = [last[i] if at == 0 else -1 for i in own for at in range(len(legs[i][place]))]
+            side.after = before, np.array(waits)
+        ends = np.cumsum([len(legs[i][place]) for i in own]) - 1
+        before, last = side, dict(zip(own, ends.tolist(), strict=True))
+        yield side
 
 
 def sum_sizes(
@@ -288,17 +312,6 @@ def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iter
         return axes, (elements,)
 
     return [(axes, elements) for axes, (elements,) in sum_sizes(params, sizes)]
-
-
-def _follow_buckets(buckets: SideOps, following: dict[Op, Op]) -> Iterable[SideOps]:
-    """The ops that follow those of buckets, for the same parameters; none if nothing follows."""
-    places = [place for place, op in enumerate(buckets.ops) if op in following]
-    if places:
-        numbers = np.split(buckets.params, buckets.starts[1:])
-        own = [numbers[place] for place in places]
-        ops = [following[buckets.ops[place]] for place in places]
-        starts = np.cumsum([0, *map(len, own[:-1])])
-        yield SideOps(ops, np.concatenate(own), starts, after=(buckets, np.array(places)))
 
 
 def _fill_buckets(cumulative: np.ndarray, limit: float) -> np.ndarray:

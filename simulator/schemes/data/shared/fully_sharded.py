@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby, pairwise
 from math import inf
 from typing import ClassVar
@@ -116,14 +116,6 @@ class ShardedScheme(DataScheme):
         params: with the same reduction axes, in the order in which their gradients are ready.
         """
         return [list(params)]
-
-    @cached_property
-    def node_axes(self) -> tuple[str, ...]:
-        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
-        sequence axes.
-        """
-        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
-        return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
 
 @dataclass(frozen=True)
