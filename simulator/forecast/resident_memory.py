@@ -16,6 +16,7 @@ def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[st
     """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
     themselves count as optimizer state."""
     found = {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in _state_bytes(plan, params).items()}
+    found["parameters"] += _secondary_bytes(plan, params)
     found["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
     return found
 
@@ -62,8 +63,7 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
-    main weights of its own, unless the formats are equal. Frozen weights and secondary copies have neither gradients
-    nor optimizer state.
+    main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor optimizer state.
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
@@ -71,8 +71,6 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     for param, size in by_axes(params):
         at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
-        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
-        found["parameters"] += sum(size * compute / plan.mesh.size(axes) for axes in second)
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
             continue
@@ -83,6 +81,15 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
             found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found
+
+
+def _secondary_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:
+    """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
+    found = 0.0
+    for param, size in by_axes(params):
+        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
+        found += sum(size / plan.mesh.size(axes) for axes in second)
+    return found * float(BYTES[plan.job.framework.weights])
 
 
 def dummy_gradient_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:

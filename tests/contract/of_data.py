@@ -173,6 +173,7 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
 
 OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
+    "offload": (True,),
     "across_microbatches": (True,),
     "keep_state": ("gathered",),
     "weights": ("broadcast shards", "broadcast parameters"),
