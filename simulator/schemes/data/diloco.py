@@ -1,14 +1,15 @@
-"""DiLoCo: ranks train alone for hundreds of steps; then an outer optimizer steps by the mean change of their weights.
+"""DiLoCo: workers train alone for hundreds of steps; then an outer optimizer steps by the mean change of their weights.
 
-Every rank takes `period` inner steps (AdamW) on its own copy of the weights without communication. The change of its
+Every worker takes `period` inner steps (AdamW) on its own copy of the weights without communication. The change of its
 weights since the last meeting is its outer gradient. Outer gradients are all-reduced, and an outer optimizer with
-Nesterov momentum makes from their mean the weights with which all ranks go on. The forecast step is the mean over a
-period.
+Nesterov momentum makes from their mean the weights with which all workers go on. A worker is a rank or, with an axis in
+`within`, several that reduce gradients among them. The forecast step is the mean over a period.
 
     step 1 ... step H   | outer gradient | all-reduce | outer step | step H+1 ...
     fwd bwd AdamW       | theta - theta_i|  mean      | momentum   |
 
-A rank sends 2 (N-1)/N g / H bytes per step for g bytes of outer gradients, 4 per parameter or 2 in 16 bits. The outer
+A worker sends 2 (N-1)/N g / H bytes per step for g bytes of outer gradients, 4 per parameter or 2 in 16 bits; each of
+its ranks sends its share, makes the outer step for that, and all-gathers the new weights from the others. The outer
 optimizer has states of its own: the weights of the last meeting and a momentum, 4 + 4 bytes per parameter on top of
 the 18 of the inner one; they lie on the GPU or, with `outer: cpu`, in host memory, where the outer step then runs. The
 outer gradient takes the room of the gradient, which is done with.
@@ -26,10 +27,10 @@ from typing import Literal
 from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, HostCopy, HostUpdate, Memory, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.lowering.offload import HOST, IN, OUT
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme
+from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
 
 STATE = BYTES["fp32"]
 """Bytes of an element of each state of the outer optimizer: the weights of the last meeting, and the momentum."""
@@ -39,7 +40,7 @@ class DiLoCo(UnsynchronisedScheme):
     paper = Paper("arXiv:2311.08105", "DiLoCo: Distributed Low-Communication Training of Language Models", 2023)
     last_step = "exchanges outer gradients"
 
-    class Options(SchemeOptions):
+    class Options(WorkerOptions):
         period: int = Field(default=500, ge=1, strict=True)
         """Inner steps from one outer step to the next; the default is the paper's."""
         outer_gradients: Literal["fp32", "fp16", "bf16"] = "fp32"
@@ -48,7 +49,7 @@ class DiLoCo(UnsynchronisedScheme):
         """Where the states of the outer optimizer lie."""
 
     def own_states(self, param: Param) -> Mapping[str, float]:
-        return {self.options.outer: 2 * STATE * param.size} if self.meets(param) else {}
+        return {self.options.outer: 2 * STATE * param.size / self.worker_ranks} if self.meets(param) else {}
 
     def meet(self, axes: tuple[str, ...], elements: int) -> Sequence[Op]:
         away, full = self.options.outer == "cpu", elements * STATE

@@ -7,6 +7,8 @@ chosen, of its moments. The forecast step is the mean over a period.
     step 1         step 2         step H                         step H+1
     fwd bwd upd | fwd bwd upd | ... fwd bwd upd | all-reduce | fwd bwd upd | ...
 
+With an axis in `within` a worker is several ranks, which reduce gradients in every step and average a share each.
+
 A rank sends 2 (N-1)/N w / H bytes per step for w bytes of averaged states: 4 per parameter for fp32 weights, 12 with
 the moments. A step takes t_comp + t_AR / H; states are not sharded. How the loss depends on H is not forecast.
 
@@ -19,24 +21,28 @@ from typing import Literal
 from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, Op
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme
+from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
 
 
 class LocalSGD(UnsynchronisedScheme):
     paper = Paper("arXiv:1805.09767", "Local SGD Converges Fast and Communicates Little", 2018)
     last_step = "averages the weights of all ranks"
 
-    class Options(SchemeOptions):
+    class Options(WorkerOptions):
         period: int = Field(default=8, ge=1, strict=True)
         """Steps from one average to the next."""
         average: Literal["weights", "weights and moments"] = "weights"
         """What is averaged."""
 
-    def meet(self, axes: tuple[str, ...], elements: int) -> Sequence[Op]:
+    @property
+    def averaged_bytes(self) -> int:
         moments = 2 * BYTES[self.framework.moments] if self.options.average == "weights and moments" else 0
-        work = Collective("all_reduce", elements * (BYTES[self.framework.main_weights] + moments), axes)
+        return int(BYTES[self.framework.main_weights] + moments)
+
+    def meet(self, axes: tuple[str, ...], elements: int) -> Sequence[Op]:
+        work = Collective("all_reduce", elements * self.averaged_bytes, axes)
         return [Op("average", "data", work, [], "U", "period")]
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

@@ -24,9 +24,9 @@ from math import ceil, log2
 from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, Op
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme
+from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
 
 
 class ParallelSGD(UnsynchronisedScheme):
@@ -37,7 +37,7 @@ class ParallelSGD(UnsynchronisedScheme):
     )
     last_step = "sends the weights of all ranks to one"
 
-    class Options(SchemeOptions):
+    class Options(WorkerOptions):
         period: int = Field(default=10_000, ge=1, strict=True)
         """Steps of the run; the default is assumed."""
 

@@ -323,6 +323,27 @@ def test_an_outer_step_pays_for_its_reduction_and_its_kernels(options: dict[str,
     assert report.play.offloaded[0]["cpu"] == pytest.approx(8 * weights if options.get("outer") else 0)
 
 
+@pytest.mark.parametrize("use", ["data/local-sgd", "data/diloco", "data/parallel-sgd"])
+def test_ranks_of_a_worker_reduce_gradients_in_every_step_and_meet_with_a_share_each(use: str) -> None:
+    config = job(use, 4, period=3)
+    entry = {"use": use, "over": "dp", "within": "near", "period": 3}
+    config["plan"] = {"mesh": {"dp": 2, "near": 2}, "schemes": [entry]}
+    _, (rare, usual) = of_a_period(config, Ideal(links=1e6))
+    weights = resolve_plan(load_job(config)).job.model.parameters
+    sizes: list[dict[tuple[str, ...], int]] = []
+    for program in (rare, usual):
+        found: dict[tuple[str, ...], int] = defaultdict(int)
+        sides = [side for task in {*program.tasks} for side in task.behind]
+        works = [op.work for side in sides for op in side.ops]
+        works += [op.work for update in program.updates for part in update.parts for op in part.block.ops]
+        for work in works:
+            if isinstance(work, Collective) and work.nbytes > 4:
+                found[work.axes] += work.nbytes
+        sizes.append(dict(found))
+    assert sizes[1] == {("near",): 4 * weights}
+    assert sizes[0] == {("near",): 8 * weights, ("dp",): 2 * weights}
+
+
 def test_the_mean_of_a_whole_run_goes_to_one_rank_at_its_end() -> None:
     wire, run = 1e6, 1000
     report, (rare, usual) = of_a_period(job("data/parallel-sgd", 4, period=run), Ideal(links=wire))
