@@ -58,8 +58,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         linear = isinstance(operator, Linear) and not isinstance(operator, Head) and len({*weight.dims} - {"e"}) == 2
         local = weight.local_dims(rested, scope.mesh)
         matrix = size // local.get("e", 1) if linear else 0
-        shape = tuple(n for name, n in local.items() if name != "e")
-        kind = tied, copies, view, trained, matrix, scope.in_layer, shape if len(shape) == 2 else ()
+        sides = tuple(int(n) for name, n in local.items() if name != "e")
+        kind = tied, copies, view, trained, matrix, scope.in_layer, sides if len(sides) == 2 else ()
         params.append(Param(weight.name, size, total, partial, ready, end, *kind))
     # A tied output layer on the device of the embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds
