@@ -16,8 +16,8 @@ max(T, C) + C/n; the bytes sent are those of the all-reduce. The fused kernel do
 its messages.
 
 Not modelled: multiprocessors that the GEMM lacks beside the kernel, but for contention; the masks of dropout, of which
-a rank makes 1/p and the backward pass, which stays as it is, reads all; the paper's other programs (the update of data
-parallelism between RS and AG, messages between pipeline stages).
+a rank makes 1/p and the backward pass, which stays as it is, reads all; the paper's other programs: messages between
+pipeline stages, and the optimizer between RS and AG in one kernel (data/weight-update-sharding has three).
 
 References: Jangda et al. 2022, arXiv 2105.05720, sections 3, 5 and 6.2; doi 10.1145/3503222.3507778.
 """
