@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from simulator.ir.ops import BYTES, Param
 from simulator.lowering.scope import shards_at_rest
 from simulator.lowering.update import by_axes
@@ -11,9 +13,12 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state in the memory of one GPU."""
-    found = _state_bytes(plan, params)
-    return {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in found.items()}
+    """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
+    themselves count as optimizer state."""
+    found = {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in _state_bytes(plan, params).items()}
+    found["parameters"] += _secondary_bytes(plan, params)
+    found["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
+    return found
 
 
 def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
@@ -22,6 +27,9 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
     An optimizer on the host needs room for the gradients that it is sent.
     """
     found = {"cpu": 0.0, "nvme": 0.0}
+    for place, nbytes in _own_state_bytes(plan, params).items():
+        if place in found:
+            found[place] += nbytes
     if not any(_place(plan, state) for state in STATES):
         return found
     for state, nbytes in _state_bytes(plan, params).items():
@@ -36,6 +44,16 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
     return found
 
 
+def _own_state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+    """Bytes of the states that schemes keep for themselves on one rank, by place."""
+    found: dict[str, float] = defaultdict(float)
+    for scheme in plan.schemes:
+        for param, count in params:
+            for place, nbytes in scheme.own_states(param).items() if param.trained else ():
+                found[place] += count * nbytes
+    return found
+
+
 def _place(plan: Plan, state: str) -> str:
     """Where a state is offloaded to; empty: it is on the GPU."""
     return next((place for scheme in plan.schemes if (place := scheme.offloaded_to(state))), "")
@@ -45,8 +63,7 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
-    main weights of its own, unless the formats are equal. Frozen weights and secondary copies have neither gradients
-    nor optimizer state.
+    main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor optimizer state.
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
@@ -54,8 +71,6 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     for param, size in by_axes(params):
         at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
-        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
-        found["parameters"] += sum(size * compute / plan.mesh.size(axes) for axes in second)
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
             continue
@@ -66,6 +81,15 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
             found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found
+
+
+def _secondary_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:
+    """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
+    found = 0.0
+    for param, size in by_axes(params):
+        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
+        found += sum(size / plan.mesh.size(axes) for axes in second)
+    return found * float(BYTES[plan.job.framework.weights])
 
 
 def dummy_gradient_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:

@@ -119,7 +119,7 @@ class Memory:
     """A memory-bound kernel; its FLOPs are neglected.
 
     what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
-        add, concat, cast, router, permute, conv, scan, grad-norm, adam, zero-grad.
+        add, concat, cast, router, permute, conv, scan, grad-norm, adam, zero-grad, low-rank (thin products).
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
@@ -143,10 +143,10 @@ class Collective:
     """One collective among the ranks of one or more mesh axes.
 
     operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift (every rank sends to the
-        rank `by` positions further round the group, all at the same time).
+        rank `by` positions further round the group, all at the same time), push_pull (to servers, and sums back).
     nbytes: bytes of the largest buffer on one rank, as nccl-tests counts them: the tensor of an all-reduce, the
         gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that a rank sends in an
-        all-to-all (its own share included), a message of a shift.
+        all-to-all (its own share included), a message of a shift, what passes the busiest port each way in a push_pull.
     axes: the axes of the group.
     members: positions in the group of the ranks that take part; None: all.
     ranks: the global ranks that take part, where stages have degrees of their own; None: those of `members`.
@@ -268,8 +268,6 @@ Host = HostCopy | HostUpdate
 Work = Gemm | Attention | Memory | Communication | Host | HostLaunch
 
 
-# ----------------------------------------------------------------------------------------------- ops
-
 COMPUTE = "compute"
 """The stream of the kernels. Streams of communication have the name of the family of schemes that communicates."""
 
@@ -344,6 +342,7 @@ class Param:
     view: the view of the mesh that shards its operator.
     trained: whether it has a gradient and optimizer states.
     matrix: local elements of one matrix of a linear layer; 0 of other parameters.
+    shape: local rows and columns of one matrix, also of an embedding; () of vectors and other tensors.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     """
 
@@ -359,6 +358,7 @@ class Param:
     trained: bool = True
     matrix: int = 0
     in_layer: bool = True
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

@@ -85,8 +85,8 @@ class Scheme:
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `check_operators`, `alternatives`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
-    `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `buffer_bytes`,
-    `unsynchronised_axes`, `period`.
+    `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
+    `buffer_bytes`, `unsynchronised_axes`, `period`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -229,6 +229,12 @@ class Scheme:
     def offloaded_to(self, state: str) -> str:
         """Where `state` is offloaded to: ``cpu`` for the memory of the host, ``nvme`` for its disks; empty: nowhere."""
         return ""
+
+    def own_states(self, param: Param) -> Mapping[str, float]:
+        """Bytes of the states of `param` that one rank keeps for the scheme itself, by place (gpu, cpu, nvme): neither
+        weights, gradients nor moments, but for example the error of a compressed reduction.
+        """
+        return {}
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""

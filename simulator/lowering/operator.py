@@ -56,8 +56,10 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         view = operator.view if operator.view in scope.mesh.views else ""
         copies, trained = _copies(weight, at), not operator.frozen
         linear = isinstance(operator, Linear) and not isinstance(operator, Head) and len({*weight.dims} - {"e"}) == 2
-        matrix = size // weight.local_dims(rested, scope.mesh).get("e", 1) if linear else 0
-        kind = tied, copies, view, trained, matrix, scope.in_layer
+        local = weight.local_dims(rested, scope.mesh)
+        matrix = size // local.get("e", 1) if linear else 0
+        sides = tuple(int(n) for name, n in local.items() if name != "e")
+        kind = tied, copies, view, trained, matrix, scope.in_layer, sides if len(sides) == 2 else ()
         params.append(Param(weight.name, size, total, partial, ready, end, *kind))
     # A tied output layer on the device of the embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds

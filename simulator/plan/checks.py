@@ -239,6 +239,16 @@ def check_roles(plan: Plan) -> None:
                 raise PlanError("plan.schemes", rule, f"Add {' or '.join(found)}")
 
 
+def check_offloading(plan: Plan) -> None:
+    """One scheme at most offloads a state."""
+    for state in ("parameters", "gradients", "optimizer"):
+        found = [scheme.use for scheme in plan.schemes if scheme.offloaded_to(state)]
+        if len(found) > 1:
+            what = "optimizer states" if state == "optimizer" else state
+            rule = f"{found[0]} offloads {what} already"
+            raise PlanError("plan.schemes", rule, "Let one of them offload them", found[1])
+
+
 def check_experts(plan: Plan) -> None:
     """A model without experts has no view of experts; axes of the view other than the first belong to a scheme."""
     if plan.mesh.views and plan.job.model.moe is None:
@@ -341,6 +351,7 @@ ALWAYS = (
     check_world,
     check_axes,
     check_roles,
+    check_offloading,
     check_experts,
     check_batch,
     check_branches,

@@ -148,7 +148,7 @@ def shares_sent(operation: str, n: int) -> float:
     """Buffers that one of `n` ranks sends; for a tree the messages along its longest path."""
     if operation in ("broadcast", "reduce"):
         return ceil(log2(n))
-    return 1 if operation == "shift" else SENT[operation] * (n - 1) / n
+    return 1 if operation in ("shift", "push_pull") else SENT[operation] * (n - 1) / n
 
 
 def sent(ops: Iterable[Op], mesh: Mesh) -> float:

@@ -58,6 +58,10 @@ def parameter_elements() -> tuple[int, ...]:
     return tuple(param.size for param in all_params())
 
 
+def matrices() -> tuple[tuple[int, ...], ...]:
+    return tuple(param.shape for param in all_params() if param.shape)
+
+
 @dataclass(frozen=True)
 class DataRanks(DataSetting):
     """The small GPT on the data-parallel ranks of a setting.
@@ -68,6 +72,7 @@ class DataRanks(DataSetting):
     unit_elements: tuple[int, ...] = field(default_factory=unit_elements)
     module_elements: tuple[int, ...] = field(default_factory=module_elements)
     parameter_elements: tuple[int, ...] = field(default_factory=parameter_elements)
+    matrices: tuple[tuple[int, ...], ...] = field(default_factory=matrices)
     overlap: bool = True
 
     def lower_stages(self, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
@@ -168,11 +173,17 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
 
 OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
+    "offload": (True,),
     "across_microbatches": (True,),
     "keep_state": ("gathered",),
     "weights": ("broadcast shards", "broadcast parameters"),
     "period": (1, 2, 5),
+    "rank": (1, 2, 16, 64),
+    "stage": ("warm-up",),
+    "servers": (1, 2, 5),
     "average": ("weights and moments",),
+    "outer": ("cpu",),
+    "outer_gradients": ("fp16",),
     "persistence": (0, 1000),
     "qwz": (False,),
     "hpz": (False,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.engine.longest_path import longest_path
 from simulator.ir.mesh import Mesh
@@ -27,12 +28,12 @@ class GemmPair(OverlapSetting):
         """A layer on the same ranks; see `sent`."""
         return LoweredLayer(self.p, 1, 64, 128, 8, self.regather)
 
-    def pair(self, gathers: bool) -> Fragment:
-        """All-gather and GEMM, or GEMM and reduce-scatter; on one rank the GEMM alone."""
+    def pair(self, gathers: bool, reduction: str = "reduce_scatter") -> Fragment:
+        """All-gather and GEMM, or GEMM and reduction; on one rank the GEMM alone."""
         product = Op("product", work=self.gemm)
         if self.p == 1:
             return Fragment(forward=[product])
-        operation, width = ("all_gather", self.inner) if gathers else ("reduce_scatter", self.columns)
+        operation, width = ("all_gather", self.inner) if gathers else (reduction, self.columns)
         nbytes = 2 * self.rows * width
         moves = Op(operation, "tensor", Collective(operation, nbytes, ("tp",)))
         ops = [moves, product] if gathers else [product, moves]
@@ -50,10 +51,12 @@ def seconds(ops: Sequence[Op], setting: GemmPair) -> float:
     return longest_path(flat).span
 
 
-def overlapped_ops(setting: GemmPair, use: str, gathers: bool, **options: object) -> list[Op]:
+def overlapped_ops(
+    setting: GemmPair, use: str, gathers: bool, reduction: str = "reduce_scatter", **options: object
+) -> list[Op]:
     """The ops of a pair under a scheme."""
-    scheme = make(use, Mesh({"tp": setting.p}), **options)
-    return scheme.lower(Unit("unit", ()), lambda _: setting.pair(gathers)).forward
+    scheme = make(use, Mesh({"tp": setting.p}), **{**dict(setting.options), **options})
+    return scheme.lower(Unit("unit", ()), lambda _: setting.pair(gathers, reduction)).forward
 
 
 def gather_seconds(setting: GemmPair, use: str) -> float:
@@ -64,11 +67,26 @@ def scatter_seconds(setting: GemmPair, use: str) -> float:
     return seconds(overlapped_ops(setting, use, False), setting)
 
 
+def reduce_seconds(setting: GemmPair, use: str) -> float:
+    return seconds(overlapped_ops(setting, use, False, "all_reduce"), setting)
+
+
+def sent_per_reduced_layer(setting: GemmPair, use: str) -> float:
+    """Bytes that a rank sends in a layer of Megatron without sequence parallelism, with the overlap scheme."""
+    layer = setting.layer
+    with_overlap = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
+    return of_tensor.sent_per_layer(with_overlap, "tensor/megatron")
+
+
 def sent_per_layer(setting: GemmPair, use: str) -> float:
     """Bytes that a rank sends in a layer of Megatron sequence parallelism with the overlap scheme."""
     layer = setting.layer
     with_overlap = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
     return of_tensor.sent_per_layer(with_overlap, "tensor/megatron-sp")
+
+
+OPTION_VALUES: dict[str, tuple[Any, ...]] = {"schedule": ("split", "fuse"), "chunks": (1, 3)}
+"""Values of options that appear in closed forms."""
 
 
 def settings(kind: type[Scheme]) -> Iterator[GemmPair]:
@@ -77,10 +95,16 @@ def settings(kind: type[Scheme]) -> Iterator[GemmPair]:
             # One wave of the tiles of an H100, four, and twelve.
             for rows, columns, inner in ((1536, 2816, 64), (6144, 2816, 32), (12 * 1536, 2816, 128)):
                 yield GemmPair(p, rows, inner, columns, 1e11, links, regather=rows > 1536)
+    for name, values in OPTION_VALUES.items():
+        for value in values if name in kind.Options.model_fields else ():
+            for links in (1e5, 1e7, 1e9):
+                yield GemmPair(4, 6144, 32, 2816, 1e11, links, options=((name, value),))
 
 
 MEASURES = {
     "gather_seconds": gather_seconds,
     "scatter_seconds": scatter_seconds,
+    "reduce_seconds": reduce_seconds,
+    "sent_per_reduced_layer": sent_per_reduced_layer,
     "sent_per_layer": sent_per_layer,
 }

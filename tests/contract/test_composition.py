@@ -115,6 +115,7 @@ def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, A
                 wanted[state] += nbytes * param.size / cut[state] if not scheme.offloaded_to(state) else 0
             if (second := scheme.secondary_shards(param)) is not None:
                 wanted["parameters"] += 2 * param.size / played.plan.mesh.size(second)
+            wanted["optimizer"] += scheme.own_states(param).get("gpu", 0.0)
         assert played.resting(device) == pytest.approx(wanted)
 
 

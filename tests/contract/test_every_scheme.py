@@ -166,8 +166,8 @@ MIXED = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first
 
 
 def offloads(use: str) -> bool:
-    """Whether a scheme moves states off the GPU, which it also does on one rank."""
-    return find_scheme(use).offloaded_to is not Scheme.offloaded_to
+    """Whether a scheme moves states off the GPU by default, which it also does on one rank."""
+    return bool(find_scheme(use)().offloaded_to("optimizer"))
 
 
 def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> StageOps:

@@ -25,14 +25,18 @@ from tests.strategies import chain_options, examples, jobs_of_all
 
 FORWARD_ONLY = {"train": {"mode": "forward-only"}}
 
-LOCAL = {"use": "data/local-sgd", "period": 1}
+ONE_STEP = {"period": 1}
 """A period counts updates, of which there are none."""
 
 
 def training_job(use: str, overlap: bool) -> dict[str, Any]:
     job = job_with(use, overlap)
-    schemes = [{**entry, **(LOCAL if entry["use"] == LOCAL["use"] else {})} for entry in job["plan"]["schemes"]]
+    schemes = [{**entry, **(ONE_STEP if of_a_period(entry["use"]) else {})} for entry in job["plan"]["schemes"]]
     return {**job, "plan": {**job["plan"], "schemes": schemes}}
+
+
+def of_a_period(use: str) -> bool:
+    return find_scheme(use).family == "data" and "period" in find_scheme(use).Options.model_fields
 
 
 PLANS = [(use, overlap) for use in SCHEMES for overlap in (True, False)]

@@ -100,7 +100,10 @@ def _count_executed_tflops(report: Report) -> Quantity:
     return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
 
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "shift")
+OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "shift"),
+    "push_pull",
+)
 
 OF_REPORT: dict[str, tuple[Callable[..., Quantity], tuple[tuple[str, ...], ...], str, str]] = {
     "fits": (lambda report: float(report.fits), (), "higher", "1 if the job fits in memory, else 0"),

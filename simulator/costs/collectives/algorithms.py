@@ -10,6 +10,7 @@ links in its domain, in multiples of S (c: `self_copy`, what a member's own part
     all-gather, reduce-scatter  (n - 1 + c) / n        n - k steps within nodes and k - 1 between them
     all-to-all                  (g - 1 + c) / n        one step, and a latency for each peer
     broadcast                   1                      g - 1 steps and log2 k levels
+    push-pull                   1, where all members are on one node; else through the network alone
 
 and over each member's port to the network (the g members share g ports of the node; its other GPUs belong to sibling
 groups):
@@ -21,6 +22,7 @@ groups):
     all-gather, reduce-scatter  (n - 1) / (n g)
     all-to-all                  (n - g) / n
     broadcast                   1 / g
+    push-pull                   1                      S bytes to servers and S from them, at the same time
 
 In a node of several scale-up domains these are joined by the host: rings of PCIe cards, bridged in pairs or not, share
 one link to it (two bridged A100 or H100 and two more reach 0.77 of one link, as eight cards without bridges do); for an
@@ -262,6 +264,15 @@ def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     return tuple(found)
 
 
+def _push_pull(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    """Messages to servers and the sums back, which cross each other; the host sends, not the GPU's multiprocessors."""
+    k, d, net = reach.nodes.number, reach.domains.number, links.models.network
+    near, over = (0.0, 0.0) if k > 1 else (float(d == 1), float(d > 1))
+    byte, busy = _slowest_tier(reach, links, near, over, fabric.message(reach), (1.0, net.p2p_share))
+    latency = 2 * (net.p2p_latency + links.wire_latency(reach)) if k > 1 else 0.0
+    return (Algorithm("push-pull", math.inf, latency, byte, 0.0, 0, busy, 2 * fabric.message_delay(reach)),)
+
+
 ALGORITHMS = {
     "all_reduce": _all_reduce,
     "all_gather": _gather,
@@ -269,5 +280,6 @@ ALGORITHMS = {
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "reduce": _broadcast,
+    "push_pull": _push_pull,
 }
 """By operation: the algorithms of a group."""

@@ -80,6 +80,7 @@ def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
         "all_to_all": ((d - 1) / n, (n - d) / n, (n - g) / n),
         "broadcast": (1.0, 1 / d, 1 / g),
         "reduce": (1.0, 1 / d, 1 / g),
+        "push_pull": (float(k == 1), float(k == 1 and crosses_host(reach)), 1.0),
     }.get(work.operation, ((n - 1) / n, (n - d) / n / d, (n - g) / n / g))
     return work.nbytes * max(
         inner / (links.scale_up.bandwidth * reach.links) if d > 1 else 0.0,

@@ -45,7 +45,8 @@ def algorithm(operation: str, reach: Reach, links: Links) -> Algorithm:
     n, model = reach.members, links.models_within_node(reach).ring
     operation = {"reduce": "broadcast"}.get(operation, operation)  # the same steps the other way round
     steps = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "broadcast": math.ceil(math.log2(n))}
-    sent = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(operation, (n - 1) / n)
-    byte = sent * links.host_byte(getattr(model, operation))
+    sent = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "push_pull": 1.0}.get(operation, (n - 1) / n)
+    share = model.all_to_all if operation == "push_pull" else getattr(model, operation)
+    byte = sent * links.host_byte(share)
     latency = steps.get(operation, n - 1) * model.step
     return Algorithm(f"processes {operation}", math.inf, latency, byte, 0.0, 0, (0.0, 1.0, 0.0))

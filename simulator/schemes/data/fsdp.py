@@ -18,12 +18,16 @@ again for the latter.
 With a second axis in `replicate`, groups of F ranks share one copy of the model (hybrid sharding): gradient shards that
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
+With `offload` all shards lie in host memory: those of fp32 weights are copied in before each all-gather, those of
+gradients out after each reduction (w/F bytes each time, g/F bytes), and the host updates the states.
+
 A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
 per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter
 are stored: the sharded weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one
 more that is whole at a time.
 
-References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
+References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054;
+PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
 """
 
 from collections.abc import Hashable, Iterable
@@ -31,12 +35,10 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware.errors import PlanError
 from simulator.ir.modules import Stage
 from simulator.ir.ops import Param, StageOps
-from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.across_microbatches import gather_once
+from simulator.schemes.data.shared.across_microbatches import check_gathers_once, gather_once
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
@@ -51,33 +53,32 @@ class FSDP(ShardedScheme):
         unit: int = Field(default=1, ge=1, strict=True)
         """Layers of a unit, where that many of one kind follow each other."""
         prefetch: int | None = Field(default=None, ge=0, le=3)
-        """Units gathered during the computation of one. PyTorch's limit of two unused all-gathers is 1, its default.
-        Default: 1 where the framework overlaps, else 0.
-        """
+        """Units gathered during the computation of one. PyTorch's limit of two unused all-gathers is 1. Default: 1
+        where the framework overlaps, else 0."""
         backward_prefetch: bool = True
         """Off: in the backward pass a unit is gathered after the reduce-scatter of the one before."""
         reshard: bool = True
         """Off: weights stay gathered from the forward to the backward pass, with one all-gather per micro-batch."""
         across_microbatches: bool | None = None
         """Weights stay gathered and gradients unreduced through all micro-batches of a step (`no_sync` in PyTorch).
-        Default: under a pipeline, where the framework overlaps.
-        """
+        Default: under a pipeline, where the framework overlaps, and nothing is offloaded."""
+
+        offload: bool = False
+        """Shards of weights, gradients and optimizer states lie in host memory (`CPUOffloadPolicy`)."""
 
     @property
     def across_microbatches(self) -> bool:
         """Whether weights are gathered, and gradients reduced, once per step."""
         if self.options.across_microbatches is None:
-            return self.pipelined and self.overlaps_backward
+            return self.pipelined and self.overlaps_backward and not self.options.offload
         return bool(self.options.across_microbatches)
 
     def check_job(self, job: Any) -> None:
-        """Raises PlanError for one reduction per step without overlap or without a flush, which is not modelled."""
-        flush = all(getattr(find_scheme(entry.use), "flush", True) for entry in job.plan.schemes)
-        if self.options.across_microbatches and not (self.overlaps_backward and flush):
-            rule = "weights stay gathered through a step that ends with a flush, and are gathered as its passes begin"
-            raise PlanError(
-                f"{self.use}.across_microbatches", rule, "Leave it out, or set framework.set.overlap.dp", True
-            )
+        if self.options.across_microbatches:
+            check_gathers_once(self, job)
+
+    def offloaded_to(self, state: str) -> str:
+        return "cpu" if self.options.offload else ""
 
     @property
     def lowering_key(self) -> Hashable:
@@ -115,6 +116,5 @@ class FSDP(ShardedScheme):
         yield ClosedForm("sent_per_step", batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
         if f > 1:
             kept = 0 if self.options.reshard or self.across_microbatches else 2
-            yield ClosedForm(
-                "state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights"
-            )
+            at_rest = 0 if self.options.offload else 16 / f
+            yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "section 2: 4 + 4 + 8 bytes, sharded weights")

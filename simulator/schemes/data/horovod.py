@@ -55,10 +55,10 @@ class Horovod(DataScheme):
 
     def _reduce_at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
         """The agreements at every tick, and the all-reduces that follow. ready: when every gradient is complete [s]."""
-        found = [self._reduction_group(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
+        found = [self._reduction_group(param) if param.trained else ((), (0,)) for param, _ in stage_ops.params()]
         sets = list(dict.fromkeys(axes for axes, _ in found))
         over = stage_ops.of_params([sets.index(axes) for axes, _ in found])
-        nbytes = stage_ops.of_params([elements for _, elements in found]) * BYTES[self.framework.gradients]
+        nbytes = stage_ops.of_params([elements for _, (elements,) in found]) * BYTES[self.framework.gradients]
         # The backward pass goes through the parameters in descending order.
         order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
         order = order[[bool(sets[i]) for i in over[order]]]

@@ -52,8 +52,7 @@ class MiCS(ShardedScheme):
         return super().reduce_unit(shard_axes, elements)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        inner = tuple(axis for axis in axes if axis in self.node_axes)
-        outer = tuple(axis for axis in axes if axis not in self.node_axes)
+        inner, outer = self.split_by_node(axes)
         if not (self.options.hierarchical and inner and outer):
             return super().gather_unit(axes, elements, forward)
         parts = self.gather(outer, elements // self.mesh.size(inner), "F" if forward else "B", "every")

@@ -30,12 +30,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, Stage, Update
-from simulator.ir.ops import BYTES, Fragment, HostCopy, Op, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
-from simulator.lowering.offload import IN, OUT, update_on_host
+from simulator.ir.modules import Stage
+from simulator.ir.ops import StageOps
+from simulator.ir.scheme import ClosedForm, LowerStage, Paper
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps
 from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 from simulator.schemes.data.shared.tiling import tile_linear_layers
 
@@ -58,26 +56,6 @@ class ZeroInfinity(CoordinatedScheme):
     def offloaded_to(self, state: str) -> str:
         place = self.options.parameters if state == "parameters" else self.options.optimizer
         return "" if place == "gpu" else place
-
-    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        brought = super().gather_unit(axes, elements, forward) if axes else GatherOps([])
-        if self.offloaded_to("parameters"):
-            nbytes = elements * BYTES[self.framework.weights] // self.mesh.size(axes)
-            work = HostCopy(nbytes, True, self.options.parameters)
-            brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
-        return brought
-
-    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        ops = super().reduce_unit(axes, elements)
-        nbytes = elements * BYTES[self.framework.gradients] // self.mesh.size(axes)
-        return [*ops, Op("copy gradients", OUT, HostCopy(nbytes, False, self.options.optimizer), [], "W")]
-
-    def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = super().lower(module, inner)
-        if not isinstance(module, Update) or not self.offloaded_to("optimizer"):
-            return fragment
-        back = 0 if self.offloaded_to("parameters") else BYTES[self.framework.weights]
-        return update_on_host(module, fragment, back, self.options.optimizer, gradients_on_host=True)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

@@ -24,13 +24,11 @@ References: Ren et al. 2021, arXiv 2101.06840, sections 4 and 5.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, Stage, Update
-from simulator.ir.ops import BYTES, Fragment, HostCopy, Op, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, SchemeOptions
-from simulator.lowering.offload import OUT, delayed_update, update_on_host
+from simulator.ir.modules import Stage
+from simulator.ir.ops import StageOps
+from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from simulator.lowering.offload import delayed_update
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
@@ -44,17 +42,12 @@ class ZeroOffload(ShardedScheme):
         delayed_update: bool = False
         """Whether the host updates the states during the passes of the next step."""
 
-    def check_job(self, job: Any) -> None:
-        uses = [entry.use for entry in job.plan.schemes if "optimizer" in (getattr(entry, "what", None) or ())]
-        if uses:
-            raise PlanError("plan.schemes", f"{self.use} offloads optimizer states already", "Remove it", uses[0])
+    @property
+    def delays_update(self) -> bool:  # type: ignore[override]
+        return bool(self.options.delayed_update)
 
     def offloaded_to(self, state: str) -> str:
         return "cpu" if state in self.shards else ""
-
-    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        nbytes = elements * BYTES[self.framework.gradients] // self.mesh.size(axes)
-        return [*super().reduce_unit(axes, elements), Op("copy gradients", OUT, HostCopy(nbytes), [], "W")]
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = super().lower_stage(stage, inner)
@@ -67,13 +60,6 @@ class ZeroOffload(ShardedScheme):
             update = [delayed_update(round(elements), self.framework)] if elements else []
             stage_ops.ahead = [*stage_ops.ahead, *update]
         return stage_ops
-
-    def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = super().lower(module, inner)
-        if not isinstance(module, Update):
-            return fragment
-        back = BYTES[self.framework.weights]
-        return update_on_host(module, fragment, back, "cpu", True, self.options.delayed_update)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

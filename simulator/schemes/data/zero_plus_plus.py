@@ -78,8 +78,7 @@ class ZeroPlusPlus(CoordinatedScheme):
         if not self.options.qgz:
             return super().reduce_unit(axes, elements)
         made = elements * BYTES[self.framework.gradients]
-        inner = tuple(axis for axis in axes if axis in self.node_axes)
-        outer = tuple(axis for axis in axes if axis not in self.node_axes)
+        inner, outer = self.split_by_node(axes)
         ops, arrived = list[Op](), made
         for place, stream in ((inner, "data-within"), (outer, "data")):
             if place:

@@ -33,7 +33,6 @@ from simulator.ir.scheme import (
     LowerStage,
     MemoryScheme,
     Paper,
-    Scheme,
     SchemeOptions,
 )
 from simulator.ir.settings import LayerSetting
@@ -63,11 +62,6 @@ class Offload(MemoryScheme):
 
     def check_job(self, job: Any) -> None:
         uses = [one.use for one in job.plan.schemes if one.use != self.use]
-        if "optimizer" in self.options.what:
-            for use in uses:
-                if find_scheme(use).offloaded_to is not Scheme.offloaded_to:
-                    rule = f"{use} offloads optimizer states already"
-                    raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
         again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
         if again and "activations" in self.options.what:
             rule = f"activations are copied back during the backward pass, and {again[0]} recomputes before it"

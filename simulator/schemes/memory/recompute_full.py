@@ -18,9 +18,14 @@ to a third of the FLOPs of the layer's products, and the collective behind it ar
 checkpoints of PyTorch do so from 2.1 on (`torch.utils.checkpoint`, `set_checkpoint_early_stop`), and XLA does;
 Megatron's own and reentrant ones, which compute the output again, do not.
 
+With `partition` each tensor-parallel rank keeps 1/p of a layer's input where all have it whole (no sequence
+parallelism), on its GPU or in host memory, and all-gathers it before the layer is computed again (Pa and Pa+cpu of
+ZeRO-R, `partition_activations` of DeepSpeed, `distribute_saved_activations` of Megatron).
+
 References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; kept results of
 attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; policies: praxis/base_layer.py
-(AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block).
+(AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block); partitioned
+checkpoints: Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1.
 """
 
 from collections.abc import Hashable, Iterable
@@ -35,6 +40,7 @@ from simulator.ir.operators import Linear
 from simulator.ir.ops import Fragment, Gemm, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from simulator.ir.settings import LayerSetting
+from simulator.schemes.memory.shared.partitioned_checkpoints import partition_checkpoints
 from simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
@@ -49,13 +55,19 @@ class RecomputeFull(MemoryScheme):
         """Modules whose results are kept and not recomputed."""
         early_stop: bool = False
         """What only makes the output of a layer is not recomputed; by default as the framework does."""
+        partition: Literal["no", "gpu", "cpu"] = "no"
+        """Where the parts of partitioned inputs lie between the passes."""
 
     @property
     def lowering_key(self) -> Hashable:
         return super().lowering_key, self.framework.compile
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))
+        layers = inf if self.options.layers is None else self.options.layers
+        stage_ops = inner(mark_layers(stage, layers, self.role))
+        if self.options.partition == "no":
+            return stage_ops
+        return partition_checkpoints(stage_ops, self.role, self.mesh, self.options.partition == "cpu")
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:

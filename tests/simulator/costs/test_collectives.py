@@ -19,7 +19,7 @@ from simulator.ir.ops import Collective, Transfer
 
 SHIPPED = Calibration.shipped()
 GIB = 2**30
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "push_pull")
 LAYOUTS = [(1, 8), (2, 8), (16, 8), (128, 8), (2, 1), (16, 1), (4, 2), (1, 2), (1, 3)]
 """Nodes with members of a group, and the number of members in each."""
 
@@ -53,6 +53,8 @@ def bus(made, n, nbytes):
 def least(costs, operation, n, k, nbytes):
     """Lower bound of a collective of n members in k domains: bytes that must enter or leave a GPU, and a domain."""
     g = n / k
+    if operation == "push_pull":
+        return nbytes / (costs.cluster.scale_out if k > 1 else costs.cluster.scale_up).bandwidth
     inside = {"all_reduce": 1.0, "broadcast": 1.0 if g > 1 else 0.0, "all_to_all": (g - 1) / n}.get(
         operation, (n - 1) / n
     )

@@ -221,7 +221,7 @@ def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipev"])
-@pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd"])
+@pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd", "data/power-sgd"])
 def test_all_engines_agree(use: str, schedule: str) -> None:
     name = {"dualpipev": "dualpipe-v"}.get(schedule, schedule)
     config = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
@@ -231,6 +231,32 @@ def test_all_engines_agree(use: str, schedule: str) -> None:
     played = {engine: play_job(config, Ideal(links=3e6), engine=engine) for engine in ("matrices", "sweep", "simpy")}
     spans = {engine: one.step.span for engine, one in played.items()}
     assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, 2 * 3 / 4),  # as a ring
+        ({"servers": 1}, 2 * 4 * 3 / (16 + 4 - 2)),
+        ({"servers": 4}, 1),
+        ({"servers": 9}, 1),
+        ({"servers": 2, "colocated": False}, 2),
+    ],
+)
+def test_a_push_and_pull_takes_as_long_as_the_busiest_port(options: dict[str, Any], factor: float) -> None:
+    """Theorem 1 of the paper, for four machines of one GPU and one bucket."""
+    config = job("data/byteps", 4, **options)
+    config["plan"] = {
+        "mesh": {"across": 4, "within": 1},
+        "schemes": [{"use": "data/byteps", "over": ["across", "within"], **options}],
+    }
+    played = play_job(config, Ideal(links=1e6))
+    (pushed,) = [op.work for _, op in played.instances() if op.name == "push and pull"]
+    assert isinstance(pushed, Collective) and pushed.operation == "push_pull"
+    assert pushed.nbytes == pytest.approx(factor * 4 * played.plan.job.model.parameters, rel=1e-6)
+    names = [op.name for _, op in sorted(played.instances(), key=lambda one: played.times.begin[one[0]])]
+    steps = ["copy gradients", "push and pull", "copy sums", "adam"]
+    assert [name for name in names if name in steps] == steps
 
 
 # ------------------------------------------------------------------------------------------ local SGD
@@ -281,6 +307,49 @@ def test_an_average_in_every_step_sends_the_bytes_of_ddp() -> None:
     each = [play_job(job(use, 8, **more)) for use, more in (("data/ddp", {}), ("data/local-sgd", {"period": 1}))]
     one, other = (sent((op for _, op in p.instances() if op.stream == "data"), p.plan.mesh) for p in each)
     assert one == other == pytest.approx(2 * 7 / 8 * 4 * each[0].plan.job.model.parameters)
+
+
+@pytest.mark.parametrize(("options", "width"), [({}, 4), ({"outer_gradients": "bf16"}, 2), ({"outer": "cpu"}, 4)])
+def test_an_outer_step_pays_for_its_reduction_and_its_kernels(options: dict[str, Any], width: int) -> None:
+    """Inner steps send nothing; the outer one also reads and writes the states of the outer optimizer."""
+    wire = 1e6
+    report, (rare, usual) = of_a_period(job("data/diloco", 4, period=7, **options), Ideal(links=wire))
+    alone, _ = of_a_period(job("data/ddp", 1), Ideal())
+    weights = report.job.model.parameters
+    assert met(usual) == 0 and met(rare) == pytest.approx(width * weights / wire)
+    assert report.seconds > alone.seconds + met(rare) / 7
+    on_gpu = report.play.resting[0]["optimizer"] - 12 * weights
+    assert on_gpu == pytest.approx(0 if options.get("outer") else 8 * weights)
+    assert report.play.offloaded[0]["cpu"] == pytest.approx(8 * weights if options.get("outer") else 0)
+
+
+@pytest.mark.parametrize("use", ["data/local-sgd", "data/diloco", "data/parallel-sgd"])
+def test_ranks_of_a_worker_reduce_gradients_in_every_step_and_meet_with_a_share_each(use: str) -> None:
+    config = job(use, 4, period=3)
+    entry = {"use": use, "over": "dp", "within": "near", "period": 3}
+    config["plan"] = {"mesh": {"dp": 2, "near": 2}, "schemes": [entry]}
+    _, (rare, usual) = of_a_period(config, Ideal(links=1e6))
+    weights = resolve_plan(load_job(config)).job.model.parameters
+    sizes: list[dict[tuple[str, ...], int]] = []
+    for program in (rare, usual):
+        found: dict[tuple[str, ...], int] = defaultdict(int)
+        sides = [side for task in {*program.tasks} for side in task.behind]
+        works = [op.work for side in sides for op in side.ops]
+        works += [op.work for update in program.updates for part in update.parts for op in part.block.ops]
+        for work in works:
+            if isinstance(work, Collective) and work.nbytes > 4:
+                found[work.axes] += work.nbytes
+        sizes.append(dict(found))
+    assert sizes[1] == {("near",): 4 * weights}
+    assert sizes[0] == {("near",): 8 * weights, ("dp",): 2 * weights}
+
+
+def test_the_mean_of_a_whole_run_goes_to_one_rank_at_its_end() -> None:
+    wire, run = 1e6, 1000
+    report, (rare, usual) = of_a_period(job("data/parallel-sgd", 4, period=run), Ideal(links=wire))
+    alone, _ = of_a_period(job("data/ddp", 1), Ideal())
+    assert met(usual) == 0 and met(rare) == pytest.approx(4 * report.job.model.parameters / wire)
+    assert report.seconds == pytest.approx(alone.seconds + met(rare) / run)
 
 
 def test_sequence_ranks_of_a_worker_still_sum_their_gradients() -> None:

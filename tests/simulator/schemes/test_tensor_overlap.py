@@ -27,6 +27,7 @@ from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.tensor.flux import wave_count
 from simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
+from tests.contract.checked import layer_problems, lowered_layer
 from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
@@ -540,3 +541,39 @@ def test_async_tp_gains_the_speedup_measured_by_torchtitan(
         }
         steps.append(simulate(job).step_time)
     assert steps[0] / steps[1] == pytest.approx(gain, abs=off)
+
+
+# ------------------------------------------------------------------------------------------------ CoCoNeT
+
+MODEL_OF_CLAIM = {"layers": 4, "hidden": 3072, "heads": 32, "vocab": 51200, "seq": 1024, "dropout": 0.1}
+FORWARD = {"mode": "forward-only"}
+
+COCONET, MEGATRON = "tensor/coconet", "tensor/megatron"
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@pytest.mark.parametrize("options", [{"schedule": "split"}, {"schedule": "fuse"}, {}, {"chunks": 3}], ids=str)
+def test_reductions_are_fused_with_what_follows_them(options: dict[str, Any], attention: str, p: int) -> None:
+    """Data flow and placement hold, and of both point-wise kernels of a layer a rank does 1/p, or the messages do."""
+    mesh = Mesh({"tp": p})
+    schemes = [make(COCONET, mesh, **options), make(MEGATRON, mesh, ("tp",))]
+    assert layer_problems(mesh, lambda: schemes, attention=attention) == []
+    with_it, alone = (lowered_layer(mesh, some, False, attention).fragment for some in (schemes, schemes[1:]))
+    fused, whole = (
+        [op.work for op in one.forward if isinstance(op.work, Memory) and op.work.what == "residual"]
+        for one in (with_it, alone)
+    )
+    shards = [replace(work, read=work.read // p, write=work.write // p) for work in whole]
+    assert fused == (shards if options.get("schedule") == "split" else [])
+    assert sent(with_it.forward, mesh) == pytest.approx(sent(alone.forward, mesh))
+    assert listed(with_it.backward)[1:] == listed(alone.backward)[1:], "backward passes stay as they are"
+
+
+def test_what_coconet_saves_is_at_most_the_shorter_of_gemm_and_all_reduce() -> None:
+    layer = {"model": MODEL_OF_CLAIM, "cluster": "dgx-2:1", "batch": {"global": 8, "micro": 8}, "train": FORWARD}
+    times = []
+    for schemes in ([], [{"use": COCONET, "schedule": "fuse"}], [{"use": COCONET}]):
+        plan = {"mesh": {"tp": 16}, "schemes": [*schemes, {"use": MEGATRON, "over": "tp"}]}
+        times.append(simulate({**layer, "precision": {"compute": "fp16"}, "plan": plan}).step_time)
+    assert times[0] > times[1] > times[2] > times[0] / 2

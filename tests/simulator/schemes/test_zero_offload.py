@@ -147,3 +147,42 @@ def test_all_engines_agree_and_memory_is_given_back(drawn: dict[str, Any], delay
     ways = play_by_engines(drawn, Ideal(links=links))
     check_alike(ways)
     assert all(peak.left == 0 for peak in ways[0].peaks)
+
+
+# ------------------------------------------------------------------------------------------------ FSDP
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_fsdp_copies_shards_in_before_each_gather_and_gradients_out(batches: int, replicas: int) -> None:
+    ranks = 4
+    config = job(ranks * replicas, batches, "data/fsdp")
+    entry = {"use": "data/fsdp", "over": "dp", "offload": True}
+    named = {"replicate": "copies"} if replicas > 1 else {}
+    config["plan"] = {"mesh": {"copies": replicas, "dp": ranks}, "schemes": [entry | named]}
+    config["plan"]["mesh"] = {axis: n for axis, n in config["plan"]["mesh"].items() if n > 1}
+    config["framework"]["set"]["root_stays_gathered"] = False
+    played = play_job(config)
+    weights = played.plan.job.model.parameters
+    assert moved(played, True) == pytest.approx(2 * batches * 4 * weights / ranks)
+    assert moved(played, False) == pytest.approx(batches * 2 * weights / ranks)
+    assert sum(played.resting(0).values()) == 0
+    assert played.peaks[0].left == 0
+    ((_, update),) = updates(played)
+    assert isinstance(update.work, HostUpdate)
+
+
+def test_a_root_that_stays_gathered_is_on_the_gpu_though_its_shards_are_not() -> None:
+    config = job(4)
+    config["plan"]["schemes"] = [{"use": "data/fsdp", "over": "dp", "offload": True, "reshard": False}]
+    played = play_job(config)
+    assert sum(played.resting(0).values()) == 2 * played.plan.job.model.parameters
+
+
+def test_offloaded_shards_are_gathered_in_every_micro_batch() -> None:
+    config = job(4)
+    config["plan"]["schemes"] = [
+        {"use": "data/fsdp", "over": "dp", "offload": True, "across_microbatches": True},
+    ]
+    with pytest.raises(PlanError, match="no offloading"):
+        play_job(config)

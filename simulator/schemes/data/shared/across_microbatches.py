@@ -11,13 +11,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from hardware.errors import PlanError
 from simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
+from simulator.ir.registry import find_scheme
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 Axes = tuple[str, ...]
+
+
+def check_gathers_once(scheme: ShardedScheme, job: Any) -> None:
+    """Raises PlanError where one all-gather and one reduction per step are not modelled: without overlap, without a
+    flush, or with offloaded shards."""
+    flush = all(getattr(find_scheme(entry.use), "flush", True) for entry in job.plan.schemes)
+    if not (scheme.overlaps_backward and flush) or scheme.offloaded_to("parameters"):
+        rule = "weights on the GPU stay gathered through a step that ends with a flush, gathered as its passes begin"
+        remedy = "Leave it out, or set framework.set.overlap.dp and no offloading"
+        raise PlanError(f"{scheme.use}.across_microbatches", rule, remedy, True)
 
 
 def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:

@@ -8,10 +8,10 @@ bucket.elements_per_rank x ranks)`` elements, or one bucket for all without over
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,9 @@ from simulator.ir.settings import OptionValues
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Reduction axes of a parameter and its element count; no axes if it needs no collective."""
+
+Sizes = tuple[int, ...]
+"""Sizes that add up over the parameters of a bucket, see `DataScheme.gradient_sizes`; elements first."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class DataSetting:
     unit_elements: parameters of every unit: the embedding, the layers, the output layer with its norm.
     module_elements: parameters of every operator.
     parameter_elements: elements of every parameter tensor.
+    matrices: rows and columns of every matrix.
     buckets: equal buckets of gradients in another model, where `bucket_backward_s` seconds of the backward pass fill
         one and its all-reduce takes `bucket_reduce_s` seconds.
     """
@@ -48,6 +52,7 @@ class DataSetting:
     unit_elements: tuple[int, ...] = ()
     module_elements: tuple[int, ...] = ()
     parameter_elements: tuple[int, ...] = ()
+    matrices: tuple[tuple[int, ...], ...] = ()
     buckets: int = 3
     bucket_backward_s: float = 2.0
     bucket_reduce_s: float = 1.0
@@ -65,8 +70,8 @@ class DataSetting:
         return sum(elements for elements in self.parameter_elements if elements < least)
 
 
-MakeCollective = Callable[[tuple[str, ...], int], Op]
-"""Makes the collective of a number of elements over axes."""
+MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
+"""Makes the ops of a bucket over axes, one after another."""
 
 
 class DataScheme(Scheme):
@@ -98,6 +103,14 @@ class DataScheme(Scheme):
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
 
+    @cached_property
+    def node_axes(self) -> tuple[str, ...]:
+        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
+        sequence axes.
+        """
+        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
+        return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
+
     @property
     def gathered_axes(self) -> tuple[str, ...]:
         return self.split_replica_axes(self.over)[0] if "parameters" in self.shards else ()
@@ -125,9 +138,15 @@ class DataScheme(Scheme):
         """Axes over which updated shards of unsharded weights are all-gathered before their next use."""
         return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
-    def _reduction_group(self, param: Param) -> tuple[tuple[str, ...], int]:
-        """Axes of the reduction after the last micro-batch, and the elements of the gradient stored until then."""
-        return self.axes_reduced_once(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
+    def gradient_sizes(self, param: Param) -> Sizes:
+        """Sizes of a gradient on whose sums the reduction of a bucket depends: the elements stored until the last
+        micro-batch, which fill buckets, and whatever else the scheme asks for.
+        """
+        return (param.size // self.mesh.size(self.shards_at_rest("gradients", param)),)
+
+    def _reduction_group(self, param: Param) -> tuple[tuple[str, ...], Sizes]:
+        """Axes of the reduction after the last micro-batch, and the sizes of the gradient."""
+        return self.axes_reduced_once(param), self.gradient_sizes(param)
 
     def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Axes of the all-gather of updated weights, and their elements."""
@@ -142,19 +161,17 @@ class DataScheme(Scheme):
         """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
         if self.overlaps_backward:
-            copies: dict[Op, Op] = {}
-
-            def reduce(axes: tuple[str, ...], elements: int) -> Op:
-                first, *others = self.reductions(axes, elements, "W", "last")
-                copies.update((first, other) for other in others)
-                return first
-
-            for buckets in self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True):
-                stage_ops.behind += [buckets, *_follow_buckets(buckets, copies)]
+            reduce: MakeOps = lambda axes, sizes: self.reduce_bucket(axes, sizes, "W", "last")  # noqa: E731
+            stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
         if self.gathers_ahead_of_use:
-            gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
+
+            def gather_sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
+                axes, elements = self.gather_group(param)
+                return axes, (elements,)
+
+            gather: MakeOps = lambda axes, sizes: [self.gather(axes, sizes[0], "F", "first")]  # noqa: E731
             # Each bucket of weights is all-gathered before its first use in the first micro-batch.
-            stage_ops.ahead += self._make_buckets(stage_ops, self.gather_group, gather, backward=False)
+            stage_ops.ahead += self._make_buckets(stage_ops, gather_sizes, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -163,8 +180,8 @@ class DataScheme(Scheme):
         if not isinstance(module, Update):
             return fragment
         if not self.overlaps_backward:
-            groups = sum_by_axes(module.params, self._reduction_group)
-            sums = [op for axes, elements in groups for op in self.reductions(axes, elements, "U", "every")]
+            groups = sum_sizes(module.params, self._reduction_group)
+            sums = [op for axes, sizes in groups for op in self.reduce_bucket(axes, sizes, "U", "every")]
             for op in fragment.forward:
                 op.after += sums
             fragment.forward = [*sums, *fragment.forward]
@@ -179,6 +196,18 @@ class DataScheme(Scheme):
         """The axes that shard states, and those along which the shards are replicated."""
         shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
         return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
+
+    def split_by_node(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those of some axes that join ranks within a node, and those across nodes."""
+        within = tuple(axis for axis in axes if axis in self.node_axes)
+        return within, tuple(axis for axis in axes if axis not in self.node_axes)
+
+    def reduce_bucket(self, axes: tuple[str, ...], sizes: Sizes, phase: str, when: str) -> Sequence[Op]:
+        """The ops that reduce the gradients of a bucket, one after another.
+
+        sizes: sums of the `gradient_sizes` of its parameters.
+        """
+        return self.reductions(axes, sizes[0], phase, when)
 
     def reductions(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> list[Op]:
         """The reductions of gradients, each of which waits for the one before: over the axes that shard states, then of
@@ -213,57 +242,80 @@ class DataScheme(Scheme):
             yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(
-        self, stage_ops: StageOps, of: ReductionGroup, make: MakeCollective, backward: bool
+        self,
+        stage_ops: StageOps,
+        of: Callable[[Param], tuple[tuple[str, ...], Sizes]],
+        make: MakeOps,
+        backward: bool,
     ) -> Iterable[SideOps]:
-        """One op per bucket of parameters with the same axes, in the order in which the buckets start."""
+        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start."""
         limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
-        found = [of(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
-        axes_of = [axes for axes, _ in found]
-        sets = list(dict.fromkeys(axes_of))
-        summed = stage_ops.of_params([sets.index(axes) for axes in axes_of])
-        size = stage_ops.of_params([elements for _, elements in found])
-        buckets: list[tuple[np.ndarray, Op]] = []
+        found = [of(param) if param.trained else ((), ()) for param, _ in stage_ops.params()]
+        sets = list(dict.fromkeys(axes for axes, _ in found))
+        summed = stage_ops.of_params([sets.index(axes) for axes, _ in found])
+        kinds = max((len(sizes) for _, sizes in found), default=0)
+        columns = [stage_ops.of_params([sizes[kind] if sizes else 0 for _, sizes in found]) for kind in range(kinds)]
+        buckets: list[tuple[np.ndarray, Sequence[Op]]] = []
         for i, axes in enumerate(sets):
             if axes:
                 numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
-                held = np.cumsum(size[numbers])
-                starts, sizes = _fill_buckets(held, limit)
-                ops = {elements: make(axes, elements) for elements in set(sizes)}
-                if len(sets) == 1:
-                    yield SideOps([ops[elements] for elements in sizes], numbers, starts)
-                    return
-                buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
+                starts = _fill_buckets(np.cumsum(columns[0][numbers]), limit)
+                sums = zip(*(np.add.reduceat(one[numbers], starts).tolist() for one in columns), strict=True)
+                made: dict[Sizes, Sequence[Op]] = {}
+                chains = [made[sizes] if sizes in made else made.setdefault(sizes, make(axes, sizes)) for sizes in sums]
+                buckets += zip(np.split(numbers, starts[1:]), chains, strict=True)
         if buckets:
             # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
             buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
-            lengths = [len(numbers) for numbers, _ in buckets]
-            starts = np.cumsum([0, *lengths[:-1]])
-            yield SideOps([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
+            yield from _side_ops(buckets)
+
+
+def _side_ops(buckets: Sequence[tuple[np.ndarray, Sequence[Op]]]) -> Iterable[SideOps]:
+    """The ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops changes.
+
+    buckets: parameters of each, and its ops, one after another.
+    """
+    legs = [[list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for _, chain in buckets]
+    before: SideOps | None = None
+    last: dict[int, int] = {}
+    for place in range(max(map(len, legs))):
+        own = [i for i, each in enumerate(legs) if place < len(each)]
+        each = [(buckets[i][0], op) for i in own for op in legs[i][place]]
+        starts = np.cumsum([0, *(len(numbers) for numbers, _ in each[:-1])])
+        side = SideOps([op for _, op in each], np.concatenate([numbers for numbers, _ in each]), starts)
+        if before is not None:
+            waits = [last[i] if at == 0 else -1 for i in own for at in range(len(legs[i][place]))]
+            side.after = before, np.array(waits)
+        ends = np.cumsum([len(legs[i][place]) for i in own]) - 1
+        before, last = side, dict(zip(own, ends.tolist(), strict=True))
+        yield side
+
+
+def sum_sizes(
+    params: Iterable[tuple[Param, int]], of: Callable[[Param], tuple[tuple[str, ...], Sizes]]
+) -> Iterable[tuple[tuple[str, ...], Sizes]]:
+    """The sizes of all parameters with the same reduction axes."""
+    whole: dict[tuple[str, ...], Sizes] = {}
+    for param, count in params:
+        axes, sizes = of(param)
+        if axes:
+            known = whole.get(axes, (0,) * len(sizes))
+            whole[axes] = tuple(one + count * size for one, size in zip(known, sizes, strict=True))
+    return whole.items()
 
 
 def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iterable[tuple[tuple[str, ...], int]]:
     """The elements of all parameters with the same reduction axes."""
-    whole: dict[tuple[str, ...], int] = defaultdict(int)
-    for param, count in params:
+
+    def sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
         axes, elements = of(param)
-        if axes:
-            whole[axes] += count * elements
-    return whole.items()
+        return axes, (elements,)
+
+    return [(axes, elements) for axes, (elements,) in sum_sizes(params, sizes)]
 
 
-def _follow_buckets(buckets: SideOps, following: dict[Op, Op]) -> Iterable[SideOps]:
-    """The ops that follow those of buckets, for the same parameters; none if nothing follows."""
-    places = [place for place, op in enumerate(buckets.ops) if op in following]
-    if places:
-        numbers = np.split(buckets.params, buckets.starts[1:])
-        own = [numbers[place] for place in places]
-        ops = [following[buckets.ops[place]] for place in places]
-        starts = np.cumsum([0, *map(len, own[:-1])])
-        yield SideOps(ops, np.concatenate(own), starts, after=(buckets, np.array(places)))
-
-
-def _fill_buckets(cumulative: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
-    """Starts and sizes of buckets: the parameter that reaches the limit closes its bucket.
+def _fill_buckets(cumulative: np.ndarray, limit: float) -> np.ndarray:
+    """Starts of buckets: the parameter that reaches the limit closes its bucket.
 
     cumulative: elements of all parameters up to each one.
     limit: elements of a bucket.
@@ -274,4 +326,4 @@ def _fill_buckets(cumulative: np.ndarray, limit: float) -> tuple[np.ndarray, lis
     while start < len(cumulative):
         starts.append(start)
         start = follows[start]
-    return np.array(starts), np.diff([*before[starts], cumulative[-1]]).tolist()
+    return np.array(starts)

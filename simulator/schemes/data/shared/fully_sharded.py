@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby, pairwise
 from math import inf
 from typing import ClassVar
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import BYTES, COMPUTE, Fragment, Memory, Op, Param, StageOps, TensorUse, UnitRun
-from simulator.ir.scheme import LowerStage
+from simulator.ir.modules import Module, Stage, Update
+from simulator.ir.ops import BYTES, COMPUTE, Fragment, HostCopy, Memory, Op, Param, StageOps, TensorUse, UnitRun
+from simulator.ir.scheme import LowerModule, LowerStage
+from simulator.lowering.offload import IN, OUT, update_on_host
 from simulator.schemes.data.shared.data_parallel import DataScheme
 from simulator.schemes.data.shared.gather_plan import (
     GatheredModule,
@@ -98,17 +99,38 @@ class ShardedScheme(DataScheme):
         return int(self.gathers_ahead)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        """The all-gather of weights that are sharded over `axes`.
+        """The all-gather of weights that are sharded over `axes`, whose shards come from where they are offloaded to.
 
         elements: of the gathered weights.
         """
-        return GatherOps([self.gather(axes, elements, "F" if forward else "B", "every")])
+        phase = "F" if forward else "B"
+        ops = [self.gather(axes, elements, phase, "every")] if axes else []
+        if place := self.offloaded_to("parameters"):
+            dtype = self.framework.main_weights if self.updates_weights and axes else self.framework.weights
+            shard = HostCopy(elements * BYTES[dtype] // self.mesh.size(axes), True, place)
+            ops.insert(0, Op("copy shard", IN, shard, [], phase))
+        return GatherOps(ops)
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         """The reductions of gradients in every micro-batch, one after another: reduce-scatter over the axes that shard
-        them, then all-reduce of the shards over replica axes.
+        them, then all-reduce of the shards over replica axes, then a copy to where they are offloaded to.
         """
-        return self.reductions(axes, elements, "W", "every")
+        ops = self.reductions(axes, elements, "W", "every")
+        if place := self.offloaded_to("gradients"):
+            ranks = self.mesh.size(self.split_replica_axes(axes)[0])
+            shard = HostCopy(elements * BYTES[self.framework.gradients] // ranks, False, place)
+            ops.append(Op("copy gradients", OUT, shard, [], "W"))
+        return ops
+
+    delays_update: bool = False
+    """Whether the host updates the states during the passes of the next step."""
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        fragment, place = super().lower(module, inner), self.offloaded_to("optimizer")
+        if not isinstance(module, Update) or not place:
+            return fragment
+        back = 0 if self.offloaded_to("parameters") else BYTES[self.framework.weights]
+        return update_on_host(module, fragment, back, place, True, self.delays_update)
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
@@ -116,14 +138,6 @@ class ShardedScheme(DataScheme):
         params: with the same reduction axes, in the order in which their gradients are ready.
         """
         return [list(params)]
-
-    @cached_property
-    def node_axes(self) -> tuple[str, ...]:
-        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
-        sequence axes.
-        """
-        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
-        return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
 
 @dataclass(frozen=True)

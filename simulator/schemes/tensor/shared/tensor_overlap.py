@@ -1,7 +1,8 @@
 """Overlap of the collectives of tensor parallelism with the GEMMs before or after them: base of Async-TP and FLUX.
 
 If ranks shard the rows of activations, an all-gather of rows precedes a GEMM, or a reduce-scatter of rows follows it. A
-part of such a GEMM reads or produces only a part of the rows, so some rows can be sent while others are computed.
+part of such a GEMM reads or produces only a part of the rows, so some rows can be sent while others are computed. If
+they do not shard the rows, an all-reduce follows a GEMM.
 `find_gemm_collectives` finds these pairs in a lowered unit: forward, backward and in recomputed passes. A scheme
 replaces each pair; `shift_shards` and `sum_shards` are the ops in place of a collective if every rank sends its shards
 directly to the others.
@@ -9,16 +10,17 @@ directly to the others.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import ClassVar
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Unit
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
 from simulator.ir.scheme import LowerModule, TensorScheme
+from simulator.ir.settings import OptionValues
 from simulator.lowering.rewrite import Rewrite, split_work_by, working_predecessors
 
 
@@ -31,6 +33,7 @@ class OverlapSetting:
     bytes_per_s: rate at which one rank sends.
     regather: the framework all-gathers inputs again in the backward pass.
     residual_elements: b s h of a layer on the same ranks (see `sent`).
+    options: of the scheme.
     """
 
     p: int = 2
@@ -41,6 +44,7 @@ class OverlapSetting:
     bytes_per_s: float = 1e6
     regather: bool = False
     residual_elements: int = 64 * 128
+    options: OptionValues = ()
 
     @property
     def gemm(self) -> Gemm:
@@ -67,41 +71,60 @@ class OverlapSetting:
         volume = 10 if self.regather else 8
         return volume * (self.p - 1) / self.p * self.residual_elements * 2
 
+    @property
+    def sent_reduced(self) -> float:
+        """The same without sequence parallelism: two all-reduces forward and two backward."""
+        return 8 * (self.p - 1) / self.p * self.residual_elements * 2
 
-class TensorOverlap(TensorScheme, ABC):
-    """Base of the schemes that are used beside a tensor scheme with sharded activations and replace its pairs of
-    collective and GEMM.
 
-    A subclass defines the replacement: `replace_gather`, `replace_scatter`.
+OF_SHARDED_ROWS = ("all_gather", "reduce_scatter")
+"""Collectives where ranks shard the rows of activations."""
+
+
+class TensorOverlap(TensorScheme):
+    """Base of the schemes that are used beside a tensor scheme and replace its pairs of collective and GEMM.
+
+    A subclass defines the replacement: `replace_gather` and `replace_scatter`, or `replace_reduce`.
     """
 
     role = "overlap of tensor parallelism"
     most_axes = 0
+    collectives: ClassVar[tuple[str, ...]] = OF_SHARDED_ROWS
+    """The collectives whose pairs are replaced."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = inner(module)
         if not isinstance(module, Unit):
             return fragment
         rewrite = Rewrite(fragment)
-        for pair in find_gemm_collectives(fragment, self.family, self.mesh):
-            (self.replace_gather if pair.gathers else self.replace_scatter)(rewrite, pair)
+        replacements = {
+            "all_gather": self.replace_gather,
+            "reduce_scatter": self.replace_scatter,
+            "all_reduce": self.replace_reduce,
+        }
+        for pair in find_gemm_collectives(fragment, self.family, self.mesh, self.collectives):
+            replacements[pair.work.operation](rewrite, pair)
         return rewrite.apply()
 
-    @abstractmethod
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Replaces an all-gather and the GEMMs that read its rows."""
+        raise NotImplementedError
 
-    @abstractmethod
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Replaces a GEMM and the reduce-scatter that sums its rows."""
+        raise NotImplementedError
+
+    def replace_reduce(self, rewrite: Rewrite, pair: GemmCollective) -> None:
+        """Replaces a GEMM and the all-reduce that sums its rows on every rank."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class GemmCollective:
-    """An all-gather with the GEMMs that read its rows, or a reduce-scatter with the GEMM that produces its rows.
+    """An all-gather with the GEMMs that read its rows, or a reduction with the GEMM that produces its rows.
 
-    collective: the op of the all-gather or reduce-scatter.
-    products: the GEMMs, one for a reduce-scatter.
+    collective: the op of the all-gather, reduce-scatter or all-reduce.
+    products: the GEMMs, one for a reduction.
     ranks: number of ranks in the collective.
     """
 
@@ -130,8 +153,10 @@ class GemmCollective:
         return split_work_by(product.work, counts)
 
 
-def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[GemmCollective]:
-    """Finds the pairs of collective and GEMM on the streams of a family of schemes.
+def find_gemm_collectives(
+    fragment: Fragment, family: str, mesh: Mesh, collectives: Sequence[str] = OF_SHARDED_ROWS
+) -> list[GemmCollective]:
+    """Finds the pairs of one of these collectives and GEMM on the streams of a family of schemes.
 
     A GEMM is in one pair at most: that with the largest collective. Not paired are collectives whose rows the ranks do
     not divide, all-gathers of weights, and GEMMs of weight gradients, which sum over all rows and overlap with other
@@ -146,6 +171,8 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
         for op in issued:
             work = op.work
             if not isinstance(work, Collective) or op.stream.partition("-")[0] != family or work.members is not None:
+                continue
+            if work.operation not in collectives:
                 continue
             own = [one for one in issued if tensors[op] & tensors[one]]
             gemms = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
@@ -216,16 +243,14 @@ def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[
     return list(takewhile(lambda op: reads(op) and not working_predecessors(op) & behind, kernels))
 
 
-def _producing_gemm(scatter: Op, own: Sequence[Op]) -> list[Op]:
-    """Returns the GEMM whose rows a reduce-scatter sums, if it alone produces them.
+def _producing_gemm(reduction: Op, own: Sequence[Op]) -> list[Op]:
+    """Returns the GEMM whose rows a reduction sums, if it alone produces them.
 
-    A reduce-scatter in issue order also waits for the weight gradients issued before it.
+    A reduction in issue order also waits for the weight gradients issued before it.
     """
-    assert isinstance(scatter.work, Collective)
-    if scatter.work.operation != "reduce_scatter":
-        return []
-    waits = [op for op in working_predecessors(scatter) if op.phase == scatter.phase]
-    work = _row_gemm(waits[0], scatter.phase) if len(waits) == 1 and waits[0] in own else None
-    if work is None or work.batch * work.m * work.n * BYTES[work.out_dtype] != scatter.work.nbytes:
+    assert isinstance(reduction.work, Collective)
+    waits = [op for op in working_predecessors(reduction) if op.phase == reduction.phase]
+    work = _row_gemm(waits[0], reduction.phase) if len(waits) == 1 and waits[0] in own else None
+    if work is None or work.batch * work.m * work.n * BYTES[work.out_dtype] != reduction.work.nbytes:
         return []
     return waits
