@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from hardware.errors import PlanError, nearest
@@ -89,14 +90,17 @@ def _list_states(report: Report, category: str = "") -> Quantity:
 
 
 def _sum_tokens(report: Report) -> Quantity:
+    """Throughput of all GPUs [tokens/s]."""
     return report.tokens_per_s_per_gpu * report.job.cluster.gpus
 
 
 def _count_model_tflops(report: Report, convention: str = "palm") -> Quantity:
+    """FLOP/s of the model on a GPU / 1e12, without recomputation."""
     return report.flops_per_token(convention) * report.tokens_per_s_per_gpu / 1e12
 
 
 def _count_executed_tflops(report: Report) -> Quantity:
+    """FLOP/s of a GPU / 1e12, recomputation included."""
     return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
 
 
@@ -105,25 +109,34 @@ OPERATIONS = (
     "push_pull",
 )
 
-OF_REPORT: dict[str, tuple[Callable[..., Quantity], tuple[tuple[str, ...], ...], str, str]] = {
-    "fits": (lambda report: float(report.fits), (), "higher", "1 if the job fits in memory, else 0"),
-    "tokens_per_s": (_sum_tokens, (), "higher", "throughput of all GPUs"),
-    "model_tflops": (
-        _count_model_tflops,
-        (("palm", "causal"),),
-        "higher",
-        "FLOP/s of the model per GPU / 1e12, without recomputation",
-    ),
-    "executed_tflops": (_count_executed_tflops, (), "higher", "FLOP/s per GPU / 1e12 with recomputation"),
-    "kernel_s": (_sum_kernels, (KINDS, PHASES), "lower", "seconds of the kernels of a kind, on each device"),
-    "sent_gib": (_sum_sent, (EXPOSED, OPERATIONS), "lower", "GiB that a rank sends for an axis, on each device"),
-    "states_gib": (_list_states, (CATEGORIES,), "lower", "GiB held through the whole step, on each device"),
-    "memory_gib": (_list_memory, (CATEGORIES,), "lower", "GiB of tensors at the peak, on each device"),
-}
-"""Measures of a job besides its figures: function, words that may follow, which is better, meaning."""
 
-NEEDED = {"kernel_s": 1, "sent_gib": 1}
-"""Words that must follow."""
+@dataclass(frozen=True)
+class ReportMeasure:
+    """A number of a forecast that is no figure.
+
+    compute: from the report and the words behind the name.
+    words: valid words behind the first dot, and behind the second.
+    needed: how many of them must be there.
+    better: which of two values is better.
+    """
+
+    compute: Callable[..., Quantity]
+    words: tuple[tuple[str, ...], ...] = ()
+    needed: int = 0
+    better: str = "lower"
+
+
+OF_REPORT = {
+    "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
+    "tokens_per_s": ReportMeasure(_sum_tokens, better="higher"),
+    "model_tflops": ReportMeasure(_count_model_tflops, (("palm", "causal"),), better="higher"),
+    "executed_tflops": ReportMeasure(_count_executed_tflops, better="higher"),
+    "kernel_s": ReportMeasure(_sum_kernels, (KINDS, PHASES), needed=1),
+    "sent_gib": ReportMeasure(_sum_sent, (EXPOSED, OPERATIONS), needed=1),
+    "states_gib": ReportMeasure(_list_states, (CATEGORIES,)),
+    "memory_gib": ReportMeasure(_list_memory, (CATEGORIES,)),
+}
+"""Measures of a job besides its figures."""
 
 
 def check_measure(name: str, is_case: bool) -> None:
@@ -139,8 +152,8 @@ def check_measure(name: str, is_case: bool) -> None:
         return
     if head not in OF_REPORT:
         raise PlanError("measure", "there is no such number of a forecast", nearest(head, [*FIGURES, *OF_REPORT]), name)
-    allowed = OF_REPORT[head][1]
-    if not NEEDED.get(head, 0) <= len(words) <= len(allowed):
+    allowed, needed = OF_REPORT[head].words, OF_REPORT[head].needed
+    if not needed <= len(words) <= len(allowed):
         raise PlanError("measure", f"{head} is followed by {_forms(head)}", "Correct the words after it", name)
     for word, valid in zip(words, allowed, strict=False):
         if word not in valid:
@@ -148,7 +161,7 @@ def check_measure(name: str, is_case: bool) -> None:
 
 
 def _forms(head: str) -> str:
-    allowed = OF_REPORT[head][1]
+    allowed = OF_REPORT[head].words
     return " and ".join(f".{{{'|'.join(valid)}}}" for valid in allowed) or "nothing"
 
 
@@ -162,7 +175,7 @@ def read_measure(report: Report, name: str) -> Quantity:
             raise PlanError("measure", "the job does not have this figure", f"Add {needs} to the job", name)
         return float(value)
     head, *words = name.split(".")
-    return OF_REPORT[head][0](report, *words)
+    return OF_REPORT[head].compute(report, *words)
 
 
 def read_case(answer: dict[str, Any], name: str) -> Quantity:
@@ -180,5 +193,5 @@ def better_of(name: str, is_case: bool) -> str:
     """Which of two values of a measure is better: ``lower`` or ``higher``."""
     if is_case or not name:
         return "lower"
-    better = FIGURES[name].better if name in FIGURES else OF_REPORT[name.partition(".")[0]][2]
+    better = FIGURES[name].better if name in FIGURES else OF_REPORT[name.partition(".")[0]].better
     return "higher" if better == "higher" else "lower"

@@ -74,7 +74,7 @@ def test_every_job_and_case_can_be_read(files: list[ClaimFile]) -> None:
 
 def test_some_claims_are_judged(files: list[ClaimFile]) -> None:
     answer, missing = validate_claims(workers=1, system=FEW)
-    assert not missing and {row["verdict"] for row in answer["rows"]} <= {"holds", "misses"}
+    assert not missing and {row["verdict"] for row in answer["rows"]} == {"holds"}
     text = page(answer)
     assert all(f"`{row['id']}`" in text for row in answer["rows"])
 
