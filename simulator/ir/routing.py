@@ -107,6 +107,11 @@ class Routing:
         """
         return _load(self, ranks, experts, capacity, replicated)
 
+    def loads_by_place(self, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
+        """For the first expert of all ranks, the second, ...: tokens that leave a rank for one of these experts over
+        those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and `.busiest_exchange`)."""
+        return _loads_by_place(self, ranks, experts)
+
 
 @dataclass(frozen=True)
 class ExpertLoad:
@@ -171,19 +176,24 @@ def _load(
     most = int(np.argmax(rank_loads))
     mine = [j for j in range(most * own, (most + 1) * own) if j not in replicated]
     groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in replicated)]
-    on_rank = np.diagonal(flow)
+    exchange = _exchange_of(flow, own)
+    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), tuple(groups), *exchange)
+
+
+def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
+    """Of shares from each rank to each (rows: senders), `own` experts a rank: what leaves a rank over that of even
+    routing, mean over ranks; and what the busiest rank sends or receives, over the mean."""
+    ranks, on_rank = len(flow), np.diagonal(flow)
     outgoing, incoming = flow.sum(axis=1) - on_rank, flow.sum(axis=0) - on_rank
-    mean, even = float(outgoing.mean()), experts * (ranks - 1) / ranks
+    mean, even = float(outgoing.mean()), own * (ranks - 1)
     busiest = float(max(outgoing.max(), incoming.max()))
-    return ExpertLoad(
-        kept,
-        dropped,
-        tuple(rank_loads.tolist()),
-        float(rank_loads[most]),
-        tuple(groups),
-        mean / even if ranks > 1 else 1.0,
-        busiest / mean if mean else 1.0,
-    )
+    return mean / even if even else 1.0, busiest / mean if mean else 1.0
+
+
+@lru_cache(maxsize=256)
+def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
+    sent = np.broadcast_to(routing.shares(experts), (ranks, experts))
+    return tuple(_exchange_of(sent[:, place :: experts // ranks], 1) for place in range(experts // ranks))
 
 
 def least_capacity(routing: Routing, experts: int) -> float:

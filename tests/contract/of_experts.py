@@ -140,6 +140,19 @@ def sent_by_the_busiest(setting: ExpertLayer, use: str) -> float:
     return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
 
 
+def exchanges(setting: ExpertLayer, use: str) -> int:
+    """Collectives of a layer among the ranks of the experts, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    return sum(op.stream == "expert" for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+
+
+def dispatch_flops(setting: ExpertLayer, use: str) -> float:
+    """FLOPs of the GEMMs that dispatch and combine tokens, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    works = (op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+    return sum(work.flops for work in works if isinstance(work, Gemm) and work.what == "dispatch")
+
+
 def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
@@ -157,6 +170,8 @@ MEASURES = {
     "expert_parameters": expert_parameters,
     "rows_per_layer": rows_per_layer,
     "padding": padding,
+    "exchanges": exchanges,
+    "dispatch_flops": dispatch_flops,
     "sent_by_the_busiest": sent_by_the_busiest,
     "network_bytes": network_bytes,
     "scale_up_bytes": scale_up_bytes,
