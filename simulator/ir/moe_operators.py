@@ -73,6 +73,26 @@ class Unpermute(Operator):
 
 
 @dataclass(frozen=True, eq=False)
+class WeightedSum(Operator):
+    """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token.
+
+    ins: both results, and the numbers.
+    """
+
+    undivided = ("k",)
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.outs, *self.ins), at.bytes(*self.ins))]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertPermute(Permute):
     """Copies every token once for each of its experts on this rank; the ranks of the experts hold all tokens."""
 

@@ -61,7 +61,8 @@ class Tutel(ExpertScheme):
 
     def capacity(self, moe: Any) -> float | None:
         chosen = super().capacity(moe)
-        needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
+        most = (least_capacity(self.options.routing, number) for number in moe.expert_counts)
+        needed = max(most) if self.ranks > 1 else None
         return needed if chosen is None else chosen
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:

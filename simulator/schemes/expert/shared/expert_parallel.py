@@ -116,13 +116,15 @@ class ExpertScheme(Scheme):
         if model.moe is not None:
             routing = self.options.routing
             yield str(routing)
-            if dropped := routing.load(self.ranks, model.moe.experts, model.moe.capacity).dropped:
+            loads = [routing.load(self.ranks, number, model.moe.capacity) for number in model.moe.expert_counts]
+            if dropped := max(load.dropped for load in loads):
                 yield f"{dropped:.1%} of the choices of an expert find no slot there and are dropped"
 
     def check_job(self, job: Any) -> None:
-        if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
-            where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
-            self.options.routing.check(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
+        for number in job.model.moe.expert_counts if job.model.moe is not None else ():
+            if number % self.ranks == 0:
+                where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
+                self.options.routing.check(self.ranks, number, f"plan.schemes[{where}].routing")
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
