@@ -20,13 +20,11 @@ https://github.com/tensorflow/mesh, mesh_tensorflow/transformer/moe.py.
 """
 
 from collections.abc import Iterable
-from math import ceil
-
-from pydantic import Field
+from typing import Literal
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity
+from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
 
 
 class Switch(FixedCapacity):
@@ -38,13 +36,10 @@ class Switch(FixedCapacity):
     default_capacity = 1.25
 
     class Options(FixedCapacity.Options):
-        einsum: int | None = Field(default=1024, ge=1, strict=True)
-        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine; null: kernels copy them."""
+        einsum: GroupSize | Literal["all"] | None = 1024
+        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine, all: those of a micro-batch; null:
+        kernels copy them."""
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "5.4: E/P experts per rank")
-        yield from self.capacity_forms(setting, "equation 3")
-        if setting.ep > 1 and (size := self.options.einsum):
-            tokens, slots = setting.b * setting.s, self.slots_per_rank(setting)
-            product = 2 * slots * tokens / ceil(tokens / size) * setting.h
-            yield ClosedForm("dispatch_flops", (2 + 3) * product, "appendix F: one-hot products forward and backward")
+        yield from self.capacity_forms(setting, "equation 3, appendix F")

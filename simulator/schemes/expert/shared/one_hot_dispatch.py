@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +21,8 @@ from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.ir.scheme import ClosedForm, LowerModule
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 
+GroupSize = Annotated[int, Field(ge=1, strict=True)]
+
 
 class FixedCapacity(ExpertScheme):
     """Base of the expert schemes whose experts have slots for a fixed number of tokens."""
@@ -27,8 +30,9 @@ class FixedCapacity(ExpertScheme):
     default_capacity = 2.0
 
     class Options(ExpertScheme.Options):
-        einsum: int | None = Field(default=None, ge=1, strict=True)
-        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine; null: kernels copy them."""
+        einsum: GroupSize | Literal["all"] | None = None
+        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine, all: those of a micro-batch; null:
+        kernels copy them."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -44,7 +48,7 @@ class FixedCapacity(ExpertScheme):
         assert isinstance(first.work, Memory)
         hidden = int(token.dims["h"].size)
         tokens = (first.work.write if back else first.work.read) // (hidden * BYTES[token.dtype])
-        groups = math.ceil(tokens / self.options.einsum)
+        groups = 1 if self.options.einsum == "all" else math.ceil(tokens / self.options.einsum)
         size = tokens / groups
         rows = float(place.dims["s"].unit) * size
         into = Gemm(rows, hidden, size, groups, token.dtype, what="dispatch")
@@ -73,3 +77,7 @@ class FixedCapacity(ExpertScheme):
         if p > 1:
             yield ClosedForm("rows_per_layer", slots, f"{where}: every slot is computed, filled or not")
             yield ClosedForm("sent_by_the_busiest", sent, f"{where}: shapes are known in advance")
+        if p > 1 and (size := self.options.einsum):
+            tokens = setting.b * setting.s
+            product = 2 * slots * (tokens if size == "all" else tokens / math.ceil(tokens / size)) * setting.h
+            yield ClosedForm("dispatch_flops", (2 + 3) * product, f"{where}: two one-hot products forward, 3 backward")

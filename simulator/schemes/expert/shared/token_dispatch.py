@@ -107,16 +107,28 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
     return [op for op in ops if op in reached and op in needed and op is not out]
 
 
-def exchange_counts(fragment: Fragment, parts: Iterable[str], nbytes: int) -> None:
+def exchange_counts(
+    fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all"
+) -> None:
     """Inserts an exchange of token counts, `nbytes` in all, after the router; the first dispatch waits for it."""
     dispatch = next((ends[0] for ends in find_all_to_alls(fragment, parts) if ends[0].phase == "F"), None)
     if dispatch is not None:
         assert isinstance(dispatch.work, Collective)
         chosen = [op for op in fragment.forward if isinstance(op.work, Memory) and op.work.what == "router"]
-        work = Collective("all_to_all", nbytes, dispatch.work.axes)
-        counts = Op("all_to_all counts", dispatch.stream, work, chosen)
+        work = Collective(operation, nbytes, dispatch.work.axes)
+        counts = Op(f"{operation} counts", dispatch.stream, work, chosen)
         fragment.forward.insert(fragment.forward.index(dispatch), counts)
         dispatch.after.append(counts)
+
+
+def exchange_once(rewrite: Rewrite, op: Op, axes: tuple[str, ...], ranks: int) -> Op:
+    """Lets `ranks` ranks along `axes`, which hold the same tokens, exchange a part of them each, and all-gather the
+    parts that arrive. Returns the exchange."""
+    assert isinstance(op.work, Collective)
+    part = replace(op, work=replace(op.work, nbytes=op.work.nbytes // ranks))
+    gather = replace(op.work, operation="all_gather", axes=axes)
+    rewrite.swap(op, [part, replace(op, name=f"all_gather {op.name}", work=gather, after=[part])])
+    return part
 
 
 def exchange_expert_by_expert(
