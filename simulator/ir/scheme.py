@@ -115,6 +115,8 @@ class Scheme:
     compute."""
     joins_axes: ClassVar[bool] = False
     """Whether equal collectives over several of its axes are one collective."""
+    changes_kernels: ClassVar[bool] = False
+    """Whether it has kernels of its own, which also a single rank runs."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
     name: ClassVar[str]

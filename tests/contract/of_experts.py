@@ -13,7 +13,7 @@ from hardware.topology import reach
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun
+from simulator.ir.ops import Collective, Exchange, Gemm, Memory, Op, UnitRun
 from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
@@ -153,6 +153,13 @@ def dispatch_flops(setting: ExpertLayer, use: str) -> float:
     return sum(work.flops for work in works if isinstance(work, Gemm) and work.what == "dispatch")
 
 
+def permuted_bytes(setting: ExpertLayer, use: str) -> float:
+    """Bytes that kernels read and write which order tokens or add up their copies, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    works = (op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+    return sum(work.bytes for work in works if isinstance(work, Memory) and work.what == "permute")
+
+
 def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
@@ -171,6 +178,7 @@ MEASURES = {
     "rows_per_layer": rows_per_layer,
     "padding": padding,
     "exchanges": exchanges,
+    "permuted_bytes": permuted_bytes,
     "dispatch_flops": dispatch_flops,
     "sent_by_the_busiest": sent_by_the_busiest,
     "network_bytes": network_bytes,

@@ -212,8 +212,8 @@ def skew_expert_work(fragment: Fragment, operator: Operator, expert_load: Expert
             ((_, mean),) = op.work.groups
             groups = tuple((1, share * mean) for share in expert_load.expert_loads if share)
             op.work = replace(op.work, groups=groups, pace=expert_load.most_loaded)
-        elif isinstance(op.work, Memory) and op.phase != "W":
-            # Kernels of phase W read weights only.
+        elif isinstance(op.work, Memory) and (op.phase != "W" or op.work.what == "permute"):
+            # Other kernels of phase W read weights only.
             op.work = replace(op.work, pace=expert_load.most_loaded)
     for i, tensor_use in enumerate(fragment.tensor_uses):
         stem, of_tensor, _ = tensor_use.key.partition("@")
