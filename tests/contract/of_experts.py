@@ -25,6 +25,10 @@ from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 
 
+PLAIN = "expert/all-to-all"
+"""The scheme whose rounds are neither split nor fused."""
+
+
 @dataclass(frozen=True)
 class ExpertLayer(ExpertSetting):
     """A layer at a setting."""
@@ -44,7 +48,8 @@ class ExpertLayer(ExpertSetting):
 def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({setting.over: setting.ep}, {EXPERTS: {"edp": 1, "ep": setting.ep}}, [setting.over])
     others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
-    schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",))]
+    options = dict(setting.options) if use != PLAIN else {}
+    schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",), **options)]
     model = schemes[-1].adapt_model(setting.model)
     blocks = Architecture(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
     (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
@@ -76,7 +81,7 @@ def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
 def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     """Seconds from the start of the first dispatch to the end of the last combine, at the times of the setting."""
     unit_run, mesh = setting.layer(use)
-    whole, _ = setting.layer("expert/all-to-all")
+    whole, _ = setting.layer(PLAIN)
     mine = find_rounds(whole.fragment, mesh.axes)
     (plain,) = (one for one in mine if one.out.phase == phase)
     flops = sum(op.work.flops for op in plain.inside if op.work is not None)
@@ -170,6 +175,10 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
+        if "degree" in kind.Options.model_fields:
+            for degree in (1, 4, 8):
+                options = (("degree", degree),)
+                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=options)
 
 
 MEASURES = {

@@ -22,11 +22,19 @@ from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.routing import ExpertLoad, RoutingOption
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
+from simulator.ir.settings import OptionValues
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """An operator at which tokens are dispatched, to ask which axes shard them."""
 
 Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
+
+
+def chunked_round_s(t: float, u: float, n: int) -> float:
+    """Seconds of dispatch, experts and combine in `n` equal chunks, each with all-to-alls of `t` and kernels of `u`
+    seconds (PipeMoE, section IV): chunks follow each other on the stream of the all-to-alls and on that of the kernels.
+    """
+    return max(2 * n * t + max(0.0, u - (n - 1) * t), 2 * t + n * u)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class ExpertSetting:
     exchange_s: seconds of one all-to-all of all tokens of a rank.
     compute_s: seconds of all expert kernels of one pass.
     expert_ffn: inner width of an expert.
+    options: of the scheme.
     """
 
     ep: int = 1
@@ -58,6 +67,7 @@ class ExpertSetting:
     exchange_s: float = 1.0
     compute_s: float = 1.0
     expert_ffn: int = 16
+    options: OptionValues = ()
 
     @property
     def slots_per_token(self) -> float:
@@ -70,10 +80,8 @@ class ExpertSetting:
         return self.experts * (2 * self.h * self.expert_ffn + self.expert_ffn + self.h)
 
     def chunked_round_s(self, n: int) -> float:
-        """Seconds of dispatch, experts and combine in `n` equal chunks (PipeMoE, section IV): chunks follow each other
-        on the stream of the all-to-alls and on that of the kernels."""
-        t, u = self.exchange_s / n, self.compute_s / n
-        return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
+        """Seconds of dispatch, experts and combine in `n` equal chunks."""
+        return chunked_round_s(self.exchange_s / n, self.compute_s / n, n)
 
 
 class ExpertScheme(Scheme):
