@@ -175,6 +175,9 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
+        for name, value in (("bits", 8), ("node", 4)):
+            if name in kind.Options.model_fields:
+                yield ExpertLayer(8, s=64, options=(("degree", 2), (name, value)))
         if "degree" in kind.Options.model_fields:
             for degree in (1, 4, 8):
                 options = (("degree", degree),)

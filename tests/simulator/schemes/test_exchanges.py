@@ -16,7 +16,9 @@ MODEL = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32}
 MOE = {"experts": 8, "top_k": 1, "expert_ffn": 24, "capacity": 1.0}
 
 
-def played(use: str, moe: dict[str, Any] = MOE, tensor: str = "tensor/megatron", etp: int = 2, **options: Any) -> Played:
+def played(
+    use: str, moe: dict[str, Any] = MOE, tensor: str = "tensor/megatron", etp: int = 2, **options: Any
+) -> Played:
     """Four expert ranks on dp 4 x tp 2, whose tensor ranks share every expert."""
     views = {"experts": {"edp": 2 // etp, "ep": 4, "etp": etp}}
     schemes = [
@@ -55,9 +57,7 @@ def test_tensor_ranks_with_the_same_tokens_exchange_a_part_of_them_each() -> Non
 
 
 def test_tensor_ranks_that_divide_the_tokens_are_coordinated_already() -> None:
-    one, other = (
-        played("expert/deepspeed-moe", tensor="tensor/megatron-sp", coordinated=on) for on in (False, True)
-    )
+    one, other = (played("expert/deepspeed-moe", tensor="tensor/megatron-sp", coordinated=on) for on in (False, True))
     assert exchanges(one, "all_to_all") == exchanges(other, "all_to_all")
     assert exchanges(one, "all_gather") == exchanges(other, "all_gather") != []
 

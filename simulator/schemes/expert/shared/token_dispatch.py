@@ -107,9 +107,7 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
     return [op for op in ops if op in reached and op in needed and op is not out]
 
 
-def exchange_counts(
-    fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all"
-) -> None:
+def exchange_counts(fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all") -> None:
     """Inserts an exchange of token counts, `nbytes` in all, after the router; the first dispatch waits for it."""
     dispatch = next((ends[0] for ends in find_all_to_alls(fragment, parts) if ends[0].phase == "F"), None)
     if dispatch is not None:

@@ -71,9 +71,7 @@ def permute_after_gather(block: MoE) -> MoE:
     return replace(block, children=tuple(children))
 
 
-def replace_linear(
-    linear: ExpertLinear, kind: type[ExpertLinear], **tensors: tuple[Tensor, ...]
-) -> ExpertLinear:
+def replace_linear(linear: ExpertLinear, kind: type[ExpertLinear], **tensors: tuple[Tensor, ...]) -> ExpertLinear:
     """The linear layer as one of another kind, with other tensors."""
     own: dict[str, Any] = {field.name: getattr(linear, field.name) for field in fields(linear)}
     return kind(**{**own, **tensors})

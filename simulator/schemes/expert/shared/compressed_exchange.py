@@ -1,0 +1,68 @@
+"""Chunks of a round that are compressed before each all-to-all and decompressed behind it, and all-to-alls within nodes
+beside those between them (ScheMoE).
+
+All chunks are compressed first, on the stream of the kernels; then chunk after chunk is decompressed, computed and
+compressed again; the last decompressions follow, so that no kernel waits for a chunk while another could run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
+from simulator.lowering.rewrite import Rewrite
+
+NEAR = "expert-near"
+"""The stream of exchanges within a node."""
+
+
+def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list[Op]]], ratio: float) -> list[Op]:
+    """Compresses the tokens of all-to-alls by `ratio`; returns these.
+
+    chunks: for each round the all-to-alls that dispatch its chunks, and those that combine them.
+    """
+    rewrite, exchanges = Rewrite(fragment), list[Op]()
+    for outs, backs in chunks:
+        issued = fragment.forward if outs[0] in fragment.forward else fragment.backward
+        last: list[Op] = []
+        for out, back in zip(outs, backs, strict=True):
+            compress, sent, decompress = _compressed(out, ratio)
+            first = next(op for op in issued if out in op.after)
+            rewrite.swap(out, [compress, sent], [decompress])
+            rewrite.swap(first, [decompress, first])
+            again, returned, end = _compressed(back, ratio)
+            last.append(end)
+            behind = last if back is backs[-1] else []
+            rewrite.swap(back, [again, returned, *behind], [end])
+            exchanges += [sent, returned]
+    rewrite.apply()
+    return exchanges
+
+
+def _compressed(op: Op, ratio: float) -> tuple[Op, Op, Op]:
+    """An all-to-all of compressed tokens between the kernels that compress and decompress them."""
+    work = op.work
+    assert isinstance(work, Collective)
+    small = round(work.nbytes / ratio)
+    pack = Memory("cast", work.nbytes, small, pace=work.pace)
+    unpack = replace(pack, read=small, write=work.nbytes)
+    before = replace(op, name=f"compress {op.name}", stream=COMPUTE, work=pack)
+    sent = replace(op, work=replace(work, nbytes=small), after=[before])
+    return before, sent, replace(before, name=f"decompress {op.name}", work=unpack, after=[sent])
+
+
+def exchange_beside_nodes(fragment: Fragment, exchanges: Sequence[Op], ranks: int, node: int) -> Fragment:
+    """The fragment with all-to-alls among `ranks` ranks in two parts at the same time: among the `node` ranks of a
+    node, on a stream of their own, and between ranks of all others."""
+    rewrite = Rewrite(fragment)
+    for op in exchanges:
+        work = op.work
+        assert isinstance(work, Collective)
+        inside = replace(work, nbytes=work.nbytes * node // ranks, members=tuple(range(node)))
+        # A rank exchanges the tokens of a whole node with a rank of each other node.
+        outside = replace(work, members=tuple(range(0, ranks, node)))
+        near = replace(op, name=f"{op.name} near", stream=NEAR, work=inside)
+        far = replace(op, name=f"{op.name} far", work=outside)
+        rewrite.swap(op, [near, far], [near, far])
+    return rewrite.apply()
