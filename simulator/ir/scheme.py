@@ -84,7 +84,7 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `check_operators`, `alternatives`, `fitted`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
+    `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
     `buffer_bytes`, `unsynchronised_axes`, `period`.
 
@@ -177,7 +177,7 @@ class Scheme:
         empty if its options say everything."""
         return ()
 
-    def fitted(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
         """The scheme after its system has measured work on the cluster, before training; by default as it is.
 
         measure: seconds of some work, alone on its rank.

@@ -124,8 +124,8 @@ def _tensor_uses(
     if frag.forward:
         for what, nbytes, category in operator.saved_buffers(at):
             yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
-            last = weights or inputs if operator.reuses_saved else inputs or weights
-            yield TensorUse(f"{operator.name}.{what}", nbytes, last[-1], False, category)
+            readers = weights or inputs if operator.reuses_saved else inputs or weights
+            yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
 
 
 def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:

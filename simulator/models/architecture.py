@@ -385,7 +385,7 @@ class Architecture(Shapes):
         )
 
     def _moe(self, x: Tensor, experts: int) -> tuple[Module, tuple[Tensor, ...]]:
-        """Builds router, routed and shared experts; returns also their outputs. experts: routed experts of the layer."""
+        """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""
         assert self.model.moe is not None
         moe = self.model.moe.model_copy(update={"experts": experts})
         r, y = Dim(moe.experts), self.act("down")

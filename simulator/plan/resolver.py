@@ -78,13 +78,13 @@ class Resolver:
         return replace(plan, mesh=_place_devices(plan))
 
     def choose_alternatives(self, plan: Plan) -> Plan:
-        """The plan whose schemes have fitted their models to the cluster, and of the options that they try have those of
-        the fastest layers, each alone."""
+        """The plan whose schemes have fitted their models to the cluster, and have those of the options that they try
+        with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
             return sum(sum(costs.layers) for costs in self.layer_costs(candidate))
 
-        schemes = (scheme.fitted(plan.job, partial(self.work_seconds, plan)) for scheme in plan.schemes)
+        schemes = (scheme.fit_models(plan.job, partial(self.work_seconds, plan)) for scheme in plan.schemes)
         plan = replace(plan, schemes=tuple(schemes))
         for i, scheme in enumerate(plan.schemes):
             if found := scheme.alternatives():

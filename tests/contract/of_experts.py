@@ -24,7 +24,6 @@ from simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 
-
 PLAIN = "expert/all-to-all"
 """The scheme whose rounds are neither split nor fused."""
 

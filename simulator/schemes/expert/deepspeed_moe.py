@@ -8,8 +8,8 @@ fixed expert beside the routed one, and more experts in the last layers, so fewe
 
     tensor ranks have the same slots | drop: 1/L each | all-to-all | all-gather | experts | all-to-all | all-gather
 
-Each all-to-all over P ranks sends (P-1)/P of c k T h elements, coordinated 1/L of that and then (L-1)/L of c k T h among
-the tensor ranks. Expert-slicing (`over: [ep, etp]`) shards every expert over its tensor ranks, whose results are
+Each all-to-all over P ranks sends (P-1)/P of c k T h elements, coordinated 1/L of that and then (L-1)/L of c k T h
+among the tensor ranks. Expert-slicing (`over: [ep, etp]`) shards every expert over its tensor ranks, whose results are
 all-reduced. With `drop_tokens` off, c is that of the most popular expert of any rank, an all-reduce of one count.
 Experts without slices that are distributed over tensor ranks too are coordinated by the layouts alone.
 

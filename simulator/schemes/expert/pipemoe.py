@@ -8,9 +8,12 @@ of the forward pass and whose weight gradients follow, by itself.
     all-to-alls   D1 D2 D3 C1    C2    C3
     kernels          E1    E2    E3
 
-With t seconds of an all-to-all and u of the experts for one of r equal chunks a pass takes T(r) = max(2 r t + max(0, u -
-(r - 1) t), 2 t + r u). Where computing bounds it, T falls up to r = sqrt(2 b n / a), with b n seconds for the bytes of
-an all-to-all and a for the start of the GEMMs; where communication does, up to the r that hides the experts.
+With t seconds of an all-to-all and u of the experts for one of r equal chunks a pass takes
+
+    T(r) = max(2 r t + max(0, u - (r - 1) t), 2 t + r u).
+
+Where computing bounds it, T falls up to r = sqrt(2 b n / a), with b n seconds for the bytes of an all-to-all and a for
+the start of the GEMMs; where communication does, up to the r that hides the experts.
 
 Not modelled: the buffers of chunks are shared with those of the layer (MPipeMoE).
 

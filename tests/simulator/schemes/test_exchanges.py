@@ -75,7 +75,7 @@ def test_without_dropping_all_experts_have_the_slots_of_the_most_popular_one() -
     most = float(Routing(zipf=1.0).shares(8).max())
     # The capacity is a fraction of at most 1000.
     assert exchanges(one, "all_to_all")[0].nbytes == pytest.approx(32 * 64 * 2 / 2 * most, rel=1e-2)
-    assert [work.nbytes for work in exchanges(one, "all_reduce")][0] == 8
+    assert next(work.nbytes for work in exchanges(one, "all_reduce")) == 8
 
 
 @pytest.mark.parametrize("routing", ["balanced", {"zipf": 1.2}])

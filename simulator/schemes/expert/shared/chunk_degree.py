@@ -22,6 +22,9 @@ MOST = 64
 PART = 8
 """Of two amounts that a model is fitted to, the larger over the smaller."""
 
+ROUNDED = 1e-9
+"""Relative difference of durations that is rounding."""
+
 Degree = Annotated[int, Field(ge=1, le=MOST, strict=True)]
 Line = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 """Start [s] and slope [s per byte or FLOP]."""
@@ -34,7 +37,8 @@ def fastest_degree(nbytes: float, flops: float, exchange: Line, compute: Line, m
         each = exchange[0] + exchange[1] * nbytes / n, compute[0] + compute[1] * flops / n
         return chunked_round_s(*each, n)
 
-    return min(range(1, most + 1), key=seconds)
+    durations = [seconds(n) for n in range(1, most + 1)]
+    return 1 + next(i for i, found in enumerate(durations) if found <= min(durations) * (1 + ROUNDED))
 
 
 class ChosenDegree(ExpertScheme):
@@ -48,7 +52,7 @@ class ChosenDegree(ExpertScheme):
         compute: Line | None = None
         """Start [s] and slope [s/FLOP] of the model of the GEMMs of all experts of a rank; null: fitted to it."""
 
-    def fitted(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
         options, moe = self.options, job.model.moe
         if options.degree != "auto" or self.ranks == 1 or moe is None or (options.exchange and options.compute):
             return self
@@ -56,20 +60,20 @@ class ChosenDegree(ExpertScheme):
         rows = job.batch.micro * job.batch.sequence / shards * moe.top_k * (moe.capacity or 1.0)
         width, experts = BYTES[self.framework.weights], moe.experts // self.ranks
 
-        def exchanged(part: int) -> tuple[float, float]:
+        def measure_exchange(part: int) -> tuple[float, float]:
             nbytes = int(rows * job.model.hidden * width / part)
             work = Collective("all_to_all", nbytes, self.mesh.parts(self.axes[:1]))
             return nbytes, measure(work)
 
-        def computed(part: int) -> tuple[float, float]:
+        def measure_experts(part: int) -> tuple[float, float]:
             m, up = rows / experts / part, (2 if job.model.gated else 1) * moe.expert_ffn
             sizes = (up, job.model.hidden), (job.model.hidden, moe.expert_ffn)
             works = [Gemm(m, n, k, experts, self.framework.weights, groups=((experts, m),)) for n, k in sizes]
             return sum(work.flops for work in works), sum(map(measure, works))
 
         return self.with_options(
-            exchange=options.exchange or _fit_line(exchanged(PART), exchanged(1)),
-            compute=options.compute or _fit_line(computed(PART), computed(1)),
+            exchange=options.exchange or _fit_line(measure_exchange(PART), measure_exchange(1)),
+            compute=options.compute or _fit_line(measure_experts(PART), measure_experts(1)),
         )
 
     def degree_of(self, one: ExpertRound) -> int:

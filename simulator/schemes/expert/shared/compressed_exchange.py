@@ -27,11 +27,11 @@ def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list
         issued = fragment.forward if outs[0] in fragment.forward else fragment.backward
         last: list[Op] = []
         for out, back in zip(outs, backs, strict=True):
-            compress, sent, decompress = _compressed(out, ratio)
+            compress, sent, decompress = _compress_exchange(out, ratio)
             first = next(op for op in issued if out in op.after)
             rewrite.swap(out, [compress, sent], [decompress])
             rewrite.swap(first, [decompress, first])
-            again, returned, end = _compressed(back, ratio)
+            again, returned, end = _compress_exchange(back, ratio)
             last.append(end)
             behind = last if back is backs[-1] else []
             rewrite.swap(back, [again, returned, *behind], [end])
@@ -40,7 +40,7 @@ def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list
     return exchanges
 
 
-def _compressed(op: Op, ratio: float) -> tuple[Op, Op, Op]:
+def _compress_exchange(op: Op, ratio: float) -> tuple[Op, Op, Op]:
     """An all-to-all of compressed tokens between the kernels that compress and decompress them."""
     work = op.work
     assert isinstance(work, Collective)
