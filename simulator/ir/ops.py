@@ -286,6 +286,7 @@ class Op:
     tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
     launches: time of the host to launch its kernels, over that of one op of the framework.
     meeting: of a collective of an update, the name by which all devices that take part meet in it.
+    priority: on links that ops share (engine ``shared``): those of a lower priority get what higher ones leave.
     """
 
     name: str
@@ -297,6 +298,7 @@ class Op:
     tag: str = ""
     launches: float = 1.0
     meeting: Hashable = None
+    priority: int = 0
 
     @property
     def issued(self) -> float:

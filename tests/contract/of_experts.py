@@ -164,6 +164,10 @@ def permuted_bytes(setting: ExpertLayer, use: str) -> float:
     return sum(work.bytes for work in works if isinstance(work, Memory) and work.what == "permute")
 
 
+DEGREE = (("degree", 2),)
+"""Options of the schemes that split a round."""
+
+
 def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
@@ -174,9 +178,9 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
-        for name, value in (("bits", 8), ("node", 4)):
+        for name, value, more in (("bits", 8, DEGREE), ("node", 4, DEGREE), ("micro", 2048, ())):
             if name in kind.Options.model_fields:
-                yield ExpertLayer(8, s=64, options=(("degree", 2), (name, value)))
+                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=((name, value), *more))
         if "degree" in kind.Options.model_fields:
             for degree in (1, 4, 8):
                 options = (("degree", degree),)

@@ -55,6 +55,12 @@ class Case:
         use = Use(more.pop("moving", seconds), links, more.pop("kept", 0.0))
         return self.add(Collective("all_reduce", number + 1, ("x",)), f"data-{number}", seconds, use, **more)
 
+    def first(self, seconds: float, after: Sequence[int] = ()) -> int:
+        """A collective on the network that goes before others."""
+        number = self.collective(seconds, after=after)
+        self.flat.ops[number].priority = 1
+        return number
+
     def message(self, source: int, target: int, seconds: float = 10.0) -> int:
         number = len(self.flat.ops)
         work = Transfer(number + 1, "pp", source, target)
@@ -70,6 +76,30 @@ class Case:
     @property
     def ends(self) -> list[float]:
         return self.play().end
+
+
+def test_a_collective_of_higher_priority_takes_its_own_time_and_the_other_waits() -> None:
+    case = Case()
+    case.collective(10.0)
+    case.first(10.0)
+    assert case.ends == pytest.approx([20.0, 10.0])
+
+
+def test_a_collective_of_higher_priority_interrupts_one_under_way() -> None:
+    case = Case()
+    case.collective(10.0)
+    case.first(10.0, after=[case.kernel(5.0)])
+    assert case.ends == pytest.approx([20.0, 5.0, 15.0])
+
+
+def test_what_a_collective_of_higher_priority_leaves_of_a_link_others_share() -> None:
+    """It takes half a port: two others get a quarter each, which is half their rate at half a port."""
+    case, half = Case(), (0.0, 0.0, 0.5)
+    case.collective(10.0, half)
+    case.collective(10.0, half)
+    number = case.collective(10.0, half)
+    case.flat.ops[number].priority = 1
+    assert case.ends == pytest.approx([15.0, 15.0, 10.0])
 
 
 def test_two_collectives_on_one_port_take_twice_as_long() -> None:
