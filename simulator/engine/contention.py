@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 import simpy
 
 from simulator.costs.estimate import ALONE, TIERS, Use, Uses
-from simulator.engine.fair_share import fair_rates, rates_by_priority
+from simulator.engine.fair_share import fair_rates, fair_rates_by_priority
 from simulator.engine.longest_path import OpTimes
 from simulator.engine.simpy_engine import play as play_on
 from simulator.ir.ops import Communication, Op
@@ -162,8 +162,8 @@ class Traffic:
         key = tuple((one.op, one.device) for one in met)
         if key not in self._shares:
             links, priorities = [one.links for one in met], [one.op.priority for one in met]
-            alike = len({*priorities}) == 1
-            self._shares[key] = fair_rates(links) if alike else rates_by_priority(links, priorities)
+            equal = len({*priorities}) == 1
+            self._shares[key] = fair_rates(links) if equal else fair_rates_by_priority(links, priorities)
         return self._shares[key]
 
     # -------------------------------------------------------------------------------- multiprocessors

@@ -45,15 +45,14 @@ def fair_rates(flows: Sequence[Mapping[Place, float]]) -> list[float]:
     return [_rate(flow, levels) for flow in flows]
 
 
-def rates_by_priority(flows: Sequence[Mapping[Place, float]], priorities: Sequence[int]) -> list[float]:
+def fair_rates_by_priority(flows: Sequence[Mapping[Place, float]], priorities: Sequence[int]) -> list[float]:
     """The rate of each flow, at least 0, where flows of lower priority share what those of higher ones leave."""
     rates, left = [0.0] * len(flows), dict.fromkeys((link for flow in flows for link in flow), 1.0)
     for priority in sorted({*priorities}, reverse=True):
         mine = [i for i, own in enumerate(priorities) if own == priority and min(left[link] for link in flows[i]) > 0]
         # A link with less room is one of which a flow takes more.
-        for i, rate in zip(
-            mine, fair_rates([{link: share / left[link] for link, share in flows[i].items()} for i in mine]), strict=True
-        ):
+        shares = [{link: share / left[link] for link, share in flows[i].items()} for i in mine]
+        for i, rate in zip(mine, fair_rates(shares), strict=True):
             rates[i] = rate
         for i in mine:
             for link, share in flows[i].items():

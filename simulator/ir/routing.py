@@ -91,6 +91,18 @@ class Routing:
             rows = near * np.nan_to_num((1 - leaving) / (1 - outside)) + far * np.nan_to_num(leaving / outside)
         return replace(self, zipf=0.0, counts=tuple(map(tuple, rows.tolist())))
 
+    def favour_machine(self, ranks: int, experts: int, machine: int, ratio: float) -> Routing:
+        """The routing of a router that chooses an expert on the own machine, of `machine` ranks, `ratio` times as often
+        as it otherwise would, in relation to the others."""
+        near = self.shares(experts) * np.where(_own_machine(ranks, experts, machine), ratio, 1.0)
+        return replace(self, zipf=0.0, counts=tuple(map(tuple, near.tolist())))
+
+    def exceeding(self, limits: Routing, experts: int, capacity: float) -> float:
+        """Part of all choices beyond capacities of `capacity` times the shares of `limits`."""
+        shares = self.shares(experts)
+        kept = np.minimum(shares, capacity * limits.shares(experts))
+        return max(0.0, 1.0 - float(kept.sum() / np.broadcast_to(shares, kept.shape).sum()))
+
     def outgoing(self, ranks: int, experts: int, machine: int, replicated: tuple[int, ...] = ()) -> float:
         """Share of all copies that are sent to another machine. replicated: see `load`."""
         far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts))

@@ -179,8 +179,11 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
         for name, value, more in (("bits", 8, DEGREE), ("node", 4, DEGREE), ("micro", 2048, ())):
-            if name in kind.Options.model_fields:
+            if {name, *dict(more)} <= kind.Options.model_fields.keys():
                 yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=((name, value), *more))
+        if {"node", "ratio"} <= kind.Options.model_fields.keys():
+            for capacity in (None, 1.25):
+                yield ExpertLayer(8, s=56, capacity=capacity, options=(("node", 4), ("ratio", 3.0)))
         if "degree" in kind.Options.model_fields:
             for degree in (1, 4, 8):
                 options = (("degree", degree),)

@@ -1,4 +1,4 @@
-"""Lina: all-to-alls go before gradient all-reduces on the links that they share, in micro-ops that overlap with experts.
+"""Lina: all-to-alls go before gradient all-reduces on links that they share, in micro-ops that overlap with experts.
 
 In the backward pass the all-reduces of gradients use the network at the same time as all-to-alls, which then take about
 twice as long, and unlike an all-reduce an all-to-all is waited for. Lina splits both into micro-ops of equal size and
@@ -8,9 +8,9 @@ that have arrived, so that n of them take the time of n chunks.
     network, fair      | AR + D | AR + D | AR ...         network, Lina   | AR | D D D | AR | C C C | AR ...
 
 With S bytes of an all-to-all, n = ceil(S/`micro`), t seconds of a micro-op and u of the experts for one, a pass takes
-max(2 n t + max(0, u - (n - 1) t), 2 t + n u); an all-to-all takes its own time whatever runs beside it, and a concurrent
-all-reduce that much longer. Expert packing, several experts on a rank so that u is at least t and fewer ranks exchange,
-is a smaller `ep` in the plan, at the price of more weights and all-reduces on every rank.
+max(2 n t + max(0, u - (n - 1) t), 2 t + n u); an all-to-all takes its own time whatever runs beside it, and an
+all-reduce there that much longer. Expert packing, several experts on a rank so that u is at least t and fewer ranks
+exchange, is a smaller `ep` in the plan, at the price of more weights and all-reduces on every rank.
 
 Priorities matter where links are shared, with `--engine shared`; other engines let all streams communicate at full
 rate. Not modelled: an all-to-all waits for the end of the all-reduce micro-op that is under way; inference.

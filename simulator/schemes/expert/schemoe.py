@@ -29,9 +29,10 @@ from simulator.ir.ops import BYTES, Collective, Fragment
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.chunk_degree import ChosenDegree, Degree
-from simulator.schemes.expert.shared.compressed_exchange import compress_exchanges, exchange_beside_nodes
+from simulator.schemes.expert.shared.compressed_exchange import compress_exchanges
 from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
 
 
 class ScheMoE(ChosenDegree):
@@ -75,12 +76,13 @@ class ScheMoE(ChosenDegree):
         if self.options.bits:
             ratio = 8 * BYTES[self.framework.weights] / self.options.bits
             exchanges = compress_exchanges(fragment, chunks, ratio)
-        node = self.options.node
+        beside, node = Rewrite(fragment), self.options.node
         for op in exchanges if node else ():
             assert isinstance(op.work, Collective)
-            ranks = self.mesh.size(op.work.axes)
-            fragment = exchange_beside_nodes(fragment, [op], ranks, node) if ranks > node else fragment
-        return fragment
+            if (ranks := self.mesh.size(op.work.axes)) > node:
+                each = op.work.nbytes / ranks
+                exchange_beside_nodes(beside, op, ranks, node, (node - 1) * each, (ranks - node) * each)
+        return beside.apply()
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token

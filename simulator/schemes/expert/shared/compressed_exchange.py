@@ -1,5 +1,4 @@
-"""Chunks of a round that are compressed before each all-to-all and decompressed behind it, and all-to-alls within nodes
-beside those between them (ScheMoE).
+"""Chunks of a round that are compressed before each all-to-all and decompressed behind it (ScheMoE).
 
 All chunks are compressed first, on the stream of the kernels; then chunk after chunk is decompressed, computed and
 compressed again; the last decompressions follow, so that no kernel waits for a chunk while another could run.
@@ -12,9 +11,6 @@ from dataclasses import replace
 
 from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
 from simulator.lowering.rewrite import Rewrite
-
-NEAR = "expert-near"
-"""The stream of exchanges within a node."""
 
 
 def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list[Op]]], ratio: float) -> list[Op]:
@@ -50,19 +46,3 @@ def _compress_exchange(op: Op, ratio: float) -> tuple[Op, Op, Op]:
     before = replace(op, name=f"compress {op.name}", stream=COMPUTE, work=pack)
     sent = replace(op, work=replace(work, nbytes=small), after=[before])
     return before, sent, replace(before, name=f"decompress {op.name}", work=unpack, after=[sent])
-
-
-def exchange_beside_nodes(fragment: Fragment, exchanges: Sequence[Op], ranks: int, node: int) -> Fragment:
-    """The fragment with all-to-alls among `ranks` ranks in two parts at the same time: among the `node` ranks of a
-    node, on a stream of their own, and between ranks of all others."""
-    rewrite = Rewrite(fragment)
-    for op in exchanges:
-        work = op.work
-        assert isinstance(work, Collective)
-        inside = replace(work, nbytes=work.nbytes * node // ranks, members=tuple(range(node)))
-        # A rank exchanges the tokens of a whole node with a rank of each other node.
-        outside = replace(work, members=tuple(range(0, ranks, node)))
-        near = replace(op, name=f"{op.name} near", stream=NEAR, work=inside)
-        far = replace(op, name=f"{op.name} far", work=outside)
-        rewrite.swap(op, [near, far], [near, far])
-    return rewrite.apply()

@@ -1,7 +1,8 @@
-"""All-to-alls in two levels: among the ranks of a node, then among ranks at the same place of all nodes.
+"""All-to-alls in two levels: among the ranks of a node, then among ranks at the same place of all nodes; and in two
+parts at the same time.
 
-The second level sends the bytes of the flat all-to-all over the network in longer messages, n - 1 instead of P - P/n of
-them on n nodes; the first level, and a copy before either that groups the tokens by destination, come on top.
+In levels, the second sends the bytes of the flat all-to-all over the network in longer messages, n - 1 instead of P -
+P/n of them on n nodes; the first level, and a copy before either that groups the tokens by destination, come on top.
 """
 
 from __future__ import annotations
@@ -16,6 +17,28 @@ from hardware.errors import PlanError
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+
+NEAR = "expert-near"
+"""The stream of exchanges within a node beside others."""
+
+
+def exchange_beside_nodes(
+    rewrite: Rewrite, op: Op, ranks: int, node: int, near_nbytes: float, far_nbytes: float
+) -> None:
+    """Splits an all-to-all among `ranks` ranks into two at the same time: among the `node` ranks of a node, on a stream
+    of their own, and with ranks of other nodes.
+
+    near_nbytes, far_nbytes: bytes that a rank sends to others in its node, and to other nodes.
+    """
+    assert isinstance(op.work, Collective)
+    nodes, parts = ranks // node, []
+    if node > 1:
+        inside = replace(op.work, nbytes=round(near_nbytes * node / (node - 1)), members=tuple(range(node)))
+        parts.append(replace(op, name=f"{op.name} near", stream=NEAR, work=inside))
+    # A rank exchanges the tokens of a whole node with one rank of each other node.
+    outside = replace(op.work, nbytes=round(far_nbytes * nodes / (nodes - 1)), members=tuple(range(0, ranks, node)))
+    parts.append(replace(op, name=f"{op.name} far", work=outside))
+    rewrite.swap(op, parts, parts)
 
 
 class TwoLevelScheme(ExpertScheme):
