@@ -106,6 +106,12 @@ OPERATIONS = (
 )
 
 OF_REPORT: dict[str, tuple[Callable[..., Quantity], tuple[tuple[str, ...], ...], str, str]] = {
+    "parameters": (
+        lambda report: report.job.model.parameters / 1e9,
+        (),
+        "lower",
+        "parameters of the model / 1e9",
+    ),
     "fits": (lambda report: float(report.fits), (), "higher", "1 if the job fits in memory, else 0"),
     "tokens_per_s": (_sum_tokens, (), "higher", "throughput of all GPUs"),
     "model_tflops": (

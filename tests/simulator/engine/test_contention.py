@@ -21,6 +21,7 @@ from simulator.engine import contention as shared
 from simulator.engine import simpy_engine
 from simulator.engine.contention import LEAST, Running, Traffic
 from simulator.engine.longest_path import OpTimes
+from simulator.engine.play import Engine
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
 from simulator.ir.mesh import Mesh
@@ -482,3 +483,27 @@ def test_a_message_takes_multiprocessors_of_both_ends() -> None:
     times = shared.play(flat, [use] * 3)
     # 2 seconds at a rate of 0.8, then the remaining 0.4.
     assert [times.end[kernel] for kernel in kernels] == pytest.approx([2.4, 2.4, 2.0])
+
+
+def test_all_to_alls_that_go_first_take_their_own_time() -> None:
+    """Lina: beside gradient reductions on the same ports all-to-alls take longer, unless they go first."""
+
+    def exposed(engine: Engine, **options: Any) -> tuple[float, float]:
+        moe = {"experts": 16, "top_k": 2, "expert_ffn": 4096, "capacity": 1.0}
+        job = {
+            "model": {"layers": 12, "hidden": 1024, "heads": 8, "vocab": 1024, "seq": 512, "moe": moe},
+            "cluster": {"gpu": "a100-sxm-40", "gpus": 16, "gpus_per_node": 4, "inter": {"gbps_per_gpu": 25}},
+            "batch": {"global": 64, "micro": 4},
+            "plan": {
+                "mesh": {"dp": 16},
+                "views": {"experts": {"edp": 1, "ep": 16}},
+                "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "expert/lina", "over": "ep", **options}],
+            },
+        }
+        answer = simulate(job, engine).to_dict()
+        return answer["breakdown_s"]["exposed"]["ep"], answer["step_time_s"]
+
+    alone, fair, first = exposed("matrices"), exposed("shared", priority=False), exposed("shared")
+    assert alone[0] == pytest.approx(first[0], rel=1e-6)
+    assert fair[0] > 1.01 * first[0]
+    assert first[1] < fair[1]
