@@ -108,6 +108,7 @@ def modern_models(
             "every": draw(st.integers(1, 2)),
             "capacity": draw(st.sampled_from([None, 1.0, 1.25])),
             "router_bias": draw(st.booleans()),
+            "residual": bool(shared) and draw(st.booleans()),
         }
     return Model(**fields)
 

@@ -123,7 +123,7 @@ def _blocks(model: Model) -> list[str]:
     moe, found = model.moe, []
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
-        found.append(f"{moe.top_k} of {moe.experts} experts{shared}")
+        found.append(f"{moe.top_k} of {' or '.join(map(str, moe.expert_counts))} experts{shared}")
     found += [f"branches {', '.join(f'{one.name} of {one.layers} layers' for one in model.branches)}"] * bool(
         model.branches
     )

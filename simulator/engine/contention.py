@@ -3,9 +3,9 @@
 Every op has a rate: 1 if it shares no link and no SM with others, less if it does.
 
 - Communication waits for its latency; then its bytes are sent at the max-min fair share of the device's links
-  (`simulator.engine.fair_share`), in both directions. A message uses the outgoing links of its sender and the incoming
-  ones of its receiver. A device stands for all ranks of a stage: each rank has links of its own, and the groups of one
-  stage communicate at the same time.
+  (`simulator.engine.fair_share`), in both directions; ops of a higher priority take theirs first. A message uses the
+  outgoing links of its sender and the incoming ones of its receiver. A device stands for all ranks of a stage: each
+  rank has links of its own, and the groups of one stage communicate at the same time.
 - From launch to end, communication occupies SMs, a message those of both ends. A kernel that needs all SMs (GEMM,
   attention) then takes
 
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 import simpy
 
 from simulator.costs.estimate import ALONE, TIERS, Use, Uses
-from simulator.engine.fair_share import fair_rates
+from simulator.engine.fair_share import fair_rates, fair_rates_by_priority
 from simulator.engine.longest_path import OpTimes
 from simulator.engine.simpy_engine import play as play_on
 from simulator.ir.ops import Communication, Op
@@ -161,7 +161,9 @@ class Traffic:
             return [1.0]
         key = tuple((one.op, one.device) for one in met)
         if key not in self._shares:
-            self._shares[key] = fair_rates([one.links for one in met])
+            links, priorities = [one.links for one in met], [one.op.priority for one in met]
+            equal = len({*priorities}) == 1
+            self._shares[key] = fair_rates(links) if equal else fair_rates_by_priority(links, priorities)
         return self._shares[key]
 
     # -------------------------------------------------------------------------------- multiprocessors
@@ -186,6 +188,9 @@ class Traffic:
         now = self.env.now
         one.left = max(0.0, one.left - (now - one.since) * one.rate)
         one.since, one.rate = now, rate
+        if not rate:
+            one.timer = None
+            return
         one.timer = timer = self.env.timeout(one.left / rate)
         timer.callbacks.append(lambda _: self._end(one) if one.timer is timer else None)
 

@@ -27,7 +27,7 @@ step, elsewhere a few rounds find them."""
 
 
 def fair_rates(flows: Sequence[Mapping[Place, float]]) -> list[float]:
-    """The rate of each flow, above 0 and at most 1. Shares are above 0 and at most 1."""
+    """The rate of each flow, above 0 and at most 1. Shares are above 0."""
     users: dict[Place, list[Mapping[Place, float]]] = {}
     for flow in flows:
         for link in flow:
@@ -43,6 +43,22 @@ def fair_rates(flows: Sequence[Mapping[Place, float]]) -> list[float]:
         if not moved:
             break
     return [_rate(flow, levels) for flow in flows]
+
+
+def fair_rates_by_priority(flows: Sequence[Mapping[Place, float]], priorities: Sequence[int]) -> list[float]:
+    """The rate of each flow, at least 0, where flows of lower priority share what those of higher ones leave."""
+    rates, left = [0.0] * len(flows), dict.fromkeys((link for flow in flows for link in flow), 1.0)
+    for priority in sorted({*priorities}, reverse=True):
+        mine = [i for i, own in enumerate(priorities) if own == priority and min(left[link] for link in flows[i]) > 0]
+        # A link with less room is one of which a flow takes more.
+        shares = [{link: share / left[link] for link, share in flows[i].items()} for i in mine]
+        for i, rate in zip(mine, fair_rates(shares), strict=True):
+            rates[i] = rate
+        for i in mine:
+            for link, share in flows[i].items():
+                left[link] = max(0.0, left[link] - share * rates[i])
+        left = {link: room if room > EXACT else 0.0 for link, room in left.items()}
+    return rates
 
 
 def _rate(flow: Mapping[Place, float], levels: Mapping[Place, float], but: Place | None = None) -> float:

@@ -228,7 +228,7 @@ class Operator(Module):
 
     Customise by: forward, backward_inputs, backward_weights, saved_tensors, saved_for_weights. Seldom: saved_buffers,
     temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout, sums,
-    undivided.
+    undivided, reuses_saved.
 
     ins: input activations.
     outs: output activations.
@@ -253,6 +253,8 @@ class Operator(Module):
     """Whether the outputs are sums along the dims that they lack, so that ranks may compute partial sums."""
     undivided: ClassVar[tuple[str, ...]] = ()
     """Dims of the outputs along which the operator depends on all elements, so that ranks cannot divide them."""
+    reuses_saved: ClassVar[bool] = False
+    """Whether its saved buffers hold operands of the weight gradient later, so that they live until then."""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
@@ -326,7 +328,8 @@ class Operator(Module):
         return []
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
-        """Buffers that live within one pass: (index of the first kernel, index of the last kernel, bytes)."""
+        """Buffers that live within one pass: (index of the first kernel, index of the last kernel, bytes). Backward,
+        kernels of the weight gradient follow those of the inputs."""
         return []
 
 

@@ -73,6 +73,26 @@ class Unpermute(Operator):
 
 
 @dataclass(frozen=True, eq=False)
+class WeightedSum(Operator):
+    """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token.
+
+    ins: both results, and the numbers.
+    """
+
+    undivided = ("k",)
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.outs, *self.ins), at.bytes(*self.ins))]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertPermute(Permute):
     """Copies every token once for each of its experts on this rank; the ranks of the experts hold all tokens."""
 
@@ -171,6 +191,56 @@ class FusedExpertLinear(ExpertLinear):
     @property
     def saved_for_weights(self) -> tuple[Tensor, ...]:
         return self.ins[:1]
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteringLinear(FusedExpertLinear):
+    """The same with kernels whose backward pass reads grouped operands: rows of tokens, or of their gradients, are
+    copied in the order of the experts for it. The results of the copies are kept, for the gradient of the weights of
+    `TopK`, and their buffer holds the gradients then.
+    """
+
+    reuses_saved = True
+
+    def _group(self, at: LocalShapes, also_read: int = 0) -> Memory:
+        tokens, copies = at.bytes(self._tokens.gradient), self._unsummed_bytes(at)
+        return Memory("permute", tokens + also_read, copies)
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        if self.sorts == "ins":
+            return super().backward_inputs(at)
+        return [self._group(at, also_read=self._unsummed_bytes(at)), *super().backward_inputs(at)]
+
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
+        product = super().backward_weights(at)
+        return [self._group(at), *product] if self.sorts == "ins" else product
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("copies", self._unsummed_bytes(at), "workspace")] if self.sorts == "outs" else []
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        if backward != (self.sorts == "ins"):
+            return []
+        # Gradients of the copies, and then the copies of the tokens for the gradient of the weights.
+        return [(0, 2 if backward else 0, self._unsummed_bytes(at))]
+
+
+@dataclass(frozen=True, eq=False)
+class ArrivalOrderLinear(ExpertLinear):
+    """A linear layer of experts whose GEMM reads or writes rows in the order of the source ranks; for its backward pass
+    they are copied in the order of the experts.
+    """
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return Linear.forward(self, at)
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        product = Linear.backward_inputs(self, at)
+        return [*self._permute(at), *product] if self.sorts == "outs" else product
+
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
+        product = super().backward_weights(at)
+        return [*self._permute(at), *product] if self.sorts == "ins" else product
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,7 @@ class Gemm:
     m, n, k: rows, columns and contracted size of one product (elements).
     batch: number of products.
     dtype: number format of the operands.
-    layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` gradient of the input, ``nt`` gradient of the
-        weight.
+    layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` input gradient, ``nt`` weight gradient.
     accumulate: whether the result is added to memory in `out_dtype` (fused gradient accumulation).
     out_dtype: number format of the result.
     what: kind of module, for reports.
@@ -281,11 +280,11 @@ class Op:
     work: the work; None: a mark.
     after: data dependencies; the order of a stream is implied.
     phase: F forward, B gradient of inputs, W gradient of weights, R recompute, U optimizer update.
-    when: micro-batches in which it runs (every, first, last), or ``period``: an update that runs in one step of each
-        period (see `Scheme.period`).
+    when: micro-batches in which it runs (every, first, last), or ``period``: in one step of each `Scheme.period`.
     tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
     launches: time of the host to launch its kernels, over that of one op of the framework.
     meeting: of a collective of an update, the name by which all devices that take part meet in it.
+    priority: on links that ops share (engine ``shared``): those of a lower priority get what higher ones leave.
     """
 
     name: str
@@ -297,6 +296,7 @@ class Op:
     tag: str = ""
     launches: float = 1.0
     meeting: Hashable = None
+    priority: int = 0
 
     @property
     def issued(self) -> float:

@@ -91,6 +91,18 @@ class Routing:
             rows = near * np.nan_to_num((1 - leaving) / (1 - outside)) + far * np.nan_to_num(leaving / outside)
         return replace(self, zipf=0.0, counts=tuple(map(tuple, rows.tolist())))
 
+    def favour_machine(self, ranks: int, experts: int, machine: int, ratio: float) -> Routing:
+        """The routing of a router that chooses an expert on the own machine, of `machine` ranks, `ratio` times as often
+        as it otherwise would, in relation to the others."""
+        near = self.shares(experts) * np.where(_own_machine(ranks, experts, machine), ratio, 1.0)
+        return replace(self, zipf=0.0, counts=tuple(map(tuple, near.tolist())))
+
+    def exceeding(self, limits: Routing, experts: int, capacity: float) -> float:
+        """Part of all choices beyond capacities of `capacity` times the shares of `limits`."""
+        shares = self.shares(experts)
+        kept = np.minimum(shares, capacity * limits.shares(experts))
+        return max(0.0, 1.0 - float(kept.sum() / np.broadcast_to(shares, kept.shape).sum()))
+
     def outgoing(self, ranks: int, experts: int, machine: int, replicated: tuple[int, ...] = ()) -> float:
         """Share of all copies that are sent to another machine. replicated: see `load`."""
         far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts))
@@ -106,6 +118,11 @@ class Routing:
         replicated: experts whose weights all ranks hold, so that their tokens stay on their rank.
         """
         return _load(self, ranks, experts, capacity, replicated)
+
+    def loads_by_place(self, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
+        """For the first expert of all ranks, the second, ...: tokens that leave a rank for one of these experts over
+        those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and `.busiest_exchange`)."""
+        return _loads_by_place(self, ranks, experts)
 
 
 @dataclass(frozen=True)
@@ -171,19 +188,24 @@ def _load(
     most = int(np.argmax(rank_loads))
     mine = [j for j in range(most * own, (most + 1) * own) if j not in replicated]
     groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in replicated)]
-    on_rank = np.diagonal(flow)
+    exchange = _exchange_of(flow, own)
+    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), tuple(groups), *exchange)
+
+
+def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
+    """Of shares from each rank to each (rows: senders), `own` experts a rank: what leaves a rank over that of even
+    routing, mean over ranks; and what the busiest rank sends or receives, over the mean."""
+    ranks, on_rank = len(flow), np.diagonal(flow)
     outgoing, incoming = flow.sum(axis=1) - on_rank, flow.sum(axis=0) - on_rank
-    mean, even = float(outgoing.mean()), experts * (ranks - 1) / ranks
+    mean, even = float(outgoing.mean()), own * (ranks - 1)
     busiest = float(max(outgoing.max(), incoming.max()))
-    return ExpertLoad(
-        kept,
-        dropped,
-        tuple(rank_loads.tolist()),
-        float(rank_loads[most]),
-        tuple(groups),
-        mean / even if ranks > 1 else 1.0,
-        busiest / mean if mean else 1.0,
-    )
+    return mean / even if even else 1.0, busiest / mean if mean else 1.0
+
+
+@lru_cache(maxsize=256)
+def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
+    sent = np.broadcast_to(routing.shares(experts), (ranks, experts))
+    return tuple(_exchange_of(sent[:, place :: experts // ranks], 1) for place in range(experts // ranks))
 
 
 def least_capacity(routing: Routing, experts: int) -> float:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Operator, Stage
-from simulator.ir.ops import Fragment, Param, StageOps
+from simulator.ir.ops import Fragment, Param, StageOps, Work
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
 SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
@@ -84,7 +84,7 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `check_operators`, `alternatives`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
+    `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
     `buffer_bytes`, `unsynchronised_axes`, `period`.
 
@@ -115,6 +115,8 @@ class Scheme:
     compute."""
     joins_axes: ClassVar[bool] = False
     """Whether equal collectives over several of its axes are one collective."""
+    changes_kernels: ClassVar[bool] = False
+    """Whether it has kernels of its own, which also a single rank runs."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
     name: ClassVar[str]
@@ -174,6 +176,13 @@ class Scheme:
         """The scheme with each of the options that its system tries at run time, to keep those of the fastest layer;
         empty if its options say everything."""
         return ()
+
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+        """The scheme after its system has measured work on the cluster, before training; by default as it is.
+
+        measure: seconds of some work, alone on its rank.
+        """
+        return self
 
     def with_options(self, **options: Any) -> Scheme:
         """The scheme with some other options."""

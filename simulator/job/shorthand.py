@@ -105,7 +105,7 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
     ]
-    views = _views(short, dp * short.cp * short.tp, model.moe.experts if model.moe else 1, where)
+    views = _views(short, dp * short.cp * short.tp, math.gcd(*model.moe.expert_counts) if model.moe else 1, where)
     if views:
         schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
     if short.recompute == "full":

@@ -120,14 +120,16 @@ def _tensor_uses(
     for t in operator.saved_tensors if operator.frozen else (*operator.saved_tensors, *operator.saved_for_weights):
         op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
         yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
-    yield from _temporaries(operator, at, inputs, backward=True)
+    yield from _temporaries(operator, at, backward if inputs else [], backward=True)
     if frag.forward:
         for what, nbytes, category in operator.saved_buffers(at):
             yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
-            yield TensorUse(f"{operator.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
+            readers = weights or inputs if operator.reuses_saved else inputs or weights
+            yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
 
 
 def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:
     for i, (start, stop, nbytes) in enumerate(operator.temporary_buffers(at, backward) if ops else ()):
         key = f"{'d:' * backward}{operator.name}.{i}"
-        yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in (start, stop))
+        places = (start, min(stop, len(ops) - 1))
+        yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in places)

@@ -34,6 +34,7 @@ from simulator.ir.moe_operators import (
     Permute,
     TopK,
     Unpermute,
+    WeightedSum,
 )
 from simulator.ir.operators import (
     Activation,
@@ -240,7 +241,7 @@ class Architecture(Shapes):
         drop = model.dropout > 0
         normed, again = self.act("norm1"), self.act("norm2")
         projected, middle = self.act("proj"), self.act("middle")
-        block, results = self._moe(again) if experts else self._dense(again)
+        block, results = self._moe(again, kind.routed) if experts else self._dense(again)
         proj_bias, down_bias = self._proj_bias(), self._down_bias(experts)
         inner: list[Module]
         if model.parallel_residual:
@@ -268,7 +269,7 @@ class Architecture(Shapes):
         elif kind.has_attention:
             block, bias = self._self_attention(normed, projected, kind.local), self._proj_bias()
         else:
-            block, results = self._moe(normed) if kind.experts else self._dense(normed)
+            block, results = self._moe(normed, kind.routed) if kind.experts else self._dense(normed)
             bias = self._down_bias(kind.experts)
         return [norm, block, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
 
@@ -383,10 +384,10 @@ class Architecture(Shapes):
             ),
         )
 
-    def _moe(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
-        """Builds router, routed and shared experts; returns also their outputs."""
-        moe = self.model.moe
-        assert moe is not None
+    def _moe(self, x: Tensor, experts: int) -> tuple[Module, tuple[Tensor, ...]]:
+        """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""
+        assert self.model.moe is not None
+        moe = self.model.moe.model_copy(update={"experts": experts})
         r, y = Dim(moe.experts), self.act("down")
         logits = self.act("router.logits", r=r)
         chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
@@ -402,6 +403,13 @@ class Architecture(Shapes):
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.residual:
+            two, mixed = Dim(2), self.act("mixed")
+            shares = Tensor("coefficients", {**self.token_dims, "k": two}, self.dtype)
+            weights = self.weight("wcoefficient", h=self.hidden_dim, k=two), self.weight("bcoefficient", k=two)
+            modules.append(Linear("coefficient", (x,), (shares,), weights, self.grad_dtype))
+            modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
+            return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:

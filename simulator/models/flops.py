@@ -59,7 +59,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``proj``: output layer of attention;
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
-      capacity factor where there is one;
+      capacity factor where there is one; the router has the weights of shared and routed experts, if there are;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
     - ``projector``: from branches to the trunk;
@@ -109,7 +109,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
-            parts["router"] += layers * 2 * tokens * h * model.moe.experts
+            parts["router"] += layers * 2 * tokens * h * (kind.routed + 2 * model.moe.residual)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts

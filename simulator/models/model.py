@@ -118,14 +118,14 @@ class Model(Transformer):
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
-        h, last = self.hidden, self.is_moe(self.every_layer[-1])
+        h, last, routed = self.hidden, self.is_moe(self.every_layer[-1]), self.kind(self.every_layer[-1]).routed
         return {
             **(dict.fromkeys(self.input_parameters, 0) if self.branches else self.input_parameters),
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             "final_norm": self.norm_parameters,
             "head": 0 if self.tied else self.vocab * h,
-            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts)),
+            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts, routed)),
         }
 
     # --------------------------------------------------------------------------------------- padding

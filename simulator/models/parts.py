@@ -64,6 +64,9 @@ class MoEShape(ShapePart):
     """Routed experts per token."""
     expert_ffn: Size
     """Inner width of one routed expert."""
+    experts_from: tuple[tuple[Count, Size], ...] = ()
+    """Pairs of a layer (from 0) and the number of routed experts that layers have from there on, in place of `experts`:
+    later layers of PR-MoE have more. Source: DeepSpeed-MoE, section 4.1 (arXiv 2201.05596)."""
     shared_experts: Count = 0
     """Shared experts, which every token passes."""
     shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
@@ -84,6 +87,18 @@ class MoEShape(ShapePart):
     """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
     router_bias: Flag = False
     """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
+    residual: Flag = False
+    """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
+    (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""
+
+    def experts_of(self, layer: int) -> int:
+        """Routed experts of `layer` (from 0), if it has some."""
+        return next((experts for first, experts in reversed(self.experts_from) if first <= layer), self.experts)
+
+    @property
+    def expert_counts(self) -> tuple[int, ...]:
+        """All numbers of routed experts that layers have."""
+        return tuple(dict.fromkeys((self.experts, *(experts for _, experts in self.experts_from))))
 
 
 class StateSpace(ShapePart):

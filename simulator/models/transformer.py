@@ -27,11 +27,13 @@ class LayerKind(NamedTuple):
         local: whether its attention is local: a sliding window, or chunks.
         block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
             attention and then an MLP or experts.
+        routed: number of routed experts; 0: it has none.
     """
 
     experts: bool
     local: bool
     block: str = ""
+    routed: int = 0
 
     @property
     def has_attention(self) -> bool:
@@ -194,9 +196,16 @@ class Transformer(ShapePart):
             raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
 
     def _expert_relations(self, moe: MoEShape) -> None:
-        if moe.top_k > moe.experts:
-            rule = f"a token passes each expert at most once, and there are {moe.experts}"
-            raise ModelError("moe.top_k", rule, f"Give at most {moe.experts}", moe.top_k)
+        if moe.top_k > (least := min(moe.expert_counts)):
+            rule = f"a token passes each expert at most once, and there are {least}"
+            raise ModelError("moe.top_k", rule, f"Give at most {least}", moe.top_k)
+        firsts = [first for first, _ in moe.experts_from]
+        if firsts != sorted({*firsts}) or (firsts and firsts[-1] >= self.layers):
+            rule = f"its pairs name layers in ascending order, each once, below {self.layers}"
+            raise ModelError("moe.experts_from", rule, "Write [[first layer, experts], ...]", firsts)
+        if moe.residual and not moe.shared_experts:
+            rule = "it weighs the shared experts against the routed ones, and there are none"
+            raise ModelError("moe.residual", rule, "Give shared_experts: 1, or leave it out", True)
         if moe.first_dense > self.layers:
             rule = f"there are {self.layers} layers in all"
             raise ModelError("moe.first_dense", rule, f"Give at most {self.layers}", moe.first_dense)
@@ -241,10 +250,11 @@ class Transformer(ShapePart):
         """The kind of `layer` (from 0)."""
         if self.ssm:
             block = self.ssm.pattern[layer]
-            return LayerKind(block == "E", False, block)
+            return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
         moe, limited = self.moe, self.window is not None or self.attention_chunk is not None
         experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
-        return LayerKind(experts, limited and not (self.full_every and (layer + 1) % self.full_every == 0))
+        local = limited and not (self.full_every and (layer + 1) % self.full_every == 0)
+        return LayerKind(experts, local, routed=moe.experts_of(layer) if moe and experts else 0)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -321,17 +331,19 @@ class Transformer(ShapePart):
         ups = 2 if self.gated else 1
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
 
-    def moe_parameters(self, experts: int | None = None) -> int:
+    def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
         """Parameters of the router, routed and shared experts of one layer; 0 without experts.
 
         experts: number of routed experts to count; default: all.
+        of: routed experts of the layer; default: `MoEShape.experts`.
         """
         if self.moe is None:
             return 0
-        its = self.moe
-        routed = (its.experts if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
+        its, there = self.moe, of or self.moe.experts
+        routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
-        return its.experts * (self.hidden + its.router_bias) + routed + shared
+        mixing = 2 * (self.hidden + 1) if its.residual else 0
+        return there * (self.hidden + its.router_bias) + routed + shared + mixing
 
     @property
     def mamba_parameters(self) -> int:
@@ -343,23 +355,25 @@ class Transformer(ShapePart):
         projections = self.hidden * (ssm.projected + ssm.inner)
         return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner
 
-    def layer_parameters(self, moe: bool = False, experts: int | None = None) -> int:
+    def layer_parameters(self, moe: bool = False, experts: int | None = None, of: int | None = None) -> int:
         """Parameters of a layer of attention and then an MLP, or router and experts: both norms, weights, biases.
 
         moe: whether the layer has experts.
         experts: number of routed experts to count; default: all.
+        of: routed experts of the layer; default: `MoEShape.experts`.
         """
-        inner = self.moe_parameters(experts) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
+        inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         return 2 * self.norm_parameters + self.attention_parameters + inner
 
-    def block_parameters(self, block: str, experts: int | None = None) -> int:
+    def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Parameters of a layer of a hybrid model, which is a norm and one block.
 
         block: a letter of `StateSpace.pattern`.
         experts: number of routed experts to count; default: all.
+        of: routed experts of the layer; default: `MoEShape.experts`.
         """
         if block == "E":
-            return self.norm_parameters + self.moe_parameters(experts)
+            return self.norm_parameters + self.moe_parameters(experts, of)
         inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block]
 
@@ -378,10 +392,12 @@ class Transformer(ShapePart):
         experts: number of routed experts to count; default: all.
         """
         if self.ssm:
-            return sum(self.block_parameters(block, experts) for block in self.ssm.pattern)
-        with_experts = (self.moe and sum(Transformer.kind(self, layer).experts for layer in range(self.layers))) or 0
-        plain = (self.layers - with_experts) * self.layer_parameters() if with_experts < self.layers else 0
-        return plain + (with_experts * self.layer_parameters(True, experts) if with_experts else 0)
+            kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
+            return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
+        if self.moe is None:
+            return self.layers * self.layer_parameters()
+        numbers = Counter(Transformer.kind(self, layer).routed for layer in range(self.layers))
+        return sum(count * self.layer_parameters(of > 0, experts, of) for of, count in numbers.items())
 
 
 def _head_dim(given: Mapping[str, Any]) -> int:

@@ -8,12 +8,13 @@ from simulator.job.job import Job
 from simulator.job.locate import locate_errors
 from simulator.plan.asymmetric import resolve_replicas, resolve_stages
 from simulator.plan.plan import Plan
-from simulator.plan.resolver import Resolver, SliceSeconds, StageLayerCosts, StepSeconds
+from simulator.plan.resolver import Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
 
 
 def resolve(
     job: Job,
     layer_costs: StageLayerCosts,
+    work_seconds: WorkSeconds,
     slice_seconds: SliceSeconds,
     step_seconds: StepSeconds,
     divisible: set[Hashable] | None = None,
@@ -23,7 +24,9 @@ def resolve(
     divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
-    resolver = Resolver(layer_costs, slice_seconds, step_seconds, divisible if divisible is not None else set())
+    resolver = Resolver(
+        layer_costs, work_seconds, slice_seconds, step_seconds, divisible if divisible is not None else set()
+    )
     with locate_errors(*job.origin):
         if job.plan.has_stages:
             return resolve_stages(job, resolver)

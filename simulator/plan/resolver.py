@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
@@ -30,6 +32,9 @@ MAX_SLICE_BOUNDARIES = 64
 StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
 """Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
 given plan has no layers yet."""
+
+WorkSeconds = Callable[[Plan, Work], float]
+"""Returns the duration of some work on the first device of a plan, for schemes that measure before training."""
 
 SliceSeconds = Callable[[Plan], SliceDuration]
 """Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
@@ -46,6 +51,7 @@ class Resolver:
     """
 
     layer_costs: StageLayerCosts
+    work_seconds: WorkSeconds
     slice_seconds: SliceSeconds
     step_seconds: StepSeconds
     divisible: set[Hashable]
@@ -72,11 +78,14 @@ class Resolver:
         return replace(plan, mesh=_place_devices(plan))
 
     def choose_alternatives(self, plan: Plan) -> Plan:
-        """The plan whose schemes have, of the options that they try, those of the fastest layers, each alone."""
+        """The plan whose schemes have fitted their models to the cluster, and have those of the options that they try
+        with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
             return sum(sum(costs.layers) for costs in self.layer_costs(candidate))
 
+        schemes = (scheme.fit_models(plan.job, partial(self.work_seconds, plan)) for scheme in plan.schemes)
+        plan = replace(plan, schemes=tuple(schemes))
         for i, scheme in enumerate(plan.schemes):
             if found := scheme.alternatives():
                 check_divisible(plan, self.divisible)

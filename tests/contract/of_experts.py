@@ -13,7 +13,7 @@ from hardware.topology import reach
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun
+from simulator.ir.ops import Collective, Exchange, Gemm, Memory, Op, UnitRun
 from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
@@ -23,6 +23,9 @@ from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
+
+PLAIN = "expert/all-to-all"
+"""The scheme whose rounds are neither split nor fused."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class ExpertLayer(ExpertSetting):
 def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({setting.over: setting.ep}, {EXPERTS: {"edp": 1, "ep": setting.ep}}, [setting.over])
     others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
-    schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",))]
+    options = dict(setting.options) if use != PLAIN else {}
+    schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",), **options)]
     model = schemes[-1].adapt_model(setting.model)
     blocks = Architecture(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
     (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
@@ -76,7 +80,7 @@ def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
 def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     """Seconds from the start of the first dispatch to the end of the last combine, at the times of the setting."""
     unit_run, mesh = setting.layer(use)
-    whole, _ = setting.layer("expert/all-to-all")
+    whole, _ = setting.layer(PLAIN)
     mine = find_rounds(whole.fragment, mesh.axes)
     (plain,) = (one for one in mine if one.out.phase == phase)
     flops = sum(op.work.flops for op in plain.inside if op.work is not None)
@@ -140,6 +144,30 @@ def sent_by_the_busiest(setting: ExpertLayer, use: str) -> float:
     return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
 
 
+def exchanges(setting: ExpertLayer, use: str) -> int:
+    """Collectives of a layer among the ranks of the experts, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    return sum(op.stream == "expert" for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+
+
+def dispatch_flops(setting: ExpertLayer, use: str) -> float:
+    """FLOPs of the GEMMs that dispatch and combine tokens, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    works = (op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+    return sum(work.flops for work in works if isinstance(work, Gemm) and work.what == "dispatch")
+
+
+def permuted_bytes(setting: ExpertLayer, use: str) -> float:
+    """Bytes that kernels read and write which order tokens or add up their copies, forward and backward."""
+    unit_run, _ = setting.layer(use)
+    works = (op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward))
+    return sum(work.bytes for work in works if isinstance(work, Memory) and work.what == "permute")
+
+
+DEGREE = (("degree", 2),)
+"""Options of the schemes that split a round."""
+
+
 def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
@@ -150,6 +178,16 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
+        for name, value, more in (("bits", 8, DEGREE), ("node", 4, DEGREE), ("micro", 2048, ())):
+            if {name, *dict(more)} <= kind.Options.model_fields.keys():
+                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=((name, value), *more))
+        if {"node", "ratio"} <= kind.Options.model_fields.keys():
+            for capacity in (None, 1.25):
+                yield ExpertLayer(8, s=56, capacity=capacity, options=(("node", 4), ("ratio", 3.0)))
+        if "degree" in kind.Options.model_fields:
+            for degree in (1, 4, 8):
+                options = (("degree", degree),)
+                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=options)
 
 
 MEASURES = {
@@ -157,6 +195,9 @@ MEASURES = {
     "expert_parameters": expert_parameters,
     "rows_per_layer": rows_per_layer,
     "padding": padding,
+    "exchanges": exchanges,
+    "permuted_bytes": permuted_bytes,
+    "dispatch_flops": dispatch_flops,
     "sent_by_the_busiest": sent_by_the_busiest,
     "network_bytes": network_bytes,
     "scale_up_bytes": scale_up_bytes,

@@ -142,10 +142,12 @@ class Played:
         """Bytes of the states that a device holds all the time, by category."""
         return resident_bytes(self.plan, device_params(self.plan, self.stages)[device])
 
-    def flops(self, *phases: str) -> dict[str, float]:
-        """FLOPs over all ranks by kind of work, of the given phases."""
+    def flops(self, *phases: str, dispatch: bool = True) -> dict[str, float]:
+        """FLOPs over all ranks by kind of work, of the given phases. dispatch: with GEMMs that only move tokens."""
         found = {"gemm": 0.0, "attention": 0.0}
         for _, op in self.instances():
+            if isinstance(op.work, Gemm) and op.work.what == "dispatch" and not dispatch:
+                continue
             if op.phase in phases and isinstance(op.work, Gemm | Attention):
                 found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
         return found

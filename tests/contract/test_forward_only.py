@@ -58,7 +58,7 @@ def test_all_forward_passes_run_and_nothing_else(both: Both) -> None:
     assert {action.kind for action in actions} == {"F"}
     assert len({*actions}) == len(actions) == shape.stages * shape.m * shape.slices / ways
     assert {op.phase for _, op in forward.instances()} == {"F"}
-    assert forward.flops("F") == pytest.approx(forward.wanted)
+    assert forward.flops("F", dispatch=False) == pytest.approx(forward.wanted)
 
 
 def test_data_flow(both: Both) -> None:

@@ -127,6 +127,7 @@ class ReportMeasure:
 
 
 OF_REPORT = {
+    "parameters": ReportMeasure(lambda report: report.job.model.parameters / 1e9),
     "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
     "tokens_per_s": ReportMeasure(_sum_tokens, better="higher"),
     "model_tflops": ReportMeasure(_count_model_tflops, (("palm", "causal"),), better="higher"),

@@ -92,6 +92,8 @@ def check_experts(plan: Plan) -> None:
         "shared_experts": moe.shared_experts > 0,
         "capacity": moe.capacity is not None,
         "router_bias": moe.router_bias,
+        "residual": moe.residual,
+        "experts_from": bool(moe.experts_from),
     }.items():
         if lacking:
             rule = "the reference model's experts do not implement it"

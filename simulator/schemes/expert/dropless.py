@@ -23,10 +23,11 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, MoE
 from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Collective, Fragment, Memory, Op
+from simulator.ir.ops import Fragment
 from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from simulator.schemes.expert.shared.token_dispatch import exchange_counts
 
 COUNT = 4
 """Bytes of a token count, a 32-bit integer."""
@@ -58,19 +59,8 @@ class Dropless(ExpertScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE):
-            self._exchange_counts(module, fragment)
+            exchange_counts(fragment, self.mesh.parts(self.axes[:1]), module.experts * COUNT)
         return fragment
-
-    def _exchange_counts(self, module: MoE, fragment: Fragment) -> None:
-        """Inserts the exchange of counts after the router, and lets the dispatch wait for it."""
-        for op in expert_collectives(fragment, self):
-            if op.phase == "F" and isinstance(op.work, Collective) and op.work.operation == "all_to_all":
-                chosen = [one for one in fragment.forward if isinstance(one.work, Memory) and one.work.what == "router"]
-                work = Collective("all_to_all", module.experts * COUNT, op.work.axes)
-                counts = Op("all_to_all counts", op.stream, work, chosen)
-                fragment.forward.insert(fragment.forward.index(op), counts)
-                op.after.append(counts)
-                return
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, k = setting.ep, setting.top_k

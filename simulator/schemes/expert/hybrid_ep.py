@@ -51,7 +51,7 @@ class HybridEP(DeduplicatedDispatch):
             return 0
         domains = len({rank // job.cluster.domain for rank in self.mesh.ranks(self.axes[:1])})
         tokens = job.batch.micro * job.batch.sequence // self.sequence_shards(job)
-        return exchange_buffer_bytes(tokens, self.ranks, domains, job.model.hidden, job.model.moe.experts)
+        return exchange_buffer_bytes(tokens, self.ranks, domains, job.model.hidden, max(job.model.moe.expert_counts))
 
 
 def exchange_buffer_bytes(tokens: int, ranks: int, domains: int, hidden: int, experts: int) -> int:

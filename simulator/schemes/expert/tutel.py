@@ -18,50 +18,36 @@ References: Hwang et al. 2023, arXiv 2206.03382, sections 3.2 and 3.3. Closed fo
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
-
-from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import Collective, Fragment, Memory, Op
+from simulator.ir.ops import Fragment
 from simulator.ir.routing import least_capacity
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme
 from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
 
 DEGREES = (1, 2, 4, 8)
 """Numbers of chunks that adaptive pipelining tries."""
 
 
-class Tutel(ExpertScheme):
+class Tutel(TwoLevelScheme):
     paper = Paper("arXiv:2206.03382", "Tutel: Adaptive Mixture-of-Experts at Scale", 2022)
 
-    class Options(ExpertScheme.Options):
+    class Options(TwoLevelScheme.Options):
         degree: Literal[1, 2, 4, 8, "auto"] = 2
         """Chunks of the tokens; auto: the number with the fastest layer, as Tutel finds by profiling and PipeMoE by a
         model of it."""
-        two_level: int | None = Field(default=None, ge=2, strict=True)
-        """Ranks of a node, which exchange among themselves first; null: all ranks exchange at once."""
-
-    def check_job(self, job: Any) -> None:
-        super().check_job(job)
-        near = self.options.two_level
-        if near is not None and self.ranks % near:
-            fits = [n for n in range(2, self.ranks + 1) if self.ranks % n == 0]
-            remedy = f"two_level = {' or '.join(map(str, fits)) or 'null'} would work"
-            raise PlanError(
-                "plan.schemes", f"two_level must divide the {self.ranks} ranks of the experts", remedy, near
-            )
 
     def alternatives(self) -> Sequence[Scheme]:
         return [self.with_options(degree=degree) for degree in DEGREES] if self.options.degree == "auto" else ()
 
     def capacity(self, moe: Any) -> float | None:
         chosen = super().capacity(moe)
-        needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
+        most = (least_capacity(self.options.routing, number) for number in moe.expert_counts)
+        needed = max(most) if self.ranks > 1 else None
         return needed if chosen is None else chosen
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -74,24 +60,7 @@ class Tutel(ExpertScheme):
         for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
             out, *_, back = chunk_round(parts, one, (1,) * self.options.degree)
             sent += [*out, *back]
-        fragment = parts.apply()
-        if self.options.two_level:
-            levels = Rewrite(fragment)
-            for op in sent:
-                levels.swap(op, self._split_into_levels(op))
-            fragment = levels.apply()
-        return fragment
-
-    def _split_into_levels(self, op: Op) -> list[Op]:
-        """An all-to-all in two levels, each after a copy that groups the tokens by destination."""
-        work, near = op.work, self.options.two_level
-        assert isinstance(work, Collective)
-        found: list[Op] = []
-        for members in (range(near), range(0, self.mesh.size(work.axes), near)):
-            copy = Memory("permute", work.nbytes, work.nbytes, pace=work.pace)
-            for step in (copy, replace(work, members=tuple(members))):
-                found.append(replace(op, work=step, after=found[-1:] or op.after))
-        return found
+        return self.exchange_in_levels(parts.apply(), sent)
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts per rank")

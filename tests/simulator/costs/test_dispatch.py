@@ -176,7 +176,7 @@ def test_strange_rows_are_refused(changed, reason):
     assert [s.index.tolist() for s in samples] == [[1]]
 
 
-def fitted(tables, gpu, operation):
+def fit_models(tables, gpu, operation):
     samples = reader.read(tables.read("moe_alltoall"))[0]
     own = [s for s in samples if (s.gpu, s.operation) == (gpu, operation) and s.library]
     on = load("gpus", gpu), *reader.links_of(gpu)
@@ -189,7 +189,7 @@ def fitted(tables, gpu, operation):
 @pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm", "gb200"])
 @pytest.mark.parametrize("operation", ["dispatch", "combine"])
 def test_calls_against_measurements(tables, gpu, operation):
-    own, found, on = fitted(tables, gpu, operation)
+    own, found, on = fit_models(tables, gpu, operation)
     for library in {s.library for s in own}:
         model = found.make_model(DispatchCostModel, library)
         some = [s for s in own if s.library == library]
@@ -203,7 +203,7 @@ def test_published_rates_of_other_clusters(tables):
     gpu, (link, port) = load("gpus", "h800-sxm"), reader.links_of("h800-sxm")
     figures = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
     for operation, dtype, column in (("dispatch", "fp8", 0), ("combine", "bf16", 1)):
-        _, found, _ = fitted(tables, "h200-sxm", operation)
+        _, found, _ = fit_models(tables, "h200-sxm", operation)
         model = found.make_model(DispatchCostModel, "deepep")
         for ranks, rates in figures.items():
             work = replace(V3, operation=operation, dtype=dtype, ranks=ranks, nodes=ranks // 8, sms=20)

@@ -21,6 +21,7 @@ from simulator.engine import contention as shared
 from simulator.engine import simpy_engine
 from simulator.engine.contention import LEAST, Running, Traffic
 from simulator.engine.longest_path import OpTimes
+from simulator.engine.play import Engine
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
 from simulator.ir.mesh import Mesh
@@ -55,6 +56,12 @@ class Case:
         use = Use(more.pop("moving", seconds), links, more.pop("kept", 0.0))
         return self.add(Collective("all_reduce", number + 1, ("x",)), f"data-{number}", seconds, use, **more)
 
+    def first(self, seconds: float, after: Sequence[int] = ()) -> int:
+        """A collective on the network that goes before others."""
+        number = self.collective(seconds, after=after)
+        self.flat.ops[number].priority = 1
+        return number
+
     def message(self, source: int, target: int, seconds: float = 10.0) -> int:
         number = len(self.flat.ops)
         work = Transfer(number + 1, "pp", source, target)
@@ -70,6 +77,30 @@ class Case:
     @property
     def ends(self) -> list[float]:
         return self.play().end
+
+
+def test_a_collective_of_higher_priority_takes_its_own_time_and_the_other_waits() -> None:
+    case = Case()
+    case.collective(10.0)
+    case.first(10.0)
+    assert case.ends == pytest.approx([20.0, 10.0])
+
+
+def test_a_collective_of_higher_priority_interrupts_one_under_way() -> None:
+    case = Case()
+    case.collective(10.0)
+    case.first(10.0, after=[case.kernel(5.0)])
+    assert case.ends == pytest.approx([20.0, 5.0, 15.0])
+
+
+def test_what_a_collective_of_higher_priority_leaves_of_a_link_others_share() -> None:
+    """It takes half a port: two others get a quarter each, which is half their rate at half a port."""
+    case, half = Case(), (0.0, 0.0, 0.5)
+    case.collective(10.0, half)
+    case.collective(10.0, half)
+    number = case.collective(10.0, half)
+    case.flat.ops[number].priority = 1
+    assert case.ends == pytest.approx([15.0, 15.0, 10.0])
 
 
 def test_two_collectives_on_one_port_take_twice_as_long() -> None:
@@ -452,3 +483,27 @@ def test_a_message_takes_multiprocessors_of_both_ends() -> None:
     times = shared.play(flat, [use] * 3)
     # 2 seconds at a rate of 0.8, then the remaining 0.4.
     assert [times.end[kernel] for kernel in kernels] == pytest.approx([2.4, 2.4, 2.0])
+
+
+def test_all_to_alls_that_go_first_take_their_own_time() -> None:
+    """Lina: beside gradient reductions on the same ports all-to-alls take longer, unless they go first."""
+
+    def exposed(engine: Engine, **options: Any) -> tuple[float, float]:
+        moe = {"experts": 16, "top_k": 2, "expert_ffn": 4096, "capacity": 1.0}
+        job = {
+            "model": {"layers": 12, "hidden": 1024, "heads": 8, "vocab": 1024, "seq": 512, "moe": moe},
+            "cluster": {"gpu": "a100-sxm-40", "gpus": 16, "gpus_per_node": 4, "inter": {"gbps_per_gpu": 25}},
+            "batch": {"global": 64, "micro": 4},
+            "plan": {
+                "mesh": {"dp": 16},
+                "views": {"experts": {"edp": 1, "ep": 16}},
+                "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "expert/lina", "over": "ep", **options}],
+            },
+        }
+        answer = simulate(job, engine).to_dict()
+        return answer["breakdown_s"]["exposed"]["ep"], answer["step_time_s"]
+
+    alone, fair, first = exposed("matrices"), exposed("shared", priority=False), exposed("shared")
+    assert alone[0] == pytest.approx(first[0], rel=1e-6)
+    assert fair[0] > 1.01 * first[0]
+    assert first[1] < fair[1]

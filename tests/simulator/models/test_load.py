@@ -283,6 +283,27 @@ def test_parameters_of_a_layer_with_experts() -> None:
     assert biased.layer_parameters(True) - unbiased.layer_parameters(True) == 8 + 8 * (32 + 2048)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "experts", "last", "billions"),
+    [(1024, 128, 128, 13), (2048, 128, 128, 52), (1024, 32, 64, 4), (2048, 64, 128, 31)],
+)
+def test_parameters_of_models_with_more_experts_in_later_layers(
+    hidden: int, experts: int, last: int, billions: int
+) -> None:
+    """DeepSpeed-MoE (arXiv 2201.05596), tables 1 and 4: every second layer has experts, the last two of twelve more."""
+    moe = {"experts": experts, "top_k": 1, "expert_ffn": 4 * hidden, "every": 2}
+    pyramid = {"experts_from": [[20, last]], "shared_experts": 1, "residual": True} if last > experts else {}
+    m = load_model({"layers": 24, "hidden": hidden, "heads": 16, "vocab": 50257, "seq": 2048, "moe": moe | pyramid})
+    assert m.parameters == pytest.approx(billions * 1e9, rel=0.03)
+    assert [m.kind(layer).routed for layer in (0, 1, 19, 21, 23)] == [0, experts, experts, last, last]
+    expert = m.mlp_parameters(4 * hidden)
+    plain = load_model({"layers": 24, "hidden": hidden, "heads": 16, "vocab": 50257, "seq": 2048})
+    each = [experts] * 10 + [last] * 2
+    fixed = 12 * (expert + 2 * hidden + 2) if pyramid else 0
+    assert m.parameters - plain.parameters == sum(number * (expert + hidden) - expert for number in each) + fixed
+    assert m.active_parameters == m.parameters - sum((number - 1) * expert for number in each)
+
+
 def test_parameters_of_latent_attention() -> None:
     m = load_model(LATENT)
     queries = 2048 * 40 + 40 * 16 * (32 + 16)
@@ -431,6 +452,18 @@ REFUSED = {
     "width of no shared experts": (GPT | {"moe": EXPERTS | {"shared_ffn": 64}}, "model.moe.shared_ffn", "both"),
     "shared experts of no width": (
         *(GPT | {"moe": EXPERTS | {"shared_experts": 1, "shared_ffn": 0}}, "model.moe.shared_ffn", "both or neither"),
+    ),
+    "experts from a layer that is not there": (
+        *(GPT | {"moe": EXPERTS | {"experts_from": [[24, 16]]}}, "model.moe.experts_from", "below 24"),
+    ),
+    "layers not in order": (
+        *(GPT | {"moe": EXPERTS | {"experts_from": [[8, 16], [4, 32]]}}, "model.moe.experts_from", "ascending"),
+    ),
+    "fewer experts later than a token passes": (
+        *(GPT | {"moe": EXPERTS | {"top_k": 4, "experts_from": [[8, 2]]}}, "model.moe.top_k", "at most 2"),
+    ),
+    "nothing fixed beside the experts": (
+        *(GPT | {"moe": EXPERTS | {"residual": True}}, "model.moe.residual", "shared_experts: 1"),
     ),
     "misspelt word of experts": (GPT | {"moe": EXPERTS | {"topk": 2}}, "model.moe.topk", "Did you mean 'top_k'"),
     "experts without width": (GPT | {"moe": {"experts": 8, "top_k": 2}}, "model.moe.expert_ffn", "missing"),

@@ -22,11 +22,19 @@ from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.routing import ExpertLoad, RoutingOption
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
+from simulator.ir.settings import OptionValues
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """An operator at which tokens are dispatched, to ask which axes shard them."""
 
 Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
+
+
+def chunked_round_s(t: float, u: float, n: int) -> float:
+    """Seconds of dispatch, experts and combine in `n` equal chunks, each with all-to-alls of `t` and kernels of `u`
+    seconds (PipeMoE, section IV): chunks follow each other on the stream of the all-to-alls and on that of the kernels.
+    """
+    return max(2 * n * t + max(0.0, u - (n - 1) * t), 2 * t + n * u)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class ExpertSetting:
     exchange_s: seconds of one all-to-all of all tokens of a rank.
     compute_s: seconds of all expert kernels of one pass.
     expert_ffn: inner width of an expert.
+    options: of the scheme.
     """
 
     ep: int = 1
@@ -58,6 +67,7 @@ class ExpertSetting:
     exchange_s: float = 1.0
     compute_s: float = 1.0
     expert_ffn: int = 16
+    options: OptionValues = ()
 
     @property
     def slots_per_token(self) -> float:
@@ -70,10 +80,8 @@ class ExpertSetting:
         return self.experts * (2 * self.h * self.expert_ffn + self.expert_ffn + self.h)
 
     def chunked_round_s(self, n: int) -> float:
-        """Seconds of dispatch, experts and combine in `n` equal chunks (PipeMoE, section IV): chunks follow each other
-        on the stream of the all-to-alls and on that of the kernels."""
-        t, u = self.exchange_s / n, self.compute_s / n
-        return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
+        """Seconds of dispatch, experts and combine in `n` equal chunks."""
+        return chunked_round_s(self.exchange_s / n, self.compute_s / n, n)
 
 
 class ExpertScheme(Scheme):
@@ -116,13 +124,15 @@ class ExpertScheme(Scheme):
         if model.moe is not None:
             routing = self.options.routing
             yield str(routing)
-            if dropped := routing.load(self.ranks, model.moe.experts, model.moe.capacity).dropped:
+            loads = [routing.load(self.ranks, number, model.moe.capacity) for number in model.moe.expert_counts]
+            if dropped := max(load.dropped for load in loads):
                 yield f"{dropped:.1%} of the choices of an expert find no slot there and are dropped"
 
     def check_job(self, job: Any) -> None:
-        if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
-            where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
-            self.options.routing.check(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
+        for number in job.model.moe.expert_counts if job.model.moe is not None else ():
+            if number % self.ranks == 0:
+                where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
+                self.options.routing.check(self.ranks, number, f"plan.schemes[{where}].routing")
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
@@ -210,8 +220,8 @@ def skew_expert_work(fragment: Fragment, operator: Operator, expert_load: Expert
             ((_, mean),) = op.work.groups
             groups = tuple((1, share * mean) for share in expert_load.expert_loads if share)
             op.work = replace(op.work, groups=groups, pace=expert_load.most_loaded)
-        elif isinstance(op.work, Memory) and op.phase != "W":
-            # Kernels of phase W read weights only.
+        elif isinstance(op.work, Memory) and (op.phase != "W" or op.work.what == "permute"):
+            # Other kernels of phase W read weights only.
             op.work = replace(op.work, pace=expert_load.most_loaded)
     for i, tensor_use in enumerate(fragment.tensor_uses):
         stem, of_tensor, _ = tensor_use.key.partition("@")

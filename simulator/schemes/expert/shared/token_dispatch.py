@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import prod
 
 from simulator.ir.modules import MoE
 from simulator.ir.moe_operators import ExpertLinear, Permute, TopK
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, TensorUse
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, TensorUse
 from simulator.ir.routing import ExpertLoad
 from simulator.lowering.rewrite import Rewrite, working_predecessors
 
@@ -104,6 +105,49 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
         needed |= further
         left += further
     return [op for op in ops if op in reached and op in needed and op is not out]
+
+
+def exchange_counts(fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all") -> None:
+    """Inserts an exchange of token counts, `nbytes` in all, after the router; the first dispatch waits for it."""
+    dispatch = next((ends[0] for ends in find_all_to_alls(fragment, parts) if ends[0].phase == "F"), None)
+    if dispatch is not None:
+        assert isinstance(dispatch.work, Collective)
+        chosen = [op for op in fragment.forward if isinstance(op.work, Memory) and op.work.what == "router"]
+        work = Collective(operation, nbytes, dispatch.work.axes)
+        counts = Op(f"{operation} counts", dispatch.stream, work, chosen)
+        fragment.forward.insert(fragment.forward.index(dispatch), counts)
+        dispatch.after.append(counts)
+
+
+def exchange_once(rewrite: Rewrite, op: Op, axes: tuple[str, ...], ranks: int) -> Op:
+    """Lets `ranks` ranks along `axes`, which hold the same tokens, exchange a part of them each, and all-gather the
+    parts that arrive. Returns the exchange."""
+    assert isinstance(op.work, Collective)
+    part = replace(op, work=replace(op.work, nbytes=op.work.nbytes // ranks))
+    gather = replace(op.work, operation="all_gather", axes=axes)
+    rewrite.swap(op, [part, replace(op, name=f"all_gather {op.name}", work=gather, after=[part])])
+    return part
+
+
+def exchange_expert_by_expert(
+    rewrite: Rewrite, op: Op, loads: Sequence[tuple[float, float]], even_nbytes: int
+) -> list[Op]:
+    """Replaces an all-to-all by one for each expert of a rank that has tokens, one after another.
+
+    loads: for each expert of a rank the bytes that its exchange sends over those of even routing, and its pace.
+    even_nbytes: bytes of the whole exchange under even routing.
+    """
+    assert isinstance(op.work, Collective)
+    ends = accumulate((even_nbytes * remote / len(loads) for remote, _ in loads), initial=0.0)
+    sizes = [round(stop) - round(start) for start, stop in pairwise(ends)]
+    pairs = [(size, pace) for size, (_, pace) in zip(sizes, loads, strict=True) if size]
+    works = [replace(op.work, nbytes=size, pace=pace) for size, pace in pairs] or [op.work]
+    parts = [
+        replace(op, name=f"{op.name} {i}", work=work, launches=op.launches if i == 0 else 0.0)
+        for i, work in enumerate(works)
+    ]
+    rewrite.swap(op, parts, parts)
+    return parts
 
 
 def chunk_round(rewrite: Rewrite, one: ExpertRound, sizes: Sequence[int]) -> list[list[Op]]:

@@ -29,8 +29,8 @@ from simulator.lowering.rewrite import working_predecessors
 from simulator.schemes.expert.shared.fused_exchange import FusedRound
 
 
-def fuse_permutations(block: MoE) -> MoE:
-    """The block with its permutations inside the GEMMs of the experts."""
+def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLinear) -> MoE:
+    """The block with its permutations inside the GEMMs of the experts, which are of this kind."""
     (permute,) = (child for child in block.children if isinstance(child, Permute))
     (unpermute,) = (child for child in block.children if isinstance(child, Unpermute))
     (tokens,), (copies,), (results, weights) = permute.ins, permute.outs, unpermute.ins
@@ -44,10 +44,10 @@ def fuse_permutations(block: MoE) -> MoE:
             sent[made.name] = replace(made, dims=given.dims)
             children.append(Cast(child.name, (given,), (sent[made.name],), (), child.quantised))
         elif isinstance(child, ExpertLinear) and child.ins[0].name in sent:
-            children.append(_fuse_linear(child, ins=(sent[child.ins[0].name],)))
+            children.append(replace_linear(child, kind, ins=(sent[child.ins[0].name],)))
         elif isinstance(child, ExpertLinear) and child.outs[0].name == results.name:
             summed = replace(unpermute.outs[0], name=results.name)
-            children.append(_fuse_linear(child, ins=(*child.ins, weights), outs=(summed,)))
+            children.append(replace_linear(child, kind, ins=(*child.ins, weights), outs=(summed,)))
         elif child is unpermute:
             children.append(Boundary("combine", (summed,), unpermute.outs))
         else:
@@ -71,9 +71,10 @@ def permute_after_gather(block: MoE) -> MoE:
     return replace(block, children=tuple(children))
 
 
-def _fuse_linear(linear: ExpertLinear, **tensors: tuple[Tensor, ...]) -> FusedExpertLinear:
+def replace_linear(linear: ExpertLinear, kind: type[ExpertLinear], **tensors: tuple[Tensor, ...]) -> ExpertLinear:
+    """The linear layer as one of another kind, with other tensors."""
     own: dict[str, Any] = {field.name: getattr(linear, field.name) for field in fields(linear)}
-    return FusedExpertLinear(**{**own, **tensors})
+    return kind(**{**own, **tensors})
 
 
 def find_gather_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRound]:

@@ -46,7 +46,7 @@ class GatedScheme(ExpertScheme):
             raise PlanError(
                 "plan.schemes", "the gate sends what is routed, without a capacity factor", remedy, capacity
             )
-        if (own := moe.experts // self.ranks * machine) < moe.top_k:
+        if (own := min(moe.expert_counts) // self.ranks * machine) < moe.top_k:
             rule = f"the gate chooses {moe.top_k} experts of one machine, which has {own}"
             raise PlanError("plan.schemes", rule, remedy, machine)
 

@@ -1,0 +1,89 @@
+"""DeepSpeed-MoE: fixed capacity with one-hot dispatch, all-to-alls in two levels, or once for all tensor ranks.
+
+Top-1 or top-2 gates fill slots of fixed capacity by the product with one one-hot matrix for all T tokens of a rank.
+Three measures cut the all-to-alls. Hierarchical (`two_level`): first within nodes, then between them, n - 1 + P/n
+messages in place of P. Coordinated: tensor ranks, L of them with the same tokens, exchange 1/L of these each with their
+peers, and then all-gather; without it each exchanges all. PR-MoE models (`moe.residual`, `moe.experts_from`) have one
+fixed expert beside the routed one, and more experts in the last layers, so fewer parameters and slots to exchange.
+
+    tensor ranks have the same slots | drop: 1/L each | all-to-all | all-gather | experts | all-to-all | all-gather
+
+Each all-to-all over P ranks sends (P-1)/P of c k T h elements, coordinated 1/L of that and then (L-1)/L of c k T h
+among the tensor ranks. Expert-slicing (`over: [ep, etp]`) shards every expert over its tensor ranks, whose results are
+all-reduced. With `drop_tokens` off, c is that of the most popular expert of any rank, an all-reduce of one count.
+Experts without slices that are distributed over tensor ranks too are coordinated by the layouts alone.
+
+Not modelled: `min_capacity`; distillation (MoS). Every layer has the same number of expert ranks.
+
+References: Rajbhandari et al. 2022, arXiv 2201.05596, sections 4.1, 4.2 and 5.2; Singh et al. 2023 (DeepSpeed-TED),
+arXiv 2303.06318, section 5.1; https://github.com/deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py and mappings.py.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from simulator.ir.modules import Module, MoE
+from simulator.ir.ops import Collective, Fragment
+from simulator.ir.routing import least_capacity
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from simulator.lowering.rewrite import Rewrite
+from simulator.schemes.expert.shared import token_dispatch
+from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
+from simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
+
+COUNT = 8
+"""Bytes of the largest number of tokens of an expert, a 64-bit integer."""
+
+
+class DeepSpeedMoE(FixedCapacity, TwoLevelScheme):
+    paper = Paper(
+        "arXiv:2201.05596",
+        "DeepSpeed-MoE: Advancing Mixture-of-Experts Inference and Training to Power Next-Generation AI Scale",
+        2022,
+    )
+    default_capacity = 1.0
+
+    class Options(FixedCapacity.Options, TwoLevelScheme.Options):
+        einsum: GroupSize | Literal["all"] | None = "all"
+        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine, all: those of a micro-batch; null:
+        kernels copy them (``use_tutel``)."""
+        coordinated: bool = True
+        """Whether tensor ranks that shard experts and hold the same tokens exchange a part of them each."""
+        drop_tokens: bool = True
+        """Whether tokens without a slot are dropped; otherwise all experts have as many slots as any needs."""
+
+    def capacity(self, moe: Any) -> float | None:
+        if self.options.drop_tokens or self.ranks == 1:
+            return super().capacity(moe)
+        return max(least_capacity(self.options.routing, number) for number in moe.expert_counts)
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, MoE) or self.ranks == 1:
+            return fragment
+        exchanges = [op for ends in token_dispatch.find_all_to_alls(fragment, self._parts) for op in ends]
+        if self.options.coordinated and (slices := self._slices_with_same_tokens(fragment)):
+            once = Rewrite(fragment)
+            exchanges = [token_dispatch.exchange_once(once, op, slices, self.mesh.size(slices)) for op in exchanges]
+            fragment = once.apply()
+        fragment = self.exchange_in_levels(fragment, exchanges)
+        if not self.options.drop_tokens:
+            token_dispatch.exchange_counts(fragment, self._parts, COUNT, "all_reduce")
+        return fragment
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return self.mesh.parts(self.axes[:1])
+
+    def _slices_with_same_tokens(self, fragment: Fragment) -> tuple[str, ...]:
+        """The axes that shard each expert, if ranks along them hold the same tokens: then results are all-reduced, not
+        reduce-scattered."""
+        slices = self.mesh.parts(self.axes[1:])
+        works = (op.work for op in fragment.forward if op.stream == self.family)
+        same = any(isinstance(work, Collective) and work.operation == "all_reduce" for work in works)
+        return slices if same else ()
+
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "5.1: E/P experts per rank")
+        yield from self.capacity_forms(setting, "section 3.1")
