@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Op, UnitRun
+from simulator.ir.registry import find_scheme
 from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.ir.settings import SequenceSetting
@@ -36,6 +37,11 @@ class SequenceLayer(SequenceSetting):
 def _lower_layer(setting: SequenceLayer, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({"cp": setting.cp})
     return setting.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(setting.options))]), mesh
+
+
+def kernels_for(use: str) -> str:
+    """The attention kernels that a job with this scheme must have."""
+    return getattr(find_scheme(use), "kernels", "") or "flash"
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
@@ -80,7 +86,15 @@ def attention_efficiency(setting: SequenceLayer, use: str) -> float:
     return there
 
 
+def scores_kept(setting: SequenceLayer, use: str) -> float:
+    """Bytes of the results of the softmax that wait for the backward pass."""
+    unit_run, _ = setting.layer(use)
+    tensor_uses = unit_run.fragment.tensor_uses
+    return max((one.nbytes for one in tensor_uses if one.key.endswith(".softmax")), default=0)
+
+
 MEASURES = {
+    "scores_kept": scores_kept,
     "sent_per_layer": sent_per_layer,
     "sent_forward": sent_forward,
     "sent_backward": sent_backward,
