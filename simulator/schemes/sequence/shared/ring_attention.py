@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hardware.errors import PlanError
@@ -142,26 +142,7 @@ def ring(
         """The number of the backward step that goes back through step i, and the other way round."""
         return i if eager else p - 1 - i
 
-    came, free = [out.entry[k], out.entry[v]], list[Op]()
-    for i, one in enumerate(steps.step_fragments):
-        buffer = steps.memory_key("kv", i)
-        one.entry[k].after += came
-        one.entry[v].after += came
-        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, turn(i)))
-        if i < p - 1:
-            hop = steps.shift("ring", kv, 1, [*came, *free], "F")
-            if i:
-                steps.use_memory(hop, (buffer, kv))
-            else:
-                steps.use_tensors(hop, k, v)
-            steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
-            out.forward.append(hop)
-            came = [hop]
-        out.forward += one.forward
-        free = [one.exit[o]]
-        if i:
-            steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
-
+    pass_keys(steps, lambda i: _backward_keys(steps, turn(i)))
     arrived: list[Op] = [out.grad_entry[o]]
     gradients: list[Op] = []
     total = [steps.step_fragments[turn(0)].grad_exit[q]]
@@ -211,6 +192,35 @@ def ring(
         steps.use_tensors(gradients[0], dk, dv, made=True)
     out.grad_exit = {q: total[0], k: gradients[0], v: gradients[0]}
     return out
+
+
+def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str, str]]) -> None:
+    """The forward pass of a ring: keys and values go one rank further for each step but the last.
+
+    backward_keys: memory keys of the backward pass through a step, see `AttentionSteps.take_over_memory`.
+    """
+    out, p = steps.fragment, steps.count
+    k, v, o = steps.k, steps.v, steps.o
+    kv = steps.nbytes(k, v)
+    came, free = [out.entry[k], out.entry[v]], list[Op]()
+    for i, one in enumerate(steps.step_fragments):
+        buffer = steps.memory_key("kv", i)
+        one.entry[k].after += came
+        one.entry[v].after += came
+        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, backward_keys(i))
+        if i < p - 1:
+            hop = steps.shift("ring", kv, 1, [*came, *free], "F")
+            if i:
+                steps.use_memory(hop, (buffer, kv))
+            else:
+                steps.use_tensors(hop, k, v)
+            steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
+            out.forward.append(hop)
+            came = [hop]
+        out.forward += one.forward
+        free = [one.exit[o]]
+        if i:
+            steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
