@@ -63,8 +63,8 @@ RING_MISTAKES = {
         "no kernel reads core.d:part1",
     ),
     "blocks are in the wrong order": Mistake(
-        r"found\.append\((\w+\(cases\[token_order\]\))\)",
-        r"found.insert(1, \1)",
+        r"rank, \(rank - i\) % ranks",
+        r"rank, (rank + i) % ranks",
         "pairs of its block",
     ),
     "gradients are sent to the wrong rank": Mistake(

@@ -12,6 +12,7 @@ running sums of gradients are fp32 too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -36,9 +37,18 @@ HALF = Fraction(1, 2)
 
 def mask_blocks(token_order: str, ranks: int, bidirectional: bool = False) -> list[ScoreBlock]:
     """The score blocks that `ranks` compute one after another: first that of their own keys, then those of the keys of
-    the rank one, two, ... places before them. Bidirectional attention computes whole blocks, causal attention shares.
+    the rank one, two, ... places before them."""
+    steps = ([(rank, (rank - i) % ranks) for rank in range(ranks)] for i in range(ranks))
+    return [mask_block(token_order, pairs, bidirectional) for pairs in steps]
 
-    A step differs between ranks that lie behind the owner of the keys and ranks in front of it:
+
+def mask_block(token_order: str, pairs: Sequence[tuple[int, int]], bidirectional: bool = False) -> ScoreBlock:
+    """The score block of a step. Bidirectional attention computes all of it, causal attention shares.
+
+    pairs: for every rank the numbers of the parts of a sequence that its queries and the keys at hand are from.
+
+    Of a rank's own keys the half before its queries counts. Otherwise the order of positions decides what the mask
+    leaves where the keys are from an earlier part, and where they are from a later one:
 
     contiguous (the r-th part of the positions on rank r): the whole block; nothing.
     striped (every p-th position): the half of the block with its diagonal; the half without it.
@@ -46,17 +56,16 @@ def mask_blocks(token_order: str, ranks: int, bidirectional: bool = False) -> li
         against all keys.
     """
     if bidirectional:
-        return [WHOLE] * ranks
-    found = [DIAGONAL]
-    for i in range(1, ranks):
-        behind, front = Fraction(ranks - i, ranks), Fraction(i, ranks)
-        cases = {
-            "contiguous": (RankShare(behind),),
-            "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
-            "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
-        }
-        found.append(ScoreBlock(cases[token_order]))
-    return found
+        return WHOLE
+    signs = Counter((query > key) - (query < key) for query, key in pairs)
+    own, behind, front = (Fraction(signs[sign], len(pairs)) for sign in (0, 1, -1))
+    cases = {
+        "contiguous": (RankShare(behind),),
+        "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
+        "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
+    }
+    shares = (RankShare(own, pairs=HALF), *cases[token_order])
+    return ScoreBlock(tuple(share for share in shares if share.ranks))
 
 
 class AttentionSteps:
