@@ -57,6 +57,7 @@ class SequenceSetting:
     regather: all-gathered keys and values are all-gathered again in the backward pass.
     heads: heads of queries.
     options: of the scheme.
+    grid: ranks along each axis of a scheme of several axes, cp in all.
     """
 
     cp: int = 1
@@ -67,6 +68,7 @@ class SequenceSetting:
     regather: bool = True
     heads: int = 24
     options: OptionValues = ()
+    grid: tuple[int, ...] = ()
 
     @property
     def kv_width(self) -> int:

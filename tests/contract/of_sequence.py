@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Op, UnitRun
@@ -35,8 +36,8 @@ class SequenceLayer(SequenceSetting):
 
 @remembered
 def _lower_layer(setting: SequenceLayer, use: str) -> tuple[UnitRun, Mesh]:
-    mesh = Mesh({"cp": setting.cp})
-    return setting.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(setting.options))]), mesh
+    mesh = Mesh({f"cp{i}": n for i, n in enumerate(setting.grid or (setting.cp,))})
+    return setting.lower_stages(mesh, [make(use, mesh, tuple(mesh.axes), **dict(setting.options))]), mesh
 
 
 def kernels_for(use: str) -> str:
@@ -45,7 +46,13 @@ def kernels_for(use: str) -> str:
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
-    """Numbers of ranks that divide the heads, or are multiples of the key-value heads."""
+    """Numbers of ranks that divide the heads, or are multiples of the key-value heads; grids where a scheme has several
+    axes, of as many groups as ranks in a team."""
+    if kind.least_axes > 1:
+        for grid in ((1, 1, 1), (1, 4, 1), (2, 1, 2), (2, 2, 2), (2, 3, 2), (3, 1, 3), (3, 2, 3)):
+            for b, s, h, kv_heads in ((1, 288, 192, 24), (3, 144, 384, 6)):
+                yield SequenceLayer(prod(grid), b, s, kv_heads, h, grid=grid)
+        return
     for cp, kv_heads in ((1, 24), (2, 6), (3, 6), (4, 8), (6, 6), (8, 24), (12, 6)):
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
@@ -86,6 +93,12 @@ def attention_efficiency(setting: SequenceLayer, use: str) -> float:
     return there
 
 
+def ring_hops(setting: SequenceLayer, use: str) -> int:
+    """Hops round the ring in the forward pass."""
+    unit_run, _ = setting.layer(use)
+    return sum(op.name.startswith("ring ") for op in unit_run.fragment.forward)
+
+
 def scores_kept(setting: SequenceLayer, use: str) -> float:
     """Bytes of the results of the softmax that wait for the backward pass."""
     unit_run, _ = setting.layer(use)
@@ -95,6 +108,7 @@ def scores_kept(setting: SequenceLayer, use: str) -> float:
 
 MEASURES = {
     "scores_kept": scores_kept,
+    "ring_hops": ring_hops,
     "sent_per_layer": sent_per_layer,
     "sent_forward": sent_forward,
     "sent_backward": sent_backward,

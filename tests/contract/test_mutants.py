@@ -42,7 +42,7 @@ class Mistake(NamedTuple):
 RING_MISTAKES = {
     "compute does not wait for arriving data": Mistake(
         r"        one\.entry\[k\]\.after \+= came\n        one\.entry\[v\]\.after \+= came\n"
-        r"(        steps\.take_over_memory)",
+        r"(        arrives = )",
         r"\1",
         "core 1 on compute> reads core.kv1 and does not wait for",
     ),
@@ -78,7 +78,7 @@ RING_MISTAKES = {
         "2 times",
     ),
     "the block that arrives is never read": Mistake(
-        r"steps\.take_over_memory\(i, \{k: buffer, v: buffer\} if i else \{\},",
+        r"steps\.take_over_memory\(i, \{k: buffer, v: buffer\} if arrives else \{\},",
         "steps.take_over_memory(i, {},",
         "no kernel reads core.kv1",
     ),

@@ -74,6 +74,7 @@ class AttentionSteps:
     Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
 
     eager: every operation of a merge is a kernel of its own.
+    start: a shift that brings the first step its operands; it moves no bytes yet. None: a rank's own are the first.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class AttentionSteps:
         mask_blocks: Sequence[ScoreBlock],
         merges: int,
         eager: bool = False,
+        start: Collective | None = None,
     ) -> None:
+        self.start = start
         self.operator, self.ring_axes, self.count, self.merges_left = operator, ring_axes, len(mask_blocks), merges
         self.eager = eager
         inside = operator.block if operator.block not in (None, DIAGONAL) else None
@@ -123,7 +126,9 @@ class AttentionSteps:
         recomputes is its own.
         """
         one, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
-        ahead = {self.o: self.memory_key("o", i), lse: self.memory_key("lse", i), **forward}
+        merged = self.count > 1
+        ahead = {self.o: self.memory_key("o", i)} if merged else {}
+        ahead |= {lse: self.memory_key("lse", i if merged else ""), **forward}
         back = {lse: self.memory_key("lse"), **backward}
         inside = set(one.forward)
         for tensor_use in one.tensor_uses:
@@ -154,6 +159,16 @@ class AttentionSteps:
     def shift(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
         """Every rank sends to the rank `by` places further round the group."""
         work = Collective("shift", round(nbytes), self.ring_axes, by=by, pace=pace)
+        return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
+
+    def bring_first(self, name: str, nbytes: int, after: Iterable[Op], phase: str, back: bool = False) -> Op:
+        """The shift that brings the first step its operands, or takes results back; some ranks may send nothing."""
+        assert self.start is not None
+        targets = self.start.targets
+        if back:
+            targets = tuple(sorted(range(len(targets)), key=targets.__getitem__))
+        moving = Fraction(sum(i != to for i, to in enumerate(targets)), len(targets))
+        work = replace(self.start, nbytes=round(nbytes * moving), targets=targets, pace=float(1 / moving))
         return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
 
     def merge_output(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:

@@ -203,14 +203,20 @@ def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str,
     k, v, o = steps.k, steps.v, steps.o
     kv = steps.nbytes(k, v)
     came, free = [out.entry[k], out.entry[v]], list[Op]()
+    if steps.start:
+        came = [steps.bring_first("place", kv, came, "F")]
+        steps.use_tensors(came[0], k, v)
+        steps.use_memory(came[0], (steps.memory_key("kv", 0), kv), made=True)
+        out.forward += came
     for i, one in enumerate(steps.step_fragments):
         buffer = steps.memory_key("kv", i)
         one.entry[k].after += came
         one.entry[v].after += came
-        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, backward_keys(i))
+        arrives = i or steps.start
+        steps.take_over_memory(i, {k: buffer, v: buffer} if arrives else {}, backward_keys(i))
         if i < p - 1:
             hop = steps.shift("ring", kv, 1, [*came, *free], "F")
-            if i:
+            if arrives:
                 steps.use_memory(hop, (buffer, kv))
             else:
                 steps.use_tensors(hop, k, v)
@@ -221,6 +227,8 @@ def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str,
         free = [one.exit[o]]
         if i:
             steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
+    if p == 1:
+        out.exit = {o: free[0]}
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
