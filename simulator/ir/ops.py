@@ -151,8 +151,7 @@ class Collective:
     members: positions in the group of the ranks that take part; None: all.
     ranks: the global ranks that take part, where stages have degrees of their own; None: those of `members`.
     by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
-    targets: of a shift over unlike distances, the position in the group that each position sends to; empty: as `by`
-        says.
+    targets: of a shift over unlike distances, the position that each position sends to; empty: as `by` says.
     pace: bytes of the slowest rank over the mean, see `routing.slowest_rank`.
     sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
     """

@@ -58,6 +58,7 @@ class SequenceSetting:
     heads: heads of queries.
     options: of the scheme.
     grid: ranks along each axis of a scheme of several axes, cp in all.
+    frames: of a video, whose layers are a pair; 1: one layer of a model with one axis of positions.
     """
 
     cp: int = 1
@@ -69,6 +70,7 @@ class SequenceSetting:
     heads: int = 24
     options: OptionValues = ()
     grid: tuple[int, ...] = ()
+    frames: int = 1
 
     @property
     def kv_width(self) -> int:

@@ -10,9 +10,10 @@ import pytest
 
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import HostUpdate, Memory
+from simulator.ir.registry import find_scheme
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
-from tests.contract.of_sequence import kernels_for
+from tests.contract.of_sequence import has_frames, kernels_for
 from tests.contract.played import FREE, Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
 
@@ -30,7 +31,7 @@ def job_with(use: str, overlap: bool) -> dict[str, Any]:
     replicas = math.prod(size for axis, size in mesh.items() if axis.startswith("dp"))
     framework = {"overlap": {"dp": overlap, "pp": overlap}, "attention": kernels_for(use)}
     return {
-        "model": {**sizes, **kind_of_gpt, "moe": MOE},
+        "model": {**sizes, **kind_of_gpt, **({"frames": 4} if has_frames(find_scheme(use)) else {}), "moe": MOE},
         "cluster": {"gpu": "h100-sxm", "gpus": gpus},
         "framework": {"name": "megatron-core", "set": framework},
         "batch": {"global": 16 * replicas, "micro": 4},

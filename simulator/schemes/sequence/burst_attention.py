@@ -33,7 +33,9 @@ from simulator.schemes.sequence.shared.ring_attention import RingScheme
 class BurstAttention(RingScheme):
     kernels, kernels_reason = "flash", "computes the scores of queries from other ranks again, as flash kernels do"
     paper = Paper(
-        "arXiv:2403.09347", "BurstAttention: An Efficient Distributed Attention Framework for Extremely Long Sequences", 2024
+        "arXiv:2403.09347",
+        "BurstAttention: An Efficient Distributed Attention Framework for Extremely Long Sequences",
+        2024,
     )
 
     class Options(SchemeOptions):

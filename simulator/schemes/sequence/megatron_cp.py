@@ -47,7 +47,7 @@ class MegatronCP(RingScheme):
     def layouts(self, operator: Operator) -> str | None:
         if isinstance(operator, SSDScan):
             return "a"
-        if isinstance(operator, CoreAttention) and not self.passes_keys:
+        if isinstance(operator, CoreAttention) and not self.passes_keys and operator.along == "s":
             return "a" if self.options.comm == "a2a" else "s"
         return super().layouts(operator)
 

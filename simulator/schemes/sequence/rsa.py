@@ -43,7 +43,9 @@ class Rsa(RingScheme):
         p, n = setting.cp, setting.b * setting.s
         hops = (p - 1) / p * n * setting.kv_width * 2
         yield ClosedForm("sent_forward", 2 * hops, "section 3.2: a ring of keys and a ring of values")
-        yield ClosedForm("sent_backward", 6 * hops, "two rings, and all-reduces of the gradients of all keys and values")
+        yield ClosedForm(
+            "sent_backward", 6 * hops, "two rings, and all-reduces of the gradients of all keys and values"
+        )
         scores = setting.heads * setting.b * setting.s**2 / p
         if p > 1:
             yield ClosedForm("scores_kept", 2 * scores, "section 3.2: the rows of a rank's queries, in bf16")

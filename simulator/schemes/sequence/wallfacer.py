@@ -74,7 +74,9 @@ class WallFacer(RingScheme):
         h, k, rows, n = 2 * setting.h, 2 * setting.kv_width, 4 * setting.heads, setting.b * setting.s / setting.cp
         hop = 2 * c * n * k
         forward = (c - 1) * n * (2 * h + 2 * k) + (ring - 1) * hop + (c - 1) / c * hop + (c - 1) * c * n * rows
-        yield ClosedForm("sent_forward", forward, "team collectives, p/C^2 - 1 hops and the start, row sums of the team")
+        yield ClosedForm(
+            "sent_forward", forward, "team collectives, p/C^2 - 1 hops and the start, row sums of the team"
+        )
         moved = c * n * (2 * h + 2 * rows), c * n * h
         around = (ring - 1) * moved[0] + (ring * moved[1] if ring > 1 else 0) + (c - 1) / c * sum(moved)
         team = (c - 1) * n * (2 * h + 2 * k + rows) + (c - 1) * n * (h + 2 * k)

@@ -54,7 +54,7 @@ class RingScheme(SequenceScheme):
         return "s" if operator.has("s") else None
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        if self.ranks == 1 or not self.passes_keys or not isinstance(module, CoreAttention):
+        if self.ranks == 1 or not self.passes_keys or not isinstance(module, CoreAttention) or module.along != "s":
             return inner(module)
         return self.attend(module, inner)
 
@@ -76,7 +76,7 @@ class RingScheme(SequenceScheme):
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
         ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
         for shape, tokens in job.model.stacks(job.batch.sequence):
-            self._check_shape(job, shape, tokens, ranks)
+            self._check_shape(job, shape, tokens / (shape.frames or 1), ranks)
         if not self.passes_keys:
             return
         if self.kernels and job.framework.attention != self.kernels:

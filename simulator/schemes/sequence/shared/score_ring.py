@@ -78,7 +78,9 @@ class _ScoreRing:
         for i in range(self.ranks):
             after = made[-1:] or op.after
             if i:
-                hop = Op(f"ring {tensor} {op.name}", STREAM, Collective("shift", nbytes, self.ring_axes), after, op.phase)
+                hop = Op(
+                    f"ring {tensor} {op.name}", STREAM, Collective("shift", nbytes, self.ring_axes), after, op.phase
+                )
                 self._use(hop, key, nbytes)
                 key = f"{self.name}.{op.phase}.{tensor}{i}"
                 self._use(hop, key, nbytes, made=True)
@@ -102,7 +104,10 @@ class _ScoreRing:
     def _sum_over_ranks(self, op: Op, tensor: str) -> Op:
         """Lets an all-reduce follow the GEMM of the gradients of all keys or values; returns it."""
         key, nbytes = self._shard(f"d:{tensor}")
-        whole, work = f"{self.name}.d{tensor} of all ranks", Collective("all_reduce", self.ranks * nbytes, self.ring_axes)
+        whole, work = (
+            f"{self.name}.d{tensor} of all ranks",
+            Collective("all_reduce", self.ranks * nbytes, self.ring_axes),
+        )
         gemm = replace(op)
         summed = Op(f"all_reduce d{tensor}", STREAM, work, [gemm], op.phase)
         self._use(gemm, whole, self.ranks * nbytes, made=True)

@@ -34,7 +34,9 @@ def attend_in_teams(
     groups, places, team = axes
     ranks, around = mesh.size(team), mesh.size(places)
     found = team_blocks(token_order, ranks, around, operator.bidirectional)
-    start = Collective("shift", 0, (*groups, *team), targets=first_keys(ranks, mesh.stride(groups[0]) > mesh.stride(team[0])))
+    start = Collective(
+        "shift", 0, (*groups, *team), targets=first_keys(ranks, mesh.stride(groups[0]) > mesh.stride(team[0]))
+    )
     whole = replace(operator, marks=operator.marks | {GATHERED})
     steps = AttentionSteps(whole, inner, places, found, around - 1, start=start)
     return _TeamAttention(operator, inner(operator), steps, team, ranks).fragment
