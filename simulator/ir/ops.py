@@ -34,8 +34,7 @@ class Gemm:
     m, n, k: rows, columns and contracted size of one product (elements).
     batch: number of products.
     dtype: number format of the operands.
-    layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` gradient of the input, ``nt`` gradient of the
-        weight.
+    layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` of the input gradient, ``nt`` of the weight's.
     accumulate: whether the result is added to memory in `out_dtype` (fused gradient accumulation).
     out_dtype: number format of the result.
     what: kind of module, for reports.
@@ -268,7 +267,6 @@ class HostLaunch:
 Communication = Collective | Exchange | Transfer
 Host = HostCopy | HostUpdate
 Work = Gemm | Attention | Memory | Communication | Host | HostLaunch
-
 
 COMPUTE = "compute"
 """The stream of the kernels. Streams of communication have the name of the family of schemes that communicates."""

@@ -111,8 +111,8 @@ def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
 
 
 def attend_along(attention: SelfAttention, dim: str) -> SelfAttention:
-    """Lets the attention of a video run along `dim`, places ``s`` of a frame or frames ``u``, in parallel for all positions
-    along the other axis; marks its operators."""
+    """Lets the attention of a video run along `dim`, places ``s`` of a frame or frames ``u``, in parallel for all
+    positions along the other axis; marks its operators."""
     children = []
     for child in attention.children:
         assert isinstance(child, Operator)

@@ -107,8 +107,8 @@ class Transformer(ShapePart):
     mlp_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
     """Biases of MLPs and experts. Default: True with layernorm."""
     frames: Size | None = None
-    """Frames of a video, each of seq / frames tokens: attention runs within every frame and, in the next layer, at every
-    place of a frame across all frames (Latte, Open-Sora). None: one axis of positions."""
+    """Frames of a video, each of seq / frames tokens: attention runs within every frame and, in the next layer, at
+    every place of a frame across all frames (Latte, Open-Sora). None: one axis of positions."""
     bidirectional: Flag = Field(default_factory=lambda given: given.get("frames") is not None)
     """A token attends to all tokens of its sequence, or of its chunk (an encoder); otherwise to those before it."""
     parallel_residual: Flag = False

@@ -155,10 +155,10 @@ def check_frames(plan: Plan) -> None:
         rule = f"every one of the {frames} frames of {plan.job.model.name} has equally many tokens"
         near = max(1, round(batch.sequence / frames)) * frames
         raise PlanError("batch.sequence", rule, f"{near} would work", batch.sequence)
-    parts = {"batch.documents": batch.documents, "batch.lengths": batch.lengths}
-    parts |= {"plan.schemes": plan.schedule.use if len(plan.schedule.slices) != 1 else None}
-    for where, value in parts.items():
-        if value:
+    sliced = len(plan.schedule.slices) != 1
+    parts = {"batch.documents": batch.documents, "batch.lengths": batch.lengths, "plan.schemes": sliced}
+    for where, found in parts.items():
+        if found:
             rule = f"a sequence of {plan.job.model.name} is one video, whose attention runs along two axes"
             raise PlanError(where, rule, "Leave out documents, lengths and slices of sequences")
 

@@ -70,7 +70,7 @@ class WallFacer(RingScheme):
         return attend_in_teams(operator, inner, self.mesh, axes, "zigzag")
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
-        groups, ring, c = setting.grid
+        _, ring, c = setting.grid
         h, k, rows, n = 2 * setting.h, 2 * setting.kv_width, 4 * setting.heads, setting.b * setting.s / setting.cp
         hop = 2 * c * n * k
         forward = (c - 1) * n * (2 * h + 2 * k) + (ring - 1) * hop + (c - 1) / c * hop + (c - 1) * c * n * rows

@@ -1,4 +1,4 @@
-"""Ring self-attention: its traffic beside tensor parallelism, its products, the scores that it keeps, what it refuses."""
+"""Ring self-attention: traffic beside tensor parallelism, products, the scores that it keeps, what it refuses."""
 
 from __future__ import annotations
 

@@ -134,5 +134,5 @@ def test_other_numbers_of_groups_are_refused() -> None:
         "cluster": {"gpu": "h100-sxm", "gpus": 8},
         "plan": {"mesh": mesh, "schemes": [{"use": "sequence/wallfacer", "over": [*mesh]}]},
     }
-    with pytest.raises(PlanError, match="as many groups .* and there are 2 and 4"):
+    with pytest.raises(PlanError, match=r"as many groups .* and there are 2 and 4"):
         simulate(job)

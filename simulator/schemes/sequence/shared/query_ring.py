@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from dataclasses import replace
 
 from simulator.ir.attention_mask import ScoreBlock
 from simulator.ir.operators import CoreAttention
@@ -28,7 +27,7 @@ def ring_of_queries(
     out, o, do = steps.fragment, steps.o, f"d:{steps.o}"
     arrived = out.grad_entry[o]
     if operator.block is None:
-        arrived = sum_rows(out, steps.nbytes(o, do), (row_sums(operator.name), steps.lse))
+        arrived = sum_rows(out, steps.nbytes(o, do), (row_sums_key(operator.name), steps.lse))
         steps.use_tensors(arrived, o, do)
     rotate(steps, arrived)
     return out
@@ -36,22 +35,22 @@ def ring_of_queries(
 
 def rotate(steps: AttentionSteps, arrived: Op) -> None:
     """Both passes. arrived: the op after which the gradient of the output and its row sums are there."""
-    _readrow_sums(steps)
+    _read_row_sums(steps)
     pass_keys(steps, lambda i: _backward_keys(steps, -i % steps.count))
     _pass_queries(steps, arrived)
 
 
-def _readrow_sums(steps: AttentionSteps) -> None:
+def _read_row_sums(steps: AttentionSteps) -> None:
     """Backward kernels read D in place of the output."""
     for operator, one in zip(steps.step_operators, steps.step_fragments, strict=True):
-        back, key = {*one.backward}, row_sums(operator.name)
+        back, key = {*one.backward}, row_sums_key(operator.name)
         kept = [use for use in one.tensor_uses if use.op not in back or not use.key.startswith(f"{steps.o}@")]
         if all(use.key != key for use in kept):
             kept += [TensorUse(key, steps.lse, op) for op in dict.fromkeys((one.backward[0], one.backward[-1]))]
         one.tensor_uses = kept
 
 
-def row_sums(name: str) -> str:
+def row_sums_key(name: str) -> str:
     """Memory key of D of an operator."""
     return f"{name}.delta"
 
@@ -71,60 +70,62 @@ def _pass_queries(steps: AttentionSteps, first: Op) -> None:
     q, k, v, o = steps.q, steps.k, steps.v, steps.o
     dq, dk, dv, do = (f"d:{name}" for name in (q, k, v, o))
     bundle, queries, dkv = steps.nbytes(q, do) + 2 * steps.lse, steps.nbytes(dq), steps.nbytes(dk, dv)
-    sums = row_sums(steps.operator.name)
 
-    def send_own(hop: Op, step: int) -> None:
-        steps.use_tensors(hop, q, do)
-        steps.use_memory(hop, (steps.memory_key("lse"), steps.lse), (sums, steps.lse))
-        steps.use_memory(hop, (steps.memory_key("d:bundle", step), bundle), made=True)
+    def carry_queries(hop: Op, to: int) -> None:
+        """Notes the memory of a hop that brings queries, and what goes with them, to backward step `to`."""
+        if to == (0 if steps.start else 1):
+            steps.use_tensors(hop, q, do)
+            keys = steps.memory_key("lse"), row_sums_key(steps.operator.name)
+            steps.use_memory(hop, *((key, steps.lse) for key in keys))
+        else:
+            steps.use_memory(hop, (steps.memory_key("d:bundle", to - 1), bundle))
+        steps.use_memory(hop, (steps.memory_key("d:bundle", to), bundle), made=True)
+
+    def carry_gradients(hop: Op, to: int, home: bool = False) -> None:
+        """Notes the memory of a hop that brings gradients of queries to step `to`, or home."""
+        steps.use_memory(hop, (steps.memory_key("d:dq", to - 1), queries))
+        if home:
+            steps.use_tensors(hop, dq, made=True)
+        else:
+            steps.use_memory(hop, (steps.memory_key("d:dq", to), queries), made=True)
 
     arrived = [first]
     if steps.start:
         arrived = [steps.bring_first("place queries", bundle, arrived, "B", back=True)]
-        send_own(arrived[0], 0)
+        carry_queries(arrived[0], 0)
         out.backward += arrived
     gradients, total = list[Op](), list[Op]()
     for b in range(p):
         one, block = steps.step_fragments[-b % p], steps.step_operators[-b % p].computed_block
-        grads = steps.memory_key("d:dq", b)
-        hop = None
+        hops = list[Op]()
         if p > 1:
-            hop = steps.shift("ring back", bundle * (b < p - 1) + queries * (b > 0), 1, [*arrived, *gradients], "B")
-            out.backward.append(hop)
-        if hop and b < p - 1 and (b or steps.start):
-            steps.use_memory(hop, (steps.memory_key("d:bundle", b), bundle))
-            steps.use_memory(hop, (steps.memory_key("d:bundle", b + 1), bundle), made=True)
-        elif hop and b < p - 1:
-            send_own(hop, 1)
-        if hop and b:
-            steps.use_memory(hop, (steps.memory_key("d:dq", b - 1), queries))
-            steps.use_memory(hop, (grads, queries), made=True)
+            nbytes = bundle * (b < p - 1) + queries * (b > 0)
+            hops = [steps.shift("ring back", nbytes, 1, [*arrived, *gradients], "B")]
+            if b < p - 1:
+                carry_queries(hops[0], b + 1)
+            if b:
+                carry_gradients(hops[0], b)
+        out.backward += hops
         one.grad_entry[o].after += arrived
         out.backward += one.backward
         gradients, own = [one.grad_exit[q]], [one.grad_exit[k], one.grad_exit[v]]
-        if hop and b:
-            gradients = steps.add_gradients(f"d{q}", queries, block.queries, [hop, *gradients])
-            steps.use_memory(gradients[0], (grads, queries))
+        if b:
+            gradients = steps.add_gradients(f"d{q}", queries, block.queries, [*hops, *gradients])
             total = steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [*total, *own])
             steps.use_memory(total[0], (steps.memory_key("d:part", b), dkv))
             steps.use_tensors(total[0], dk, dv)
         else:
             gradients, total = [Op(f"copy d{q}", work=Memory("add", queries, queries), after=gradients, phase="B")], own
-            steps.use_memory(gradients[0], (grads, queries), made=True)
             out.backward += gradients
+        steps.use_memory(gradients[0], (steps.memory_key("d:dq", b), queries), made=not b)
         steps.use_memory(gradients[0], (steps.memory_key("d:part q", b), queries))
-        arrived = [hop] if hop else []
+        arrived = hops
     returns = [partial(steps.shift, "ring home", queries, 1)] if p > 1 else []
     returns += [partial(steps.bring_first, "ring home to its team", queries)] if steps.start else []
-    for i, send in enumerate(returns, p - 1):
-        home = send(gradients, "B")
-        steps.use_memory(home, (steps.memory_key("d:dq", i), queries))
-        if i - p + 2 == len(returns):
-            steps.use_tensors(home, dq, made=True)
-        else:
-            steps.use_memory(home, (steps.memory_key("d:dq", i + 1), queries), made=True)
-        out.backward.append(home)
-        gradients = [home]
+    for i, send in enumerate(returns):
+        gradients = [send(gradients, "B")]
+        carry_gradients(gradients[0], p + i, home=i == len(returns) - 1)
+        out.backward += gradients
     out.grad_exit = {q: gradients[0], k: total[0], v: total[-1]}
 
 
@@ -133,8 +134,8 @@ def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
     step, own = steps.step_operators[-b % steps.count].name, steps.operator.name
     q, k, v, do = steps.q, steps.k, steps.v, f"d:{steps.o}"
     bundle, part = steps.memory_key("d:bundle", b), steps.memory_key("d:part", b)
-    brought = {row_sums(step): row_sums(own)}
+    brought = {row_sums_key(step): row_sums_key(own)}
     if b or steps.start:
-        brought = dict.fromkeys((q, do, f"{step}.lse", row_sums(step)), bundle)
+        brought = dict.fromkeys((q, do, f"{step}.lse", row_sums_key(step)), bundle)
     partial_keys = {f"d:{k}": part, f"d:{v}": part} if b else {}
     return brought | partial_keys | {f"d:{q}": steps.memory_key("d:part q", b)}

@@ -11,7 +11,7 @@ from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment, Op
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import LowerModule, SequenceScheme
+from simulator.ir.scheme import LowerModule, Rule, SequenceScheme
 from simulator.scheduling.schedule import Schedule
 from simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
 
@@ -47,7 +47,7 @@ class RingScheme(SequenceScheme):
         """Its axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
-    def layouts(self, operator: Operator) -> str | None:
+    def layouts(self, operator: Operator) -> str | Rule | None:
         if isinstance(operator, CoreAttention):
             # Keys and values keep their layout.
             return "s|t"

@@ -18,7 +18,7 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
 from simulator.ir.scheme import LowerModule
 from simulator.schemes.sequence.shared.attention_steps import STREAM, AttentionSteps, mask_block
-from simulator.schemes.sequence.shared.query_ring import rotate, row_sums, sum_rows
+from simulator.schemes.sequence.shared.query_ring import rotate, row_sums_key, sum_rows
 
 GATHERED = "gathered by a team"
 """The mark of attention whose queries and keys are those of a whole team."""
@@ -96,7 +96,7 @@ class _TeamAttention:
         self._use(op, *(self.shards[name] for name in (o, f"d:{o}")))
         arrived = steps.fragment.grad_entry[o]
         arrived.after.append(self._gather_tensor(f"d:{o}", out.grad_entry[o], "B"))
-        arrived.after.append(self._gather(sums, (sums, rows), (row_sums(self.name), steps.lse), [op], "B"))
+        arrived.after.append(self._gather(sums, (sums, rows), (row_sums_key(self.name), steps.lse), [op], "B"))
         again = [self._gather_tensor(name, out.grad_entry[o], "B") for name in (q, k, v)]
         arrived.after += again
         rotate(steps, arrived)
