@@ -129,6 +129,7 @@ def _blocks(model: Model) -> list[str]:
     )
     found += ["mla"] if model.mla else []
     found += [f"{model.ssm.pattern.count('M')} Mamba-2"] if model.ssm else []
+    found += [f"{model.frames} frames"] if model.frames else []
     found += [f"window {model.window:,}"] if model.window else []
     found += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []
     return found + ([f"mtp {model.mtp}"] if model.mtp else [])

@@ -370,10 +370,10 @@ class Costs:
     def _shift_reaches(self, work: Collective) -> tuple[Reach, ...]:
         """Returns the reaches of the pairs in a shift that may be the slowest; () if each rank keeps its data."""
         ranks = self.mesh.ranks(work.axes, work.members)
-        by = work.by % len(ranks)
-        key = "shift", work.axes, work.members, by
+        targets = work.targets or tuple((i + work.by) % len(ranks) for i in range(len(ranks)))
+        key = "shift", work.axes, work.members, targets
         if key not in self._reaches:
-            hops = {rank: ranks[(i + by) % len(ranks)] for i, rank in enumerate(ranks) if by}
+            hops = {rank: ranks[to] for i, (rank, to) in enumerate(zip(ranks, targets, strict=True)) if i != to}
             self._reaches[key] = self._hop_reaches(work.axes, hops)
         return self._reaches[key]
 

@@ -131,6 +131,16 @@ class LayersFrom:
     first: int
 
 
+@dataclass(frozen=True)
+class AttendsAlong:
+    """The mark of the operators of attention where tokens have several axes of positions.
+
+    dim: the dim of positions along which it runs.
+    """
+
+    dim: str
+
+
 LOWEST = "lowest"
 """The mark of a unit below which nothing is trained: the gradient of its input is not computed."""
 

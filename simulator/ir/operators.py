@@ -1,7 +1,7 @@
 """The operators of dense transformers: single operations over named dims with global sizes.
 
-Samples ``b``, positions ``s``, key positions ``t``, hidden ``h``, head width ``a``, feed-forward width ``f``,
-vocabulary ``v``, experts ``e``.
+Samples ``b``, positions ``s``, of videos those in a frame, and frames ``u``, key positions ``t``, hidden ``h``, head
+width ``a``, feed-forward width ``f``, vocabulary ``v``, experts ``e``.
 """
 
 from __future__ import annotations
@@ -330,11 +330,17 @@ class CoreAttention(Operator):
         visible = min(self.window or document, document)
         return tokens / document * visible * (document - visible / 2) if tokens else 0.0
 
+    @property
+    def along(self) -> str:
+        """The dim of the queries' positions that it runs along; it is the same at all others, as for samples."""
+        return next((old for old, new in self.ins[1].renamed.items() if new == "t"), "s")
+
     def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
         t = keys["t"] + self._visible_positions(self.tokens_before)
-        return queries["b"], queries["s"], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
+        b = math.prod(n for dim, n in queries.items() if dim not in (self.along, "a"))
+        return b, queries[self.along], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
     def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)

@@ -150,6 +150,7 @@ class Collective:
     members: positions in the group of the ranks that take part; None: all.
     ranks: the global ranks that take part, where stages have degrees of their own; None: those of `members`.
     by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
+    targets: of a shift over unlike distances, the position that each position sends to; empty: as `by` says.
     pace: bytes of the slowest rank over the mean, see `routing.slowest_rank`.
     sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
     """
@@ -160,6 +161,7 @@ class Collective:
     members: tuple[int, ...] | None = None
     by: int = 1
     both_ways: bool = False
+    targets: tuple[int, ...] = ()
     pace: float = 1.0
     sms: int | None = None
     ranks: Sequence[int] | None = None
@@ -265,7 +267,6 @@ class HostLaunch:
 Communication = Collective | Exchange | Transfer
 Host = HostCopy | HostUpdate
 Work = Gemm | Attention | Memory | Communication | Host | HostLaunch
-
 
 COMPUTE = "compute"
 """The stream of the kernels. Streams of communication have the name of the family of schemes that communicates."""

@@ -57,6 +57,8 @@ class SequenceSetting:
     regather: all-gathered keys and values are all-gathered again in the backward pass.
     heads: heads of queries.
     options: of the scheme.
+    grid: ranks along each axis of a scheme of several axes, cp in all.
+    frames: of a video, whose layers are a pair; 1: one layer of a model with one axis of positions.
     """
 
     cp: int = 1
@@ -67,6 +69,8 @@ class SequenceSetting:
     regather: bool = True
     heads: int = 24
     options: OptionValues = ()
+    grid: tuple[int, ...] = ()
+    frames: int = 1
 
     @property
     def kv_width(self) -> int:

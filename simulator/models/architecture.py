@@ -56,7 +56,7 @@ from simulator.models.inputs import build_input, build_projector, make_table
 from simulator.models.mamba import mamba_block
 from simulator.models.model import Model
 from simulator.models.parts import MLA, MoEShape, StateSpace
-from simulator.models.shapes import Shapes, add_prefix
+from simulator.models.shapes import Shapes, add_prefix, attend_along
 from simulator.models.transformer import LayerKind
 
 UP = ("mla_up_proj",)
@@ -119,7 +119,7 @@ class Architecture(Shapes):
     def runs_of_kinds(self, layers: Sequence[int]) -> tuple[tuple[LayerKind, int], ...]:
         """Groups consecutive layers of one kind; returns each kind with its number of layers."""
         model = self.model
-        if model.moe is None and model.window is None and model.attention_chunk is None and model.ssm is None:
+        if not (model.moe or model.window or model.attention_chunk or model.ssm or model.frames):
             return ((LayerKind(False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
 
@@ -254,7 +254,9 @@ class Architecture(Shapes):
                 block,
                 Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
             ]
-        return [self.layernorm("norm1", x, normed), self._self_attention(normed, projected, kind.local), *inner]
+        attention = self._self_attention(normed, projected, kind.local)
+        attention = attend_along(attention, kind.along) if kind.along else attention
+        return [self.layernorm("norm1", x, normed), attention, *inner]
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""

@@ -16,7 +16,7 @@ from hardware.errors import ModelError
 from simulator.models.parts import Count, Flag, Size
 from simulator.models.transformer import Transformer
 
-OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "branches")
+OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches")
 """Fields of a model that its branches do not inherit."""
 
 FOLLOWING = {

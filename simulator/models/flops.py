@@ -13,6 +13,7 @@ Features that the papers of these formulas did not have are counted the same in 
   scores are products over the first, weighted values over the second;
 - a window of w < T tokens: in layers with a window `palm` counts w in place of T, `causal` the pairs within mask and
   window; the other conventions count all pairs, as the kernels of their time computed them;
+- frames of a video: tokens of a frame, and frames, by turns in place of T, in all pairs;
 - chunks of c < T tokens: the same, with the length of a token's chunk (c, but less in the last one) in place of w, and
   half of it for `causal`;
 - branches: N counts a branch for its share of a sequence, because a token passes only its own, and attention in a
@@ -98,7 +99,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
         if kind.has_attention:
-            seen = 2 * seq if not causal else _seen(seq, model, kind)
+            seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
             parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
             parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
@@ -127,6 +128,12 @@ def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
     if model.mtp:
         found[Transformer.kind(model, model.layers - 1)] += model.mtp
     yield from found.items()
+
+
+def _reach(seq: float, model: Transformer, kind: LayerKind) -> float:
+    """Tokens that one attention runs over."""
+    frames = model.frames or 1
+    return {"": seq, "s": seq / frames, "u": frames}[kind.along]
 
 
 def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
@@ -186,7 +193,7 @@ def palm(model: Model, seq: int) -> float:
 def _count_attention(model: Transformer, seq: float) -> float:
     """L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
     seen = sum(
-        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else seq)
+        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else _reach(seq, model, kind))
         for kind, layers in _kinds(model)
         if kind.has_attention
     )
@@ -252,9 +259,10 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 
 def _mosaic_attention(model: Model, seq: int) -> float:
     """L h T, where layers without attention do not count, and a branch counts for its tokens."""
-    trunk = model.ssm.pattern.count("*") if model.ssm else model.layers
+    kinds = Counter(map(model.kind, range(model.encoder_layers, model.encoder_layers + model.layers)))
+    trunk = sum(layers * _reach(seq, model, kind) for kind, layers in kinds.items() if kind.has_attention)
     branches = sum(branch.layers * branch.hidden * of * of / seq for branch, of in _branches(model, seq))
-    return trunk * model.hidden * seq + branches
+    return trunk * model.hidden + branches
 
 
 CONVENTIONS: dict[str, Callable[[Model, int], float]] = {

@@ -49,8 +49,12 @@ class Model(Transformer):
         if not self.encoder_layers:
             raise ModelError("branches", "one of them has layers", "Give it layers, or leave branches out")
         share_tokens([one.tokens for one in self.branches], self.seq, "seq")
-        refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("bidirectional", self.bidirectional)
-        for word, value in refused:
+        for i, one in enumerate(self.branches):
+            if one.frames:
+                rule = "the layers of a branch have one axis of positions"
+                raise ModelError(f"branches[{i}].frames", rule, "Leave it out", one.frames)
+        refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
+        for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)

@@ -6,8 +6,8 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import CompositeModule, Module, Operator
-from simulator.ir.operators import Linear, Norm
+from simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
+from simulator.ir.operators import CoreAttention, Linear, Norm
 from simulator.models.adapters import Adapters
 from simulator.models.branches import Branch
 from simulator.models.casts import cast_input
@@ -61,8 +61,11 @@ class Shapes:
 
     @property
     def token_dims(self) -> dict[str, Dim]:
-        """The dims of tokens: samples and positions."""
-        return {"b": Dim(self.samples * self.replicas), "s": Dim(self.seq)}
+        """The dims of tokens: samples, of videos also frames, and positions, of videos those in a frame."""
+        samples = {"b": Dim(self.samples * self.replicas)}
+        if self.model.frames:
+            return {**samples, "u": Dim(self.model.frames), "s": Dim(self.seq // self.model.frames)}
+        return {**samples, "s": Dim(self.seq)}
 
     def act(self, name: str, **dims: Dim) -> Tensor:
         """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
@@ -105,3 +108,22 @@ def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
         return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
 
     return replace(module, name=name, ins=rename(module.ins), outs=rename(module.outs), weights=rename(module.weights))
+
+
+def attend_along(attention: SelfAttention, dim: str) -> SelfAttention:
+    """Lets the attention of a video run along `dim`, places ``s`` of a frame or frames ``u``, in parallel for all
+    positions along the other axis; marks its operators."""
+    children = []
+    for child in attention.children:
+        assert isinstance(child, Operator)
+        if isinstance(child, CoreAttention):
+            child = replace(child, ins=(child.ins[0], *(_keys_along(tensor, dim) for tensor in child.ins[1:])))
+        children.append(replace(child, marks=child.marks | {AttendsAlong(dim)}))
+    return replace(attention, children=tuple(children))
+
+
+def _keys_along(tensor: Tensor, dim: str) -> Tensor:
+    """Keys or values whose positions ``t`` are those along `dim`."""
+    back = {new: old for old, new in tensor.renamed.items()}
+    made = replace(tensor, dims={back.get(name, name): size for name, size in tensor.dims.items()}, renamed={})
+    return made.rename_dims(**{dim: "t"})

@@ -28,12 +28,14 @@ class LayerKind(NamedTuple):
         block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
             attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
+        along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
     """
 
     experts: bool
     local: bool
     block: str = ""
     routed: int = 0
+    along: str = ""
 
     @property
     def has_attention(self) -> bool:
@@ -106,7 +108,10 @@ class Transformer(ShapePart):
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
     """Biases of MLPs and experts. Default: True with layernorm."""
-    bidirectional: Flag = False
+    frames: Size | None = None
+    """Frames of a video, each of seq / frames tokens: attention runs within every frame and, in the next layer, at
+    every place of a frame across all frames (Latte, Open-Sora). None: one axis of positions."""
+    bidirectional: Flag = Field(default_factory=lambda given: given.get("frames") is not None)
     """A token attends to all tokens of its sequence, or of its chunk (an encoder); otherwise to those before it."""
     parallel_residual: Flag = False
     """Attention and MLP both read the input of the layer, each through its own norm (GPT-NeoX)."""
@@ -137,6 +142,8 @@ class Transformer(ShapePart):
                 self.hidden,
             )
         self._mask_relations()
+        if self.frames:
+            self._video_relations(self.frames)
         if self.heads % self.kv_heads:
             divisors = [n for n in range(1, min(self.heads, 1024) + 1) if self.heads % n == 0]
             raise ModelError(
@@ -176,6 +183,19 @@ class Transformer(ShapePart):
         if not self.full_rope and (not self.full_every or self.positions != "rope" or self.mla):
             rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
             raise ModelError("full_rope", rule, "Leave it out", False)
+
+    def _video_relations(self, frames: int) -> None:
+        if self.seq % frames:
+            near = max(1, round(self.seq / frames)) * frames
+            raise ModelError("seq", f"every one of {frames} frames has equally many tokens", f"Give {near}", self.seq)
+        if not self.bidirectional:
+            rule = "attention within frames and across frames is bidirectional"
+            raise ModelError("bidirectional", rule, "Leave it out", False)
+        others = ("window", self.window), ("attention_chunk", self.attention_chunk), ("ssm", self.ssm)
+        for word, value in (*others, ("mtp", self.mtp)):
+            if value:
+                shown = value if isinstance(value, int) else None
+                raise ModelError(word, "models of videos (frames) are supported without it", "Leave it out", shown)
 
     def _latent_relations(self, mla: MLA) -> None:
         if self.kv_heads != self.heads:
@@ -253,8 +273,11 @@ class Transformer(ShapePart):
             return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
         moe, limited = self.moe, self.window is not None or self.attention_chunk is not None
         experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
+        routed = moe.experts_of(layer) if moe and experts else 0
+        if self.frames:
+            return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
         local = limited and not (self.full_every and (layer + 1) % self.full_every == 0)
-        return LayerKind(experts, local, routed=moe.experts_of(layer) if moe and experts else 0)
+        return LayerKind(experts, local, routed=routed)
 
     @property
     def kinds(self) -> Counter[LayerKind]:

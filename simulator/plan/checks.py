@@ -22,6 +22,7 @@ from simulator.scheduling.schedule import nearest_multiple
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",
     "s": "batch.sequence",
+    "u": "model.frames",
     "h": "model.hidden",
     "a": "model.heads (and kv_heads)",
     "f": "model.ffn",
@@ -142,6 +143,24 @@ def check_documents(plan: Plan) -> None:
     if plan.job.batch.documents is not None and (rings or sliced):
         rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
         raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+
+
+def check_frames(plan: Plan) -> None:
+    """Sequences of a model of videos are whole videos, of equally many tokens in every frame."""
+    frames, batch = plan.job.model.frames, plan.job.batch
+    if not frames:
+        return
+    assert batch.sequence is not None
+    if batch.sequence % frames:
+        rule = f"every one of the {frames} frames of {plan.job.model.name} has equally many tokens"
+        near = max(1, round(batch.sequence / frames)) * frames
+        raise PlanError("batch.sequence", rule, f"{near} would work", batch.sequence)
+    sliced = len(plan.schedule.slices) != 1
+    parts = {"batch.documents": batch.documents, "batch.lengths": batch.lengths, "plan.schemes": sliced}
+    for where, found in parts.items():
+        if found:
+            rule = f"a sequence of {plan.job.model.name} is one video, whose attention runs along two axes"
+            raise PlanError(where, rule, "Leave out documents, lengths and slices of sequences")
 
 
 def check_classes(plan: Plan) -> None:
@@ -357,6 +376,7 @@ ALWAYS = (
     check_branches,
     check_attention,
     check_documents,
+    check_frames,
     check_noise,
     check_period,
 )

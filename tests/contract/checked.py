@@ -13,7 +13,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.dataflow import misplaced_messages, run_problems
-from tests.contract.placement import Contents, CoreWatch, attention_problems, bytes_added
+from tests.contract.placement import POSITIONS, Contents, CoreWatch, attention_problems, bytes_added
 
 SEQUENCE = 48
 """Tokens of a sequence; 2, 3 and 4 ranks divide them into two parts each."""
@@ -35,7 +35,7 @@ def layer_problems(
     found = [*run_problems(run), *Contents(run.fragment, mesh).problems]
     found += misplaced_messages(all_ops(run.fragment), mesh, schemes)
     orders = [getattr(scheme, "token_order", "") for scheme in schemes if scheme.family == "sequence"]
-    order = orders[0] if len(orders) == 1 else ""
+    order = orders[0] if len(orders) == 1 and orders[0] in POSITIONS else ""
     for core, fragment in watch.cores:
         found += attention_problems(core, fragment, mesh, order, SEQUENCE)
     rewritten = [scheme for scheme in make_schemes() if scheme.most_axes != 0]

@@ -193,9 +193,12 @@ class Flow:
                 yield f"nobody waits for {op}"
 
     def _consumes(self, op: Op) -> bool:
-        """Whether an op uses arrived data, beyond passing it on. A mark on a stream passes it to the next unit."""
+        """Whether an op uses arrived data, beyond passing it on. A mark on a stream passes it to the next unit; of a
+        shift over unlike distances, some ranks may keep what they have."""
         if op.work is None:
             return op in self.results or op in self.place
+        if isinstance(op.work, Collective) and op.work.targets:
+            return any(i == to for i, to in enumerate(op.work.targets))
         return op in self.results or not isinstance(op.work, Communication | HostCopy)
 
     def unread_buffers(self) -> Iterator[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Op, UnitRun
+from simulator.ir.registry import find_scheme
 from simulator.ir.routing import slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.ir.settings import SequenceSetting
@@ -18,7 +21,7 @@ from tests.contract.measure import make, remembered, sent
 
 @dataclass(frozen=True)
 class SequenceLayer(SequenceSetting):
-    """A layer at a setting."""
+    """A layer at a setting; of a video, a pair of layers."""
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         """The layer under the scheme `use`, and the mesh."""
@@ -26,20 +29,48 @@ class SequenceLayer(SequenceSetting):
 
     def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
-        model = Model(layers=1, hidden=self.h, heads=self.heads, kv_heads=self.kv_heads, vocab=64, seq=self.s)
+        video = {"frames": self.frames, "layers": 2} if self.frames > 1 else {"layers": 1}
+        fields = {"hidden": self.h, "heads": self.heads, "kv_heads": self.kv_heads, "vocab": 64, "seq": self.s}
+        model = Model(**fields, **video)
         blocks = Architecture(model, self.b, self.s, 64, attention=attention)
-        (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).unit_runs
-        return unit_run
+        stage = blocks.stage(range(model.layers), False, False)
+        first, *others = Lowering(mesh, schemes, self.regather).run(stage).unit_runs
+        joined = first.fragment.copy()
+        for other in others:
+            joined.forward += other.fragment.forward
+            joined.backward += other.fragment.backward
+            joined.tensor_uses += other.fragment.tensor_uses
+        return replace(first, fragment=joined)
 
 
 @remembered
 def _lower_layer(setting: SequenceLayer, use: str) -> tuple[UnitRun, Mesh]:
-    mesh = Mesh({"cp": setting.cp})
-    return setting.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(setting.options))]), mesh
+    mesh = Mesh({f"cp{i}": n for i, n in enumerate(setting.grid or (setting.cp,))})
+    return setting.lower_stages(mesh, [make(use, mesh, tuple(mesh.axes), **dict(setting.options))]), mesh
+
+
+def kernels_for(use: str) -> str:
+    """The attention kernels that a job with this scheme must have."""
+    return getattr(find_scheme(use), "kernels", "") or "flash"
+
+
+def has_frames(kind: type[Scheme]) -> bool:
+    """Whether a scheme is for models of videos."""
+    return getattr(kind, "position_axes", 1) > 1
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
-    """Numbers of ranks that divide the heads, or are multiples of the key-value heads."""
+    """Numbers of ranks that divide the heads, or are multiples of the key-value heads; grids where a scheme has several
+    axes, of as many groups as ranks in a team; videos where it needs them."""
+    if kind.least_axes > 1:
+        for grid in ((1, 1, 1), (1, 4, 1), (2, 1, 2), (2, 2, 2), (2, 3, 2), (3, 1, 3), (3, 2, 3)):
+            for b, s, h, kv_heads in ((1, 288, 192, 24), (3, 144, 384, 6)):
+                yield SequenceLayer(prod(grid), b, s, kv_heads, h, grid=grid)
+        return
+    if has_frames(kind):
+        for cp, frames, b, s, h in product((1, 2, 3, 4, 6), (12,), (1, 3), (144, 288), (192, 384)):
+            yield SequenceLayer(cp, b, s, h=h, frames=frames)
+        return
     for cp, kv_heads in ((1, 24), (2, 6), (3, 6), (4, 8), (6, 6), (8, 24), (12, 6)):
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
@@ -80,7 +111,22 @@ def attention_efficiency(setting: SequenceLayer, use: str) -> float:
     return there
 
 
+def ring_hops(setting: SequenceLayer, use: str) -> int:
+    """Hops round the ring in the forward pass."""
+    unit_run, _ = setting.layer(use)
+    return sum(op.name.startswith("ring ") for op in unit_run.fragment.forward)
+
+
+def scores_kept(setting: SequenceLayer, use: str) -> float:
+    """Bytes of the results of the softmax that wait for the backward pass."""
+    unit_run, _ = setting.layer(use)
+    tensor_uses = unit_run.fragment.tensor_uses
+    return max((one.nbytes for one in tensor_uses if one.key.endswith(".softmax")), default=0)
+
+
 MEASURES = {
+    "scores_kept": scores_kept,
+    "ring_hops": ring_hops,
     "sent_per_layer": sent_per_layer,
     "sent_forward": sent_forward,
     "sent_backward": sent_backward,

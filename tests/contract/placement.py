@@ -66,6 +66,9 @@ class Contents:
             read, written = [*reads[op]], [*writes[op]]
             if is_shift(op):
                 found = self._shift(op, read, written)
+            elif isinstance(op.work, Collective) and (op.work.operation == "reduce_scatter" or op.work.targets):
+                # Adds up what the ranks have, or brings each rank the parts of another one, whichever that is.
+                found = [(frozenset([key]), joined(self._parts_in(one, op) for one in read)) for key in written or [""]]
             elif isinstance(op.work, Memory) and op.work.what == "add":
                 found = [(frozenset({*read, *written} or {""}), self._sum(op, {*read, *written}))]
             else:
@@ -138,7 +141,8 @@ class Contents:
 
 
 def is_shift(op: Op) -> bool:
-    return isinstance(op.work, Collective) and op.work.operation == "shift"
+    """Whether an op moves parts by one distance on all ranks."""
+    return isinstance(op.work, Collective) and op.work.operation == "shift" and not op.work.targets
 
 
 def joined(contents: Iterable[Content]) -> Content:

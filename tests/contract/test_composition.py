@@ -10,8 +10,10 @@ import pytest
 
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import HostUpdate, Memory
+from simulator.ir.registry import find_scheme
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
+from tests.contract.of_sequence import has_frames, kernels_for
 from tests.contract.played import FREE, Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
 
@@ -27,10 +29,11 @@ def job_with(use: str, overlap: bool) -> dict[str, Any]:
     entries, mesh = entries_with(use)
     gpus = math.prod(mesh.values())
     replicas = math.prod(size for axis, size in mesh.items() if axis.startswith("dp"))
+    framework = {"overlap": {"dp": overlap, "pp": overlap}, "attention": kernels_for(use)}
     return {
-        "model": {**sizes, **kind_of_gpt, "moe": MOE},
+        "model": {**sizes, **kind_of_gpt, **({"frames": 4} if has_frames(find_scheme(use)) else {}), "moe": MOE},
         "cluster": {"gpu": "h100-sxm", "gpus": gpus},
-        "framework": {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}},
+        "framework": {"name": "megatron-core", "set": framework},
         "batch": {"global": 16 * replicas, "micro": 4},
         "plan": {"mesh": mesh, "views": {EXPERTS: {"edp": gpus // 2 // 4, "ep": 4}}, "schemes": entries},
     }

@@ -22,7 +22,7 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import LowerModule, Scheme
-from simulator.schemes.sequence.shared import ring_attention
+from simulator.schemes.sequence.shared import attention_steps, ring_attention
 from simulator.schemes.tensor.shared import pulled_shards
 from tests.contract.checked import layer_problems
 from tests.contract.measure import make
@@ -42,7 +42,7 @@ class Mistake(NamedTuple):
 RING_MISTAKES = {
     "compute does not wait for arriving data": Mistake(
         r"        one\.entry\[k\]\.after \+= came\n        one\.entry\[v\]\.after \+= came\n"
-        r"(        steps\.take_over_memory)",
+        r"(        arrives = )",
         r"\1",
         "core 1 on compute> reads core.kv1 and does not wait for",
     ),
@@ -63,8 +63,8 @@ RING_MISTAKES = {
         "no kernel reads core.d:part1",
     ),
     "blocks are in the wrong order": Mistake(
-        r"found\.append\((\w+\(cases\[token_order\]\))\)",
-        r"found.insert(1, \1)",
+        r"rank, \(rank - i\) % ranks",
+        r"rank, (rank + i) % ranks",
         "pairs of its block",
     ),
     "gradients are sent to the wrong rank": Mistake(
@@ -78,7 +78,7 @@ RING_MISTAKES = {
         "2 times",
     ),
     "the block that arrives is never read": Mistake(
-        r"steps\.take_over_memory\(i, \{k: buffer, v: buffer\} if i else \{\},",
+        r"steps\.take_over_memory\(i, \{k: buffer, v: buffer\} if arrives else \{\},",
         "steps.take_over_memory(i, {},",
         "no kernel reads core.kv1",
     ),
@@ -140,13 +140,15 @@ OVERLAP_MISTAKES = {
 """Mistakes in the module of the overlap, or in `pulled_shards`, its base."""
 
 
-def mutated(module: ModuleType, mistake: Mistake) -> dict[str, Any]:
-    """The names of a copy of `module` with a mistake."""
-    assert module.__file__ is not None
-    text, changes = re.subn(mistake.place, mistake.mutant, Path(module.__file__).read_text("utf-8"))
-    assert changes == 1, "this place of the scheme reads otherwise today: state the mistake for its new text"
-    names: dict[str, Any] = {"__name__": module.__name__, "replace": replace}
-    exec(compile(text, module.__file__, "exec"), names)
+def mutated(mistake: Mistake, *modules: ModuleType) -> dict[str, Any]:
+    """The names of a copy of `modules` with a mistake in one of them; each may use names of those after it."""
+    found, names = 0, dict[str, Any](__name__=modules[0].__name__, replace=replace)
+    for module in modules:
+        assert module.__file__ is not None
+        text, changes = re.subn(mistake.place, mistake.mutant, Path(module.__file__).read_text("utf-8"))
+        found += changes
+        exec(compile(text, module.__file__, "exec"), names)
+    assert found == 1, "this place of the scheme reads otherwise today: state the mistake for its new text"
     return names
 
 
@@ -195,7 +197,7 @@ def test_nothing_is_seen_in_the_schemes_themselves() -> None:
 
 @pytest.mark.parametrize("mistake", RING_MISTAKES)
 def test_a_mistake_in_a_ring_is_seen(mistake: str) -> None:
-    found = ring_problems(mutated(ring_attention, RING_MISTAKES[mistake]))
+    found = ring_problems(mutated(RING_MISTAKES[mistake], ring_attention, attention_steps))
     assert any(RING_MISTAKES[mistake].seen in problem for problem in found), found
 
 
@@ -204,5 +206,5 @@ def test_a_mistake_in_an_overlap_is_seen(mistake: str) -> None:
     change = OVERLAP_MISTAKES[mistake]
     scheme = sys.modules[find_scheme(OVERLAP).__module__]
     own = re.search(change.place, Path(str(scheme.__file__)).read_text("utf-8"))
-    found = overlap_problems(mutated(scheme if own else pulled_shards, change))
+    found = overlap_problems(mutated(change, scheme if own else pulled_shards))
     assert any(change.seen in problem for problem in found), found

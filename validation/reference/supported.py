@@ -61,6 +61,7 @@ def check_model(plan: Plan) -> None:
         "ssm": (model.ssm is not None, None),
         "window": (model.window is not None, None),
         "attention_chunk": (model.attention_chunk is not None, None),
+        "frames": (model.frames is not None, None),
         "dropout": (model.dropout > 0, 0),
         "positions": (model.positions == "alibi", "rope or learned"),
         "norm": (model.norm == "layernorm1p", "layernorm or rmsnorm"),

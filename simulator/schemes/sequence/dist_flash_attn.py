@@ -21,9 +21,7 @@ References: Li et al. 2023, arXiv 2310.03294, sections 3.1 and 3.2.
 
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any
 
-from hardware.errors import PlanError
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
@@ -34,6 +32,8 @@ from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 class DistFlashAttn(RingScheme):
     role = "schedule of helpers"
+    kernels, kernels_reason = "flash", "skips masked blocks, which only flash kernels do"
+    only_causal = True
     paper = Paper(
         "arXiv:2310.03294", "DISTFLASHATTN: Distributed Memory-efficient Attention for Long-context LLMs Training", 2023
     )
@@ -41,12 +41,6 @@ class DistFlashAttn(RingScheme):
     @property
     def token_order(self) -> str:
         return "with helpers"
-
-    def check_job(self, job: Any) -> None:
-        super().check_job(job)
-        if self.ranks > 1 and job.framework.attention != "flash":
-            rule = f"{self.use} skips masked blocks, which {job.framework.attention} attention kernels compute"
-            raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         return attend_with_helpers(operator, inner, self.ring_axes, self.ranks)

@@ -24,7 +24,7 @@ from simulator.ir.mamba_operators import SSDScan
 from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions
 from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
@@ -44,10 +44,10 @@ class MegatronCP(RingScheme):
     def passes_keys(self) -> bool:
         return bool(self.options.comm == "p2p")
 
-    def layouts(self, operator: Operator) -> str | None:
+    def layouts(self, operator: Operator) -> str | Rule | None:
         if isinstance(operator, SSDScan):
             return "a"
-        if isinstance(operator, CoreAttention) and not self.passes_keys:
+        if isinstance(operator, CoreAttention) and not self.passes_keys and operator.along == "s":
             return "a" if self.options.comm == "a2a" else "s"
         return super().layouts(operator)
 

@@ -4,7 +4,7 @@ Every operator but attention works on one position at a time, so every rank hold
 For attention an all-to-all gives each rank all positions of its own heads: any mask is balanced, and attention kernels
 see whole sequences. There is one all-to-all each for queries, keys, values and the output, and one for each of their
 gradients. Where there are fewer key/value heads than ranks, ranks receive copies. The scan of Mamba-2 blocks is sharded
-in the same way, by heads and groups.
+in the same way, by heads and groups. Attention across the frames of a video, whose places are sharded, stays as it is.
 
     q, k, v (s/p, all heads) --all-to-all--> attention (s, heads/p) --all-to-all--> o (s/p, all heads)
 
@@ -33,7 +33,7 @@ class Ulysses(SequenceScheme):
     )
 
     def layouts(self, operator: Operator) -> str | None:
-        if isinstance(operator, CoreAttention | SSDScan):
+        if isinstance(operator, SSDScan) or (isinstance(operator, CoreAttention) and operator.along == "s"):
             return "a"
         return "s" if operator.has("s") else None
 

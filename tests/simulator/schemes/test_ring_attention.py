@@ -19,7 +19,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.report.trace import THREADS
-from simulator.schemes.sequence.shared.ring_attention import mask_blocks
+from simulator.schemes.sequence.shared.attention_steps import mask_blocks
 from tests.contract.measure import forward_ops, listed, lowered_stage, make, saved, sent, waits_for
 from tests.contract.of_sequence import MEASURES, SequenceLayer, efficiency, of_family
 from tests.strategies import examples

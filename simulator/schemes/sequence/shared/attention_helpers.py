@@ -13,7 +13,7 @@ from simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment, Op
 from simulator.ir.scheme import LowerModule
-from simulator.schemes.sequence.shared.ring_attention import HALF, AttentionSteps, Shares
+from simulator.schemes.sequence.shared.attention_steps import HALF, AttentionSteps, Shares
 
 
 def attend_with_helpers(

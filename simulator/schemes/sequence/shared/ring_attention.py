@@ -1,50 +1,30 @@
-"""Attention in steps, one block of scores each: queries stay on their ranks, keys and values arrive from the others.
-
-Each step computes a rank's queries against the keys at hand, lowered by the schemes inside. The outputs of the steps
-are merged by their row sums (online softmax), in fp32 until the last step; gradients are added up. What the next step
-needs arrives during the current one, in a second buffer.
-
-One kernel merges an output (Transformer Engine), or *eager* kernels do, one for each operation of
-
-    out - sigmoid(sum' - sum) (out - out')
-
-on fp32 copies of the outputs (zhuzilin/ring-flash-attention, utils.py; torch.distributed.tensor.experimental). Then
-running sums of gradients are fp32 too.
-"""
+"""Ring attention: queries stay on their ranks, and keys and values go round a ring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from fractions import Fraction
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from hardware.errors import PlanError
-from simulator.ir.attention_mask import DIAGONAL, RankShare, ScoreBlock
+from simulator.ir.attention_mask import ScoreBlock
 from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
+from simulator.ir.ops import Fragment, Op
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import LowerModule, SequenceScheme
+from simulator.ir.scheme import LowerModule, Rule, SequenceScheme
 from simulator.scheduling.schedule import Schedule
-
-STREAM = "sequence"
-INNER = "sequence-inner"
-"""The stream of a ring inside another ring: both send at the same time, to different neighbours."""
-
-Shares = tuple[Fraction, float]
-"""A share of the work, mean over ranks, and the pace of the most loaded rank (see `slowest_rank`)."""
-
-KernelBytes = tuple[int, int, bool]
-"""Bytes that a kernel reads and writes, and whether all ranks work on the whole."""
-
-HALF = Fraction(1, 2)
-
-# ------------------------------------------------------------------------------------------------ schemes
+from simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
 
 
 class RingScheme(SequenceScheme):
     """Base of the schemes that bring keys and values to the queries, block by block."""
+
+    kernels: ClassVar[str] = ""
+    """The attention kernels of the framework that it needs (flash, unfused); empty: any."""
+    kernels_reason: ClassVar[str] = ""
+    """Why it needs them, in words for users."""
+    only_causal: ClassVar[bool] = False
+    """Whether it computes causal attention alone; otherwise bidirectional attention too."""
 
     @property
     def token_order(self) -> str:
@@ -67,14 +47,14 @@ class RingScheme(SequenceScheme):
         """Its axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
-    def layouts(self, operator: Operator) -> str | None:
+    def layouts(self, operator: Operator) -> str | Rule | None:
         if isinstance(operator, CoreAttention):
             # Keys and values keep their layout.
             return "s|t"
         return "s" if operator.has("s") else None
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        if self.ranks == 1 or not self.passes_keys or not isinstance(module, CoreAttention):
+        if self.ranks == 1 or not self.passes_keys or not isinstance(module, CoreAttention) or module.along != "s":
             return inner(module)
         return self.attend(module, inner)
 
@@ -85,20 +65,23 @@ class RingScheme(SequenceScheme):
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
-        blocks = mask_blocks(self.token_order, self.ranks)
+        blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional)
         return ring(operator, inner, self.ring_axes, blocks, self.merges_eagerly)
 
     def check_job(self, job: Any) -> None:
-        """Raises PlanError where sequences cannot be split so, or where attention has more than a causal mask."""
+        """Raises PlanError where sequences cannot be split so, and for masks and kernels that it does not support."""
         if self.ranks == 1:
             return
         plan = job.plan
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
         ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
         for shape, tokens in job.model.stacks(job.batch.sequence):
-            self._check_shape(job, shape, tokens, ranks)
+            self._check_shape(job, shape, tokens / (shape.frames or 1), ranks)
         if not self.passes_keys:
             return
+        if self.kernels and job.framework.attention != self.kernels:
+            rule = f"{self.use} {self.kernels_reason}, and the framework has {job.framework.attention} attention"
+            raise PlanError("framework.set.attention", rule, f"Use {self.kernels}", job.framework.attention)
         for entry, kind in schemes:
             if not issubclass(kind, Schedule | RingScheme):
                 continue
@@ -111,8 +94,8 @@ class RingScheme(SequenceScheme):
                 raise PlanError("plan.schemes", rule, "Give all rings of a plan one token order")
 
     def _check_shape(self, job: Any, shape: Any, tokens: float, ranks: int) -> None:
-        """Raises PlanError where `tokens` of a model or of a branch cannot be split over `ranks`, or it has another
-        mask than a causal one."""
+        """Raises PlanError where `tokens` of a model or of a branch cannot be split over `ranks`, or it has a mask
+        that the blocks of a ring lack."""
         if self.token_order == "zigzag" and tokens % (2 * ranks):
             share = job.batch.sequence / tokens
             rule = f"{self.use} splits sequences into two parts per rank of {ranks}: a multiple of {2 * ranks} tokens"
@@ -123,201 +106,13 @@ class RingScheme(SequenceScheme):
             raise PlanError("batch.sequence", rule, remedy, job.batch.sequence)
         if not self.passes_keys:
             return
-        if shape.bidirectional:
+        if shape.bidirectional and self.only_causal:
             rule = f"{self.use} computes causal attention, and that of {shape.name} is bidirectional"
             raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
         for word, limit in (("sliding windows", shape.window), ("chunked attention", shape.attention_chunk)):
             if limit is not None and limit < tokens:
                 rule = f"{self.use} supports no {word}, and {shape.name} has it, of {limit} tokens"
                 raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
-
-
-def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:
-    """The score blocks that `ranks` compute one after another under a causal mask: first that of their own keys, then
-    those of the keys of the rank one, two, ... places before them.
-
-    A step differs between ranks that lie behind the owner of the keys and ranks in front of it:
-
-    contiguous (the r-th part of the positions on rank r): the whole block; nothing.
-    striped (every p-th position): the half of the block with its diagonal; the half without it.
-    zigzag (parts r and 2p-1-r of 2p): all queries against the first half of the keys; the second half of the queries
-        against all keys.
-    """
-    found = [DIAGONAL]
-    for i in range(1, ranks):
-        behind, front = Fraction(ranks - i, ranks), Fraction(i, ranks)
-        cases = {
-            "contiguous": (RankShare(behind),),
-            "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
-            "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
-        }
-        found.append(ScoreBlock(cases[token_order]))
-    return found
-
-
-# ------------------------------------------------------------------------------------------------ steps
-
-
-class AttentionSteps:
-    """The attention of one operator in steps, one for each score block, whose outputs are merged `merges` times.
-
-    Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
-
-    eager: every operation of a merge is a kernel of its own.
-    """
-
-    def __init__(
-        self,
-        operator: CoreAttention,
-        inner: LowerModule,
-        ring_axes: tuple[str, ...],
-        mask_blocks: Sequence[ScoreBlock],
-        merges: int,
-        eager: bool = False,
-    ) -> None:
-        self.operator, self.ring_axes, self.count, self.merges_left = operator, ring_axes, len(mask_blocks), merges
-        self.eager = eager
-        inside = operator.block if operator.block not in (None, DIAGONAL) else None
-        self.step_operators = [
-            replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(mask_blocks)
-        ]
-        self.step_fragments = [inner(part) for part in self.step_operators]
-        self.stream = STREAM if operator.block is None else INNER
-        self.q, self.k, self.v = (tensor.name for tensor in operator.ins)
-        self.o = operator.outs[0].name
-        out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
-        out.grad_entry = {self.o: Op(f"d{self.o} in", phase="B")}
-        for one in self.step_fragments:
-            for name in (self.q, self.k, self.v):
-                one.entry[name].after.append(out.entry[name])
-            one.grad_entry[self.o].after.append(out.grad_entry[self.o])
-        self._sums: list[Op] = []
-        self.lse = max(
-            t.nbytes for t in self.step_fragments[0].tensor_uses if t.key == f"{self.step_operators[0].name}.lse"
-        )
-
-    def nbytes(self, *names: str) -> int:
-        """Local bytes of tensors; of gradients, with ``d:`` in front of the name."""
-        tensor_uses = self.step_fragments[0].tensor_uses
-        return sum(max(t.nbytes for t in tensor_uses if t.key.startswith(f"{name}@")) for name in names)
-
-    def memory_key(self, what: str, i: int | str = "") -> str:
-        return f"{self.operator.name}.{what}{i}"
-
-    def take_over_memory(self, i: int, forward: Mapping[str, str], backward: Mapping[str, str]) -> None:
-        """Takes over the memory uses of step i.
-
-        forward, backward: memory keys in place of those of tensors (gradients: ``d:``).
-
-        Forward, the output and its row sums get keys of the step; backward, those of the merged output. What a step
-        recomputes is its own.
-        """
-        one, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
-        ahead = {self.o: self.memory_key("o", i), lse: self.memory_key("lse", i), **forward}
-        back = {lse: self.memory_key("lse"), **backward}
-        inside = set(one.forward)
-        for tensor_use in one.tensor_uses:
-            stem, of_tensor, _ = tensor_use.key.partition("@")
-            key = (ahead if tensor_use.op in inside else back).get(stem, tensor_use.key)
-            if of_tensor and "~" in tensor_use.key:
-                key = f"{tensor_use.key}.{i}"
-            self.fragment.tensor_uses.append(replace(tensor_use, key=key))
-
-    def use_memory(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
-        """Notes that `op` uses memory, given as keys and bytes."""
-        self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]
-
-    def use_tensors(self, op: Op, *names: str, made: bool = False) -> None:
-        """Notes that `op` writes or reads tensors (gradients: ``d:``) in their layouts outside the steps."""
-        stems = dict.fromkeys(names)
-        for one in self.step_fragments:
-            for tensor_use in one.tensor_uses:
-                stem, at, _ = tensor_use.key.partition("@")
-                if at and stem in stems and stems[stem] is None and "~" not in tensor_use.key:
-                    stems[stem] = tensor_use.key
-        self.use_memory(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
-
-    def partial_output(self, i: int) -> list[tuple[str, int]]:
-        """Memory of the output of step i and of its row sums."""
-        return [(self.memory_key("o", i), self.nbytes(self.o)), (self.memory_key("lse", i), self.lse)]
-
-    def shift(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
-        """Every rank sends to the rank `by` places further round the group."""
-        work = Collective("shift", round(nbytes), self.ring_axes, by=by, pace=pace)
-        return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
-
-    def merge_output(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
-        """Merges a partial output, in memory `parts`, into the running output, both rescaled by their row sums."""
-        self.merges_left -= 1
-        first, last = not self._sums, not self.merges_left
-        total = self.nbytes(self.o) // BYTES[self.operator.outs[0].dtype] * 4
-        behind = [*(self._sums or [self.step_fragments[0].exit[self.o]]), *after]
-        ops = self._kernels(f"merge {self.operator.name}", self._merge_bytes(first, last, total), shares, behind, "F")
-        if first:
-            self.use_memory(ops[0], *self.partial_output(0))
-        if self.eager or not (first and last):
-            self.use_through(ops, (self.memory_key("sum"), total), made=first)
-        if self.eager:
-            # The fp32 copy of the partial output, the difference, and the product or the new output.
-            self.use_through(ops, (self.memory_key("merged", self.merges_left), 3 * total), made=True)
-        self.use_through(ops, *parts)
-        self.use_memory(ops[-1], (self.memory_key("lse"), self.lse), made=first)
-        if last:
-            self.use_tensors(ops[-1], self.o, made=True)
-            self.fragment.exit = {self.o: ops[-1]}
-        self._sums = ops[-1:]
-        self.fragment.forward += ops
-
-    def _merge_bytes(self, first: bool, last: bool, total: int) -> list[KernelBytes]:
-        """What the kernels of a merge read and write. total: bytes of the output in fp32."""
-        part, lse = self.nbytes(self.o), self.lse
-        if not self.eager:
-            return [((part if first else total) + part + 2 * lse, (part if last else total) + lse, False)]
-        # Row sums: two differences and two functions of them, and the new sums.
-        sums = (8 * lse, 5 * lse, False)
-        merge = [(part, total, False), sums, (2 * total, total, False), (total + lse, total, False)]
-        begin, end = [(part, total, True)] * first, [(total, part, True)] * last
-        return [*begin, *merge, (2 * total, total, False), *end]
-
-    def add_gradients(
-        self, name: str, nbytes: int, shares: Shares, after: Sequence[Op], ends: tuple[bool, bool] | None = None
-    ) -> list[Op]:
-        """Adds gradients of `nbytes` to the running sum; eager sums are in fp32.
-
-        ends: whether this is the first, and whether it is the last sum; None: the running sum is in fp32 before and
-            after, in memory of its own.
-        """
-        total, (first, last) = 2 * nbytes if self.eager else nbytes, ends if self.eager and ends else (False, False)
-        begin, end = [(nbytes, total, True)] * first, [(total, nbytes, True)] * last
-        ops = self._kernels(f"add {name}", [*begin, (nbytes + total, total, False), *end], shares, after, "B")
-        if self.eager and ends:
-            self.use_through(ops, (self.memory_key(f"d:sum {name}"), total), made=first)
-        self.fragment.backward += ops
-        return ops
-
-    def use_through(self, ops: Sequence[Op], *memory: tuple[str, int], made: bool = False) -> None:
-        """Notes that kernels one after another use memory, which the first of them writes or reads."""
-        self.use_memory(ops[0], *memory, made=made)
-        if len(ops) > 1 or made:
-            self.use_memory(ops[-1], *memory)
-
-    def convert_gradients(self, name: str, moved: tuple[int, int], after: Sequence[Op]) -> Op:
-        """Converts gradients to fp32, or back. moved: bytes before and after."""
-        ops = self._kernels(f"convert {name}", [(*moved, True)], (Fraction(1), 1.0), after, "B")
-        self.fragment.backward += ops
-        return ops[0]
-
-    def _kernels(
-        self, name: str, moved: Iterable[KernelBytes], shares: Shares, after: Sequence[Op], phase: str
-    ) -> list[Op]:
-        """Kernels one after another; those that do not work on the whole work on `shares` of it."""
-        mean, pace = shares
-        ops: list[Op] = []
-        for read, write, whole in moved:
-            work = Memory("add", read, write) if whole else Memory("add", round(mean * read), round(mean * write))
-            work = work if whole else replace(work, pace=pace)
-            ops.append(Op(name, work=work, after=[*(ops[-1:] or after)], phase=phase))
-        return ops
 
 
 def ring(
@@ -347,26 +142,7 @@ def ring(
         """The number of the backward step that goes back through step i, and the other way round."""
         return i if eager else p - 1 - i
 
-    came, free = [out.entry[k], out.entry[v]], list[Op]()
-    for i, one in enumerate(steps.step_fragments):
-        buffer = steps.memory_key("kv", i)
-        one.entry[k].after += came
-        one.entry[v].after += came
-        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, turn(i)))
-        if i < p - 1:
-            hop = steps.shift("ring", kv, 1, [*came, *free], "F")
-            if i:
-                steps.use_memory(hop, (buffer, kv))
-            else:
-                steps.use_tensors(hop, k, v)
-            steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
-            out.forward.append(hop)
-            came = [hop]
-        out.forward += one.forward
-        free = [one.exit[o]]
-        if i:
-            steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
-
+    pass_keys(steps, lambda i: _backward_keys(steps, turn(i)))
     arrived: list[Op] = [out.grad_entry[o]]
     gradients: list[Op] = []
     total = [steps.step_fragments[turn(0)].grad_exit[q]]
@@ -416,6 +192,43 @@ def ring(
         steps.use_tensors(gradients[0], dk, dv, made=True)
     out.grad_exit = {q: total[0], k: gradients[0], v: gradients[0]}
     return out
+
+
+def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str, str]]) -> None:
+    """The forward pass of a ring: keys and values go one rank further for each step but the last.
+
+    backward_keys: memory keys of the backward pass through a step, see `AttentionSteps.take_over_memory`.
+    """
+    out, p = steps.fragment, steps.count
+    k, v, o = steps.k, steps.v, steps.o
+    kv = steps.nbytes(k, v)
+    came, free = [out.entry[k], out.entry[v]], list[Op]()
+    if steps.start:
+        came = [steps.bring_first("place", kv, came, "F")]
+        steps.use_tensors(came[0], k, v)
+        steps.use_memory(came[0], (steps.memory_key("kv", 0), kv), made=True)
+        out.forward += came
+    for i, one in enumerate(steps.step_fragments):
+        buffer = steps.memory_key("kv", i)
+        one.entry[k].after += came
+        one.entry[v].after += came
+        arrives = i or steps.start
+        steps.take_over_memory(i, {k: buffer, v: buffer} if arrives else {}, backward_keys(i))
+        if i < p - 1:
+            hop = steps.shift("ring", kv, 1, [*came, *free], "F")
+            if arrives:
+                steps.use_memory(hop, (buffer, kv))
+            else:
+                steps.use_tensors(hop, k, v)
+            steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
+            out.forward.append(hop)
+            came = [hop]
+        out.forward += one.forward
+        free = [one.exit[o]]
+        if i:
+            steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
+    if p == 1:
+        out.exit = {o: free[0]}
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:

@@ -1,0 +1,51 @@
+"""Ring self-attention (RSA), of Colossal-AI: keys and values go round a ring one after the other; scores are kept.
+
+Every rank holds 1/p of the positions of each sequence. Keys go round the ring once, until a rank has the scores of its
+queries against all keys; after the softmax the values go round it for the output. So the softmax sees whole rows, with
+unfused kernels, and the scores of s/p queries against s keys stay in memory. Backward, values and keys go round again,
+and each rank's gradients of all keys and of all values are summed by an all-reduce.
+
+    scores = q k0 | q k1 | ... (ring of k)   softmax   o = P0 v0 + P1 v1 + ... (ring of v)
+
+With b sequences of s tokens, hidden size h (multi-head attention) and a heads, a rank sends 2 (p-1)/p b s h elements
+forward and 6 (p-1)/p backward, 8 in all as in tensor parallelism, and keeps a b s^2/p scores. Kernels wait for every
+message, as in the public code. Masked scores are computed too.
+
+Not modelled: sparse attention by a Linformer projection of keys and values.
+
+References: Li et al. 2021, arXiv 2105.13120, section 3; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/
+parallel_sequence/_operation.py.
+"""
+
+from collections.abc import Iterable
+
+from simulator.ir.operators import CoreAttention
+from simulator.ir.ops import Fragment
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from simulator.ir.settings import SequenceSetting
+from simulator.schemes.sequence.shared.ring_attention import RingScheme
+from simulator.schemes.sequence.shared.score_ring import attend_by_scores
+
+
+class Rsa(RingScheme):
+    kernels, kernels_reason = "unfused", "keeps the scores, which flash kernels never write"
+    role = "ring of scores"
+    paper = Paper("arXiv:2105.13120", "Sequence Parallelism: Long Sequence Training from System Perspective", 2021)
+
+    @property
+    def token_order(self) -> str:
+        return "with kept scores"
+
+    def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
+        return attend_by_scores(operator, inner, self.ring_axes, self.ranks)
+
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
+        p, n = setting.cp, setting.b * setting.s
+        hops = (p - 1) / p * n * setting.kv_width * 2
+        yield ClosedForm("sent_forward", 2 * hops, "section 3.2: a ring of keys and a ring of values")
+        yield ClosedForm(
+            "sent_backward", 6 * hops, "two rings, and all-reduces of the gradients of all keys and values"
+        )
+        scores = setting.heads * setting.b * setting.s**2 / p
+        if p > 1:
+            yield ClosedForm("scores_kept", 2 * scores, "section 3.2: the rows of a rank's queries, in bf16")
