@@ -105,7 +105,7 @@ def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
 
 def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a scheme that name a file, with their paths relative to the current folder."""
-    found = {key: str(base / given[key]) for key in ("path", "counts") if isinstance(given.get(key), str)}
+    found = {key: str(base / given[key]) for key in ("path", "counts", "trace") if isinstance(given.get(key), str)}
     inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
     return found | {key: {**given[key], **value} for key, value in inner.items() if value}
 

@@ -101,7 +101,8 @@ class ExpertScheme(Scheme):
         tokens without a slot are dropped. null: that of the model; dropless where it has none.
         """
         routing: RoutingOption = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
-        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
+        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE}; in steps that differ {zipf:
+        exponent, drift: share, steps: number} or {trace: FILE} (see `simulator.ir.routing`)."""
 
     @property
     def ranks(self) -> int:
@@ -133,6 +134,13 @@ class ExpertScheme(Scheme):
             if number % self.ranks == 0:
                 where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
                 self.options.routing.check(self.ranks, number, f"plan.schemes[{where}].routing")
+
+    @property
+    def steps(self) -> int:
+        return int(self.options.routing.steps)
+
+    def at_step(self, step: int) -> Scheme:
+        return self.with_options(routing=self.options.routing.at_step(step))
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
