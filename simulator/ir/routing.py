@@ -77,8 +77,9 @@ class Routing:
         if self.counts or self.trace:
             return f"tokens{over} are spread over the experts as {self.file or 'a run'} counts them"
         if self.zipf:
-            drift = f"; before each{over} {self.drift:.3g} of all experts swap their popularity" if self.drift else ""
-            return f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank{drift}"
+            words = f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
+            drift = f"{self.drift:.1%} of all experts swap their popularity before each{over}"
+            return f"{words}; {drift}" if self.drift else words
         return "tokens are spread over the experts evenly"
 
     @cached_property

@@ -52,8 +52,11 @@ class Metrics:
         """Mean of a quantity over all steps."""
         if not self.unlike_steps:
             return of(self.play)
-        first, *others = (share * of(one) for share, one in self.unlike_steps)
-        return sum(others, first)
+        (share, first), *others = self.unlike_steps
+        mean = share * of(first)
+        for share, one in others:
+            mean = mean + share * of(one)
+        return mean
 
     # -------------------------------------------------------------------------------------- time
 

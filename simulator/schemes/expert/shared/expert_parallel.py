@@ -151,6 +151,10 @@ class ExpertScheme(Scheme):
         """Parts of a sequence whose tokens different ranks dispatch."""
         return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "s")
 
+    def replicas(self, job: Any) -> int:
+        """Data-parallel replicas, each with samples of its own."""
+        return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "b")
+
     def _dims_of_tokens(self, job: Any) -> dict[str, str]:
         """The dim of tokens, batch or sequence, that other schemes of the plan shard over an axis."""
         divided: dict[str, str] = {}
