@@ -65,36 +65,23 @@ class FlexMoE(BalancedScheme):
 
 
 def _adjustments(now: Placement, last: Routing, times: LayerTimes, replicas: int) -> Iterator[Placement]:
-    """The placement after Expand, after Shrink, and after both."""
-    shrunk = _shrink(now, last, times)
-    for one in (now, shrunk):
-        if one is not None and (expanded := _expand(one, last, times, replicas)) is not None:
-            yield expanded
-    if shrunk is not None:
-        yield shrunk
-
-
-def _share_of_a_host(now: Placement, last: Routing, times: LayerTimes) -> np.ndarray:
-    return last.shares(times.experts).mean(axis=0) / [len(hosts) for hosts in now.hosts]
-
-
-def _expand(now: Placement, last: Routing, times: LayerTimes, replicas: int) -> Placement | None:
-    """The hottest expert of the most loaded rank gets a replica on the least loaded rank with a free slot."""
-    loads, shares = last.load(times.ranks, times.experts, placement=now).rank_loads, _share_of_a_host(now, last, times)
+    """Placements after Expand of the hottest expert of the most loaded rank to the least loaded one with a free slot,
+    after Expand to one whose coldest replica is shrunk for it, and after Shrink of the coldest expert with replicas."""
+    loads, hosts = last.load(times.ranks, times.experts, placement=now).rank_loads, now.hosts
+    shares = last.shares(times.experts).mean(axis=0) / [len(ranks) for ranks in hosts]
     most = int(np.argmax(loads))
-    hottest = max((i for i, hosts in enumerate(now.hosts) if most in hosts), key=lambda i: float(shares[i]))
-    used = np.bincount([rank for hosts in now.hosts for rank in hosts[1:]], minlength=times.ranks)
-    free = [rank for rank in range(times.ranks) if used[rank] < replicas and rank not in now.hosts[hottest]]
-    if not free:
-        return None
-    return _with_hosts(now, hottest, (*now.hosts[hottest], min(free, key=lambda rank: loads[rank])))
-
-
-def _shrink(now: Placement, last: Routing, times: LayerTimes) -> Placement | None:
-    """The coldest expert with replicas loses its youngest."""
-    shares = _share_of_a_host(now, last, times)
-    coldest = min((i for i, hosts in enumerate(now.hosts) if len(hosts) > 1), key=lambda i: shares[i], default=None)
-    return None if coldest is None else _with_hosts(now, coldest, now.hosts[coldest][:-1])
+    hottest = max((i for i, ranks in enumerate(hosts) if most in ranks), key=lambda i: float(shares[i]))
+    replicated = sorted((i for i, ranks in enumerate(hosts) if len(ranks) > 1), key=lambda i: float(shares[i]))
+    others = sorted({*range(times.ranks)} - {*hosts[hottest]}, key=lambda rank: loads[rank])
+    hosted = {rank: [expert for expert in replicated if rank in hosts[expert][1:]] for rank in others}
+    if (rank := next((rank for rank in others if len(hosted[rank]) < replicas), None)) is not None:
+        yield _with_hosts(now, hottest, (*hosts[hottest], rank))
+    if (rank := next((rank for rank in others if hosted[rank]), None)) is not None:
+        coldest = hosted[rank][0]
+        shrunk = _with_hosts(now, coldest, tuple(one for one in hosts[coldest] if one != rank))
+        yield _with_hosts(shrunk, hottest, (*hosts[hottest], rank))
+    if replicated:
+        yield _with_hosts(now, replicated[0], hosts[replicated[0]][:-1])
 
 
 def _with_hosts(now: Placement, expert: int, hosts: tuple[int, ...]) -> Placement:
