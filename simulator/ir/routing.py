@@ -113,10 +113,6 @@ class Routing:
         rows = np.array(counts or [self._popularity(experts)])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
 
-    def past_shares(self, experts: int) -> list[np.ndarray]:
-        """The shares of all earlier steps."""
-        return [self.at_step(step).shares(experts) for step in range(self.step)]
-
     def _popularity(self, experts: int) -> np.ndarray:
         """Popularity of every expert by Zipf's law, after the swaps of all steps so far."""
         found = np.arange(1.0, experts + 1) ** -self.zipf
@@ -193,7 +189,7 @@ class Placement:
         return cls(tuple((expert * ranks // experts,) for expert in range(experts)))
 
     @classmethod
-    def shadowed(cls, ranks: int, experts: int, shadows: Iterable[int]) -> Placement:
+    def with_shadows(cls, ranks: int, experts: int, shadows: Iterable[int]) -> Placement:
         """The same, but all ranks host the `shadows`."""
         everywhere, owned = {*shadows}, cls.in_order(ranks, experts)
         others = (
@@ -428,7 +424,7 @@ def _read_lists(path: Path, remedy: str) -> list[Any]:
     """What a file of counts holds, a list for each row of it or for each step."""
     try:
         text = read_text(path, DATA)
-        found = _of_json(path, text) if path.suffix == ".json" else _of_csv(path, text)
+        found = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(path, text, remedy)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
     if not found:
@@ -436,35 +432,35 @@ def _read_lists(path: Path, remedy: str) -> list[Any]:
     return found
 
 
-def _of_json(path: Path, text: str) -> list[Any]:
+def _of_json(path: Path, text: str, remedy: str) -> list[Any]:
     found = parse_json(text)
     if not isinstance(found, list):
-        raise PlanError(str(path), "it holds no list", REMEDY)
+        raise PlanError(str(path), "it holds no list", remedy)
     return found if not found or isinstance(found[0], list) else [found]
 
 
-def _of_csv(path: Path, text: str) -> list[Any]:
+def _of_csv(path: Path, text: str, remedy: str) -> list[Any]:
     reader = csv.reader(text.splitlines())
     try:
         return [[_number(cell) for cell in row] for row in reader if row]
     except csv.Error as error:  # a cell of more than 131,072 characters
-        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", REMEDY) from None
+        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", remedy) from None
 
 
 def _row(where: str, row: Any, length: int, remedy: str = REMEDY) -> tuple[float, ...]:
     if not isinstance(row, list) or len(row) != length:
         raise PlanError(where, f"every row has as many counts as the first one, {length}", remedy)
-    found = tuple(_count(f"{where} count {place}", one) for place, one in enumerate(row, 1))
+    found = tuple(_count(f"{where} count {place}", one, remedy) for place, one in enumerate(row, 1))
     if not any(found):
         raise PlanError(where, "at least one count of a row is positive", remedy)
     return found
 
 
-def _count(where: str, given: Any) -> float:
+def _count(where: str, given: Any, remedy: str) -> float:
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_number or not 0 <= given <= LARGEST_COUNT:
         rule = f"a count is a number from 0 to {LARGEST_COUNT:g}, in JSON without quotes"
-        raise PlanError(where, rule, REMEDY, given)
+        raise PlanError(where, rule, remedy, given)
     return float(given)
 
 

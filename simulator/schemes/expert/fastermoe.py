@@ -77,7 +77,7 @@ class FasterMoE(GatedScheme):
 
     def expert_load(self, module: MoE) -> ExpertLoad:
         shadows = self.shadows(module) if self.ranks > 1 else ()
-        hosts = Placement.shadowed(self.ranks, module.experts, shadows)
+        hosts = Placement.with_shadows(self.ranks, module.experts, shadows)
         return self.routing(module).load(self.ranks, module.experts, module.capacity, hosts)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:

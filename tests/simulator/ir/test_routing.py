@@ -107,7 +107,7 @@ def test_tokens_of_experts_that_all_ranks_have_stay(data: st.DataObject, places:
     stay = tuple(data.draw(st.lists(st.integers(0, experts - 1), unique=True, max_size=experts)))
     bare, spread = (
         routing.load(ranks, experts),
-        routing.load(ranks, experts, None, Placement.shadowed(ranks, experts, stay)),
+        routing.load(ranks, experts, None, Placement.with_shadows(ranks, experts, stay)),
     )
     assert sum(spread.rank_loads) == pytest.approx(ranks)
     assert sum(spread.expert_loads) == pytest.approx(spread.most_loaded * experts / ranks)

@@ -118,10 +118,10 @@ def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str |
     ("name", "text", "message"),
     [
         ("a.json", "[]", "no counts"),
-        ("a.json", "[[1, 2], 3]", "step 2 row 1: every row has as many counts as the first one, 2"),
-        ("a.json", "[[[1, 2], [3]]]", "step 1 row 2: every row"),
-        ("a.json", "[[1, 2], [0, 0]]", "step 2 row 1: at least one count"),
-        ("a.json", "[[[1, 2]], [[1, -2]]]", "step 2 row 1 count 2 is -2"),
+        ("a.json", "[[1, 2], 3]", "step 1 row 1: every row has as many counts as the first one, 2"),
+        ("a.json", "[[[1, 2], [3]]]", "step 0 row 2: every row"),
+        ("a.json", "[[1, 2], [0, 0]]", "step 1 row 1: at least one count"),
+        ("a.json", "[[[1, 2]], [[1, -2]]]", "step 1 row 1 count 2 is -2"),
         ("a.json", '{"steps": []}', "holds no list.*list for each step"),
         ("a.csv", "1,2\n" * 501, "at most 500 steps"),
         ("a.csv", None, "cannot be read"),
@@ -148,8 +148,7 @@ def test_drift_swaps_so_many_experts_a_step() -> None:
     routing = read_routing({"zipf": 1.0, "drift": 0.1, "steps": 6})
     shares = [routing.at_step(step).shares(20)[0] for step in range(6)]
     assert all(sorted(one) == pytest.approx(sorted(shares[0])) for one in shares)
-    assert [int((one != other).sum()) for one, other in pairwise(shares)] == [2] * 5
-    assert routing.at_step(5).past_shares(20)[3].tolist() == shares[3].tolist()
+    assert [int((abs(one - other) > 1e-9).sum()) for one, other in pairwise(shares)] == [2] * 5
     other = read_routing({"zipf": 1.0, "drift": 0.1, "steps": 6, "seed": 1}).at_step(5).shares(20)[0]
     assert other.tolist() != shares[5].tolist()
 

@@ -112,7 +112,7 @@ def test_a_policy_sees_no_later_step(use: str, tmp_path: Path) -> None:
         path = tmp_path / f"{i}.json"
         path.write_text(json.dumps([*common.tolist(), *end.tolist()]))
         options = {"interval": 1} if use == "smartmoe" else {}
-        found.append([scheme_at(use, {"trace": str(path)}, step, **options).placed(E) for step in range(4)])
+        found.append([scheme_at(use, {"trace": str(path)}, step, **options).placements_of(E) for step in range(4)])
     assert found[0][:3] == found[1][:3]
     assert found[0][2][1] != Placement.in_order(P, E)
     assert [before for before, _ in found[0][1:]] == [now for _, now in found[0][:-1]]
@@ -127,13 +127,13 @@ def test_smartmoe_moves_only_what_pays() -> None:
         plan = resolve_plan(load_job(config).model_copy(update={"step": interval}), SHARED)
         scheme = plan.schemes[1]
         assert isinstance(scheme, BalancedScheme)
-        assert (scheme.placed(E)[1] != Placement.in_order(P, E)) == moves
+        assert (scheme.placements_of(E)[1] != Placement.in_order(P, E)) == moves
 
 
 def test_flexmoe_keeps_to_its_slots() -> None:
     for slots in (0, 1, 3):
         for step in range(6):
-            hosts = scheme_at("flexmoe", SKEWED, step, replicas=slots).placed(E)[1].hosts
+            hosts = scheme_at("flexmoe", SKEWED, step, replicas=slots).placements_of(E)[1].hosts
             foreign = [rank for ranks in hosts for rank in ranks[1:]]
             assert max(foreign.count(rank) for rank in range(P)) <= slots
             assert all(
@@ -145,7 +145,7 @@ def test_flexmoe_shrinks_experts_that_are_popular_no_more(tmp_path: Path) -> Non
     path = tmp_path / "trace.csv"
     first, last = [40, *[1] * (E - 1)], [*[1] * (E - 1), 40]
     path.write_text("\n".join(",".join(map(str, row)) for row in (first, first, last, last)))
-    replicas = [scheme_at("flexmoe", {"trace": str(path)}, step).placed(E)[1].hosts for step in range(4)]
+    replicas = [scheme_at("flexmoe", {"trace": str(path)}, step).placements_of(E)[1].hosts for step in range(4)]
     assert len(replicas[1][0]) > 1 == len(replicas[1][-1])
     assert len(replicas[3][-1]) > len(replicas[3][0])
 
@@ -156,7 +156,7 @@ def test_prophet_skips_ranks_with_few_tokens_of_an_expert(tmp_path: Path) -> Non
     rows[1][0], rows[2][0], rows[3][0] = 30, 400, 400
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([rows, rows]))
-    assert scheme_at("prophet", {"trace": str(path)}, 1, skip=5).placed(E)[1].hosts[0] == (0, 2, 3)
+    assert scheme_at("prophet", {"trace": str(path)}, 1, skip=5).placements_of(E)[1].hosts[0] == (0, 2, 3)
 
 
 # ------------------------------------------------------------------------------------------------ the ops
@@ -164,7 +164,7 @@ def test_prophet_skips_ranks_with_few_tokens_of_an_expert(tmp_path: Path) -> Non
 
 def test_moved_experts_send_weights_and_optimizer_states() -> None:
     """2 + 12 bytes of every weight, biases included, of all that move; the first use of a layer's experts waits."""
-    before, now = scheme_at("smartmoe", SKEWED, 2, interval=2).placed(E)
+    before, now = scheme_at("smartmoe", SKEWED, 2, interval=2).placements_of(E)
     moved = sum(one != other for one, other in zip(before.hosts, now.hosts, strict=True))
     ahead, behind = side_ops("smartmoe", SKEWED, 2, interval=2)
     found = collectives(ahead)
@@ -177,7 +177,7 @@ def test_moved_experts_send_weights_and_optimizer_states() -> None:
 
 def test_replicas_sum_their_gradients_and_shadows_return_them() -> None:
     for use, before, after in (("flexmoe", "all_to_all", "all_reduce"), ("prophet", "broadcast", "reduce")):
-        hosts = scheme_at(use, SKEWED, 1).placed(E)[1].hosts
+        hosts = scheme_at(use, SKEWED, 1).placements_of(E)[1].hosts
         groups = sorted(tuple(sorted(ranks)) for ranks in hosts if len(ranks) > 1)
         ahead, behind = side_ops(use, SKEWED, 1)
         assert groups and {work.operation for _, work in collectives(ahead)} == {before}

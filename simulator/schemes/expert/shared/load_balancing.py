@@ -106,7 +106,7 @@ class BalancedScheme(ExpertScheme):
     def capacity(self, moe: Any) -> None:
         return None
 
-    def fitted(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
         if self.ranks == 1 or job.model.moe is None:
             return self
         found, options = copy.copy(self), self.options.model_copy(update={"routing": self.options.routing.at_step(0)})
@@ -149,7 +149,7 @@ class BalancedScheme(ExpertScheme):
         pace = _busiest(transfers) * self.ranks / total
         return Collective("all_to_all", round(nbytes), self.mesh.parts(self.axes[:1]), pace=pace)
 
-    def placed(self, experts: int) -> tuple[Placement, Placement]:
+    def placements_of(self, experts: int) -> tuple[Placement, Placement]:
         """The placements of a layer in the step before and in this step."""
         start = Placement.in_order(self.ranks, experts)
         return self.placements.get(experts, (start, start))
@@ -160,7 +160,7 @@ class BalancedScheme(ExpertScheme):
 
     def expert_load(self, module: MoE) -> ExpertLoad:
         routing: Routing = self.options.routing
-        return routing.load(self.ranks, module.experts, module.capacity, self.placed(module.experts)[1])
+        return routing.load(self.ranks, module.experts, module.capacity, self.placements_of(module.experts)[1])
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -177,7 +177,7 @@ class BalancedScheme(ExpertScheme):
         for unit, unit_run in zip(stage.units, stage_ops.unit_runs, strict=True):
             params, layers = unit_run.fragment.params, [one for one in every_module(unit) if isinstance(one, MoE)]
             for layer in layers:
-                before, now = self.placed(layer.experts)
+                before, now = self.placements_of(layer.experts)
                 numbers = np.array([i for i, param in enumerate(params) if param.view == self.view])
                 elements = sum(params[i].size for i in numbers) * self.ranks / layer.experts
                 trained = all(params[i].trained for i in numbers)
@@ -192,8 +192,8 @@ class BalancedScheme(ExpertScheme):
             start += unit_run.count * len(params)
         return replace(
             stage_ops,
-            ahead=[*stage_ops.ahead, *ahead.made()],
-            behind=[*stage_ops.behind, *behind.made(backward=True)],
+            ahead=[*stage_ops.ahead, *ahead.side_ops()],
+            behind=[*stage_ops.behind, *behind.side_ops(backward=True)],
             whole_weights=stage_ops.whole_weights + replicas[0],
             whole_gradients=stage_ops.whole_gradients + replicas[1],
         )
@@ -246,7 +246,7 @@ class _Sides:
     def add(self, ops: Iterable[Op], params: np.ndarray) -> None:
         self.found += [(op, params) for op in ops]
 
-    def made(self, backward: bool = False) -> list[SideOps]:
+    def side_ops(self, backward: bool = False) -> list[SideOps]:
         found = self.found[::-1] if backward else self.found
         if not found:
             return []
