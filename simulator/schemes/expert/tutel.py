@@ -15,9 +15,9 @@ expert, so that no token is dropped.
 
 With a second axis each expert is sharded over R ranks, and weights rest so whatever the *parallelism*. `model`: the R
 ranks gather their tokens, compute a slice of the inner width each, and reduce-scatter the sums. `data`: they gather the
-weights, as in ZeRO-3, and compute their own tokens. With S slots of a rank and W weights of a layer on the R ranks, of b
-bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have one
-layout, each step takes the faster one (`auto`) for its loads, and nothing migrates.
+weights, as in ZeRO-3, and compute their own tokens. With S slots of a rank and W weights of a layer on the R ranks, of
+b bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have
+one layout, each step takes the faster one (`auto`) for its loads, and nothing migrates.
 
 Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed.
 

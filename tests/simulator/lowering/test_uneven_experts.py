@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
+from simulator.bridges.expert_counts import read_counts, read_routing, read_trace
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
-from simulator.ir.routing import Routing, read_counts, read_routing, read_trace, slowest_rank
+from simulator.ir.routing import Routing, slowest_rank
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertLayer, sent_per_layer
 from tests.contract.played import Played, play_job
@@ -74,6 +75,7 @@ def play(use: str, *args: Any, **options: Any) -> Played:
         ({"zipf": 1, "seed": -1}, "seed must be a whole number from 0"),
         ({"drift": 0.1}, "must be balanced"),
         ({"trace": "x", "steps": 2}, "must be balanced"),
+        ({"zipf": 1, "warmup": -1}, "warmup must be a whole number from 0"),
         ({"trace": 7}, "path of a file"),
         (3, "balanced"),
     ],

@@ -103,6 +103,13 @@ def test_smartmoe_does_not_follow_a_drift_that_is_faster_than_its_interval() -> 
 
 
 @pytest.mark.parametrize("use", BALANCED)
+def test_policies_know_the_steps_before_the_first_that_is_forecast(use: str) -> None:
+    whole, late = SKEWED, SKEWED | {"warmup": 2, "steps": 4}
+    options = {"interval": 2} if use == "smartmoe" else {}
+    assert steps(use, late, **options) == steps(use, whole, **options)[2:]
+
+
+@pytest.mark.parametrize("use", BALANCED)
 def test_a_policy_sees_no_later_step(use: str, tmp_path: Path) -> None:
     """Placements up to a step are the same whatever its own loads and later ones are."""
     random = np.random.default_rng(3)

@@ -15,12 +15,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from simulator.bridges.expert_counts import RoutingOption
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
-from simulator.ir.routing import ExpertLoad, RoutingOption
+from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
 from simulator.ir.settings import OptionValues
 
@@ -140,7 +141,9 @@ class ExpertScheme(Scheme):
         return int(self.options.routing.steps)
 
     def at_step(self, step: int) -> Scheme:
-        return self.with_options(routing=self.options.routing.at_step(step))
+        routing = self.options.routing
+        number = routing.warmup + step
+        return self if routing.step == number else self.with_options(routing=routing.at_step(number))
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
