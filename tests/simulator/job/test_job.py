@@ -160,7 +160,7 @@ def test_set_reaches_entries_of_lists_by_their_number() -> None:
     for entry in ("7", "first"):
         with pytest.raises(PlanError, match=rf"list with . entries, of which '{entry}' is none. The first one is plan"):
             load_job(copy.deepcopy(LONG), [f"plan.schemes.{entry}.use=data/ddp"])
-    with pytest.raises(PlanError, match="plan.schemes holds no fields"):
+    with pytest.raises(PlanError, match=r"plan\.schemes holds no fields"):
         load_job(copy.deepcopy(LONG), ["plan.schemes.1=data/ddp"])
 
 
