@@ -115,6 +115,8 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     ]
     if noise := answer.get("noise"):
         parts.append(_field("ranks", _describe_ranks(noise)))
+    if steps := answer.get("steps"):
+        parts.append(_field("steps", _describe_steps(steps)))
     if published := answer.get("published"):
         parts.append(_field("published", _describe_published(published)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
@@ -154,6 +156,15 @@ def _describe_ranks(noise: dict[str, Any]) -> str:
     return (
         f"under noise {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
         f"kernels for {slowest}, the mean rank for {mean}"
+    )
+
+
+def _describe_steps(steps: dict[str, Any]) -> str:
+    """Durations of steps that differ."""
+    times = steps["step_times_s"]
+    mean, least, most = map(format_seconds, (steps["mean_s"], min(times), max(times)))
+    return (
+        f"{len(times)} steps that differ: {mean} in the mean, {least} to {most}; the slowest is step {steps['slowest']}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Readers of other programs' output: nccl-tests, torch's profiler, logs of training frameworks, torch's schedules."""
+"""Readers of other programs' output: nccl-tests, torch's profiler, training logs, torch's schedules, token counts."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hardware.errors import PlanError
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.estimate import Uses
 from simulator.costs.regimes import least_known
@@ -56,7 +57,23 @@ def simulate(
     if calibration not in (None, shared.calibration):
         raise ValueError("shared work was priced with another calibration")
     shared.forget_excess()
-    plan = resolve_plan(job if isinstance(job, Job) else load_job(job), shared)
+    given = job if isinstance(job, Job) else load_job(job)
+    plan = resolve_plan(given, shared)
+    if plan.steps == 1:
+        return Report(*_forecast_plan(plan, engine, skip, shared))
+    if numbers := sorted({scheme.steps for scheme in plan.every_scheme} - {1, plan.steps}):
+        rule = f"the routing of one stage has {plan.steps} steps, that of another {numbers[0]}"
+        raise PlanError("plan", rule, "Give all stages routing of as many steps")
+    every = [plan, *(resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.steps))]
+    found = [_forecast_plan(one, engine, skip, shared)[0] for one in every]
+    most = max(found, key=lambda one: max(peak.total for peak in one.peaks))
+    return Report(most, [(1 / plan.steps, one) for one in found])
+
+
+def _forecast_plan(
+    plan: Plan, engine: Engine, skip: bool, shared: SharedWork
+) -> tuple[Forecast, Sequence[tuple[float, Forecast]]]:
+    """The forecast of the step of a plan; of a plan with a period also those of all its steps with their shares."""
     with locate_errors(*plan.job.origin):
         costs = shared.costs(plan)
         device_costs = shared.device_costs(plan)
@@ -75,9 +92,10 @@ def simulate(
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
     if plan.period == 1:
-        return Report(forecast)
+        return forecast, ()
     usual = build_program(plan, prices, shared, periodic=False)[1]
-    return Report(forecast, play_forecast(plan, stages, usual, assumed, engine, skip, uses))
+    share, other = 1 / plan.period, play_forecast(plan, stages, usual, assumed, engine, skip, uses)
+    return forecast, [(share, forecast), (1 - share, other)]
 
 
 def play_forecast(

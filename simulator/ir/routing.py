@@ -2,7 +2,9 @@
 
 The routing of a trained router cannot be forecast. The plan says it: ``balanced`` (equal tokens for every expert),
 ``{zipf: s}`` (expert j = 0, 1, ... gets tokens in proportion to 1/(j + 1)^s; rank r of P holds the experts from r E/P
-on, so the first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run).
+on, so the first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run). It may change from
+step to step: ``{zipf: s, drift: d, steps: n}`` (before each step pairs of experts swap their popularity, a share d of
+all experts) or ``{trace: FILE}`` (counts of each step). Then n steps are forecast, one after another.
 
 The *share* of an expert is its number of tokens (from one source rank) over that of even routing, k T/E, for T tokens
 per rank, top k and E experts. The shares of a source rank add up to E.
@@ -10,33 +12,24 @@ per rank, top k and E experts. The shares of a source rank add up to E.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import PlainValidator, WithJsonSchema
 
-from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
-from hardware.errors import PlanError, nearest
+from hardware.errors import PlanError
 from simulator.ir.ops import Attention, Exchange, Gemm, Memory
-
-MOST_UNEVEN = 10.0
-"""Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
-
-LARGEST_COUNT = 1e18
-"""Largest count of tokens: sums of more could overflow."""
 
 REMEDY = "Name a JSON or CSV file with a count for each expert, or a row of counts for each rank that holds experts"
 
 ROUNDED = 1e-12
 """Relative rounding error of a share that still counts as a whole number of blocks."""
 
-WORDS = ("balanced", "zipf", "counts")
+Rows = tuple[tuple[float, ...], ...]
+"""Counts of every expert, a row for each source rank or one row for all."""
 
 
 @dataclass(frozen=True)
@@ -45,36 +38,75 @@ class Routing:
 
     zipf: exponent of Zipf's law; 0: even.
     counts: tokens of every expert, a row for each source rank or one row for all; each row is normalised.
+    trace: counts of each step, where they change.
     file: the file that the counts come from, for messages.
+    drift: share of the experts that swap their popularity with another one before each step.
+    seed: of the pairs that swap.
+    warmup: steps before the first one that is forecast, whose loads policies have seen.
+    steps: number of steps that are forecast.
+    step: the step that `shares` and `load` are of.
     """
 
     zipf: float = 0.0
-    counts: tuple[tuple[float, ...], ...] = ()
+    counts: Rows = ()
+    trace: tuple[Rows, ...] = ()
     file: str = ""
+    drift: float = 0.0
+    seed: int = 0
+    warmup: int = 0
+    steps: int = 1
+    step: int = 0
 
     def __str__(self) -> str:
-        if self.counts:
-            return f"tokens are spread over the experts as {self.file or 'a run'} counts them"
+        over = f" of {self.steps} steps" if self.steps > 1 else ""
+        if self.counts or self.trace:
+            return f"tokens{over} are spread over the experts as {self.file or 'a run'} counts them"
         if self.zipf:
-            return f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
+            words = f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
+            drift = f"{self.drift:.1%} of all experts swap their popularity before each{over}"
+            return f"{words}; {drift}" if self.drift else words
         return "tokens are spread over the experts evenly"
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of all fields, computed once: a trace may be long."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def at_step(self, step: int) -> Routing:
+        """The routing of another step."""
+        return replace(self, step=step)
 
     def check(self, ranks: int, experts: int, where: str) -> None:
         """Raises PlanError if the counts have another number of experts or of source ranks.
 
         where: the option, for the message.
         """
-        if self.counts and (found := len(self.counts[0])) != experts:
-            rule = f"{self.file or 'it'} counts tokens of {found} experts, and the model has {experts}"
-            raise PlanError(where, rule, REMEDY)
-        if (found := len(self.counts)) > 1 and found != ranks:
-            rule = f"{self.file or 'it'} counts tokens from {found} ranks, and {ranks} hold the experts"
-            raise PlanError(where, rule, "Give one row for all, or change the degree", found)
+        for step, rows in enumerate(self.trace or ([self.counts] if self.counts else [])):
+            of = f"{self.file or 'it'}{f', step {step},' if self.steps > 1 else ''}"
+            if (found := len(rows[0])) != experts:
+                rule = f"{of} counts tokens of {found} experts, and the model has {experts}"
+                raise PlanError(where, rule, REMEDY)
+            if (found := len(rows)) > 1 and found != ranks:
+                rule = f"{of} counts tokens from {found} ranks, and {ranks} hold the experts"
+                raise PlanError(where, rule, "Give one row for all, or change the degree", found)
 
     def shares(self, experts: int) -> np.ndarray:
         """Shares [source ranks, experts]; one row where all source ranks have the same."""
-        rows = np.array(self.counts or [np.arange(1.0, experts + 1) ** -self.zipf])
+        counts = self.trace[self.step] if self.trace else self.counts
+        rows = np.array(counts or [self._popularity(experts)])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
+
+    def _popularity(self, experts: int) -> np.ndarray:
+        """Popularity of every expert by Zipf's law, after the swaps of all steps so far."""
+        found = np.arange(1.0, experts + 1) ** -self.zipf
+        swaps, random = math.floor(self.step * self.drift * experts / 2 + ROUNDED), np.random.default_rng(self.seed)
+        for _ in range(swaps if experts > 1 else 0):
+            one, other = random.choice(experts, 2, replace=False)
+            found[[one, other]] = found[[other, one]]
+        return found
 
     def limit_outgoing(self, ranks: int, experts: int, machine: int, most: float, topk: int) -> Routing:
         """The routing behind a gate that lets a share `most` of a rank's tokens leave their machine, with one copy.
@@ -89,7 +121,7 @@ class Routing:
         leaving = np.where(outside > most, most / topk, outside)
         with np.errstate(invalid="ignore", divide="ignore"):
             rows = near * np.nan_to_num((1 - leaving) / (1 - outside)) + far * np.nan_to_num(leaving / outside)
-        return replace(self, zipf=0.0, counts=tuple(map(tuple, rows.tolist())))
+        return Routing(counts=tuple(map(tuple, rows.tolist())), file=self.file)
 
     def favour_machine(self, ranks: int, experts: int, machine: int, ratio: float) -> Routing:
         """The routing of a router that chooses an expert on the own machine, of `machine` ranks, `ratio` times as often
@@ -110,19 +142,75 @@ class Routing:
         return float(far.sum() / (ranks * experts))
 
     def load(
-        self, ranks: int, experts: int, capacity: float | None = None, replicated: tuple[int, ...] = ()
+        self, ranks: int, experts: int, capacity: float | None = None, placement: Placement | None = None
     ) -> ExpertLoad:
         """The load of `ranks` that hold an equal number of `experts` each.
 
         capacity: capacity factor, the largest share of an expert from one source rank; None: dropless.
-        replicated: experts whose weights all ranks hold, so that their tokens stay on their rank.
+        placement: of the experts; None: in their order.
         """
-        return _load(self, ranks, experts, capacity, replicated)
+        return _load(self, ranks, experts, capacity, placement or Placement.in_order(ranks, experts))
 
     def loads_by_place(self, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
         """For the first expert of all ranks, the second, ...: tokens that leave a rank for one of these experts over
         those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and `.busiest_exchange`)."""
         return _loads_by_place(self, ranks, experts)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The ranks that hold the weights of each expert.
+
+    hosts: ranks of each expert, its owner first.
+    stays: whether the tokens of a rank stay there where it hosts their expert, and others go to its owner; otherwise
+        those of an expert are spread evenly over its hosts.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    stays: bool = False
+
+    @classmethod
+    def in_order(cls, ranks: int, experts: int) -> Placement:
+        """Rank r of P owns the experts from r E/P on; no other rank hosts them."""
+        return cls(tuple((expert * ranks // experts,) for expert in range(experts)))
+
+    @classmethod
+    def with_shadows(cls, ranks: int, experts: int, shadows: Iterable[int]) -> Placement:
+        """The same, but all ranks host the `shadows`."""
+        everywhere, owned = {*shadows}, cls.in_order(ranks, experts)
+        others = (
+            (owner, *(rank for rank in range(ranks) if rank != owner)) if expert in everywhere else (owner,)
+            for expert, (owner,) in enumerate(owned.hosts)
+        )
+        return cls(tuple(others), stays=True)
+
+    def distribute(self, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Shares that each rank sends to each [source ranks, ranks], and that arrive from all [experts, ranks].
+
+        sent: shares [source ranks, experts].
+        """
+        ranks, experts = sent.shape
+        flow, arrived = np.zeros((ranks, ranks)), np.zeros((experts, ranks))
+        for expert, hosts in enumerate(self.hosts):
+            to, copies = sent[:, expert], list(hosts)
+            moved = np.zeros((ranks, ranks))
+            if self.stays:
+                moved[:, hosts[0]] = to
+                moved[copies] = np.diag(to)[copies]
+            else:
+                moved[:, copies] = to[:, None] / len(copies)
+            flow += moved
+            arrived[expert] = moved.sum(axis=0)
+        return flow, arrived
+
+    def transfers(self, before: Placement, ranks: int) -> np.ndarray:
+        """Experts that each rank sends to each [ranks, ranks] to come here from another placement: an owner's to all
+        that did not host it."""
+        found = np.zeros((ranks, ranks), dtype=int)
+        for old, new in zip(before.hosts, self.hosts, strict=True):
+            for rank in {*new} - {*old}:
+                found[old[0], rank] += 1
+        return found
 
 
 @dataclass(frozen=True)
@@ -168,9 +256,7 @@ def _own_machine(ranks: int, experts: int, machine: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _load(
-    routing: Routing, ranks: int, experts: int, capacity: float | None, replicated: tuple[int, ...]
-) -> ExpertLoad:
+def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, placement: Placement) -> ExpertLoad:
     shares = routing.shares(experts)
     found = np.minimum(shares, math.inf if capacity is None else capacity)
     dropped = 1.0 - float(found.sum() / shares.sum())
@@ -178,16 +264,11 @@ def _load(
     own = experts // ranks
     if capacity is not None:
         return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, (1.0,) * own, 1.0, 1.0)
-    sent = np.broadcast_to(found, (ranks, experts))
-    moving = sent.copy()
-    moving[:, list(replicated)] = 0.0
-    flow = moving.reshape(ranks, ranks, own).sum(axis=2)
-    staying = sent[:, list(replicated)].sum(axis=1)
-    loads = flow.sum(axis=0) + staying
+    flow, arrived = placement.distribute(np.broadcast_to(found, (ranks, experts)))
+    loads = arrived.sum(axis=0)
     rank_loads = loads / loads.mean()
     most = int(np.argmax(rank_loads))
-    mine = [j for j in range(most * own, (most + 1) * own) if j not in replicated]
-    groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in replicated)]
+    groups = (float(arrived[expert, most]) / ranks for expert, hosts in enumerate(placement.hosts) if most in hosts)
     exchange = _exchange_of(flow, own)
     return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), tuple(groups), *exchange)
 
@@ -211,112 +292,6 @@ def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[f
 def least_capacity(routing: Routing, experts: int) -> float:
     """The least capacity factor without dropped tokens: the largest share of an expert from one source rank."""
     return float(routing.shares(experts).max())
-
-
-# --------------------------------------------------------------------------------------------------- options
-
-
-def read_routing(given: Any) -> Routing:
-    """The routing of an option: ``balanced``, ``{zipf: 1.1}`` or ``{counts: FILE}``.
-
-    Raises ValueError for any other value, PlanError for a file without valid counts.
-    """
-    if isinstance(given, Routing):
-        return given
-    if given == "balanced":
-        return Routing()
-    if not isinstance(given, Mapping) or len(given) != 1:
-        raise ValueError("must be balanced, {zipf: exponent} or {counts: file}")
-    ((word, value),) = given.items()
-    if word == "zipf":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_UNEVEN:
-            raise ValueError(f"the exponent of zipf must be between 0 (even) and {MOST_UNEVEN:g}")
-        return Routing(zipf=float(value))
-    if word == "counts":
-        if not isinstance(value, str):
-            raise ValueError("counts must be the path of a file")
-        return Routing(counts=read_counts(Path(value)), file=value)
-    raise ValueError(f"no such routing as {word!r}. {nearest(str(word), WORDS)}")
-
-
-RoutingOption = Annotated[
-    Routing,
-    PlainValidator(read_routing),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": "balanced"},
-                {
-                    "type": "object",
-                    "properties": {"zipf": {"type": "number", "minimum": 0, "maximum": MOST_UNEVEN}},
-                    "required": ["zipf"],
-                    "additionalProperties": False,
-                },
-                {
-                    "type": "object",
-                    "properties": {"counts": {"type": "string"}},
-                    "required": ["counts"],
-                    "additionalProperties": False,
-                },
-            ]
-        }
-    ),
-]
-"""The type of an option that says the routing."""
-
-
-def read_counts(path: Path) -> tuple[tuple[float, ...], ...]:
-    """Counts from a file: a JSON list of numbers or list of rows, or a CSV file without a header, one row or more.
-
-    Raises PlanError for a file without valid counts.
-    """
-    try:
-        text = read_text(path, DATA)
-        rows = _of_json(path, text) if path.suffix == ".json" else _of_csv(path, text)
-    except Unreadable as error:
-        raise error.error(PlanError, str(path), REMEDY) from None
-    if not rows:
-        raise PlanError(str(path), "it holds no counts", REMEDY)
-    return tuple(_row(f"{path} row {i}", row, len(rows[0])) for i, row in enumerate(rows, 1))
-
-
-def _of_json(path: Path, text: str) -> list[Any]:
-    found = parse_json(text)
-    if not isinstance(found, list):
-        raise PlanError(str(path), "it holds no list", REMEDY)
-    return found if not found or isinstance(found[0], list) else [found]
-
-
-def _of_csv(path: Path, text: str) -> list[Any]:
-    reader = csv.reader(text.splitlines())
-    try:
-        return [[_number(cell) for cell in row] for row in reader if row]
-    except csv.Error as error:  # a cell of more than 131,072 characters
-        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", REMEDY) from None
-
-
-def _row(where: str, row: Any, length: int) -> tuple[float, ...]:
-    if not isinstance(row, list) or len(row) != length:
-        raise PlanError(where, f"every row has as many counts as the first one, {length}", REMEDY)
-    found = tuple(_count(f"{where} count {place}", one) for place, one in enumerate(row, 1))
-    if not any(found):
-        raise PlanError(where, "at least one count of a row is positive", REMEDY)
-    return found
-
-
-def _count(where: str, given: Any) -> float:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not 0 <= given <= LARGEST_COUNT:
-        rule = f"a count is a number from 0 to {LARGEST_COUNT:g}, in JSON without quotes"
-        raise PlanError(where, rule, REMEDY, given)
-    return float(given)
-
-
-def _number(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 def slowest_rank(work: Any) -> Any:

@@ -86,7 +86,7 @@ class Scheme:
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
-    `buffer_bytes`, `unsynchronised_axes`, `period`.
+    `buffer_bytes`, `unsynchronised_axes`, `period`, `steps`, `at_step`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -266,6 +266,15 @@ class Scheme:
     def period(self) -> int:
         """Steps from one run of its periodic ops (`Op.when`) to the next."""
         return 1
+
+    @property
+    def steps(self) -> int:
+        """Steps that differ and are forecast one after another; 1: all steps are alike."""
+        return 1
+
+    def at_step(self, step: int) -> Scheme:
+        """The scheme in one of these steps; by default as it is."""
+        return self
 
     def closed_forms(self, setting: Any) -> Iterable[ClosedForm]:
         """Formulas of its paper that must hold at `setting` (see tests/contract) under ideal costs."""

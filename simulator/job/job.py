@@ -269,6 +269,8 @@ class Job(JobPart):
     """The job as the user wrote it, without what meshcast filled in; framework and precision are mappings."""
     folder: Path = Path(".")
     """Folder of the relative paths in it."""
+    step: int = 0
+    """The step that is forecast, where steps differ (`Scheme.steps`)."""
     origin: tuple[str, str] = ("", "")
     """Path and text of the job file, from which errors get their line."""
 

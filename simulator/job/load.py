@@ -105,7 +105,7 @@ def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
 
 def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a scheme that name a file, with their paths relative to the current folder."""
-    found = {key: str(base / given[key]) for key in ("path", "counts") if isinstance(given.get(key), str)}
+    found = {key: str(base / given[key]) for key in ("path", "counts", "trace") if isinstance(given.get(key), str)}
     inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
     return found | {key: {**given[key], **value} for key, value in inner.items() if value}
 
@@ -119,15 +119,23 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
-    """Sets one field such as ``plan.tp`` of a job that is still plain data.
+    """Sets one field such as ``plan.tp``, or ``plan.schemes.1.routing`` in entry 1 of a list, of a job that is still
+    plain data.
 
     where: place of the change, for error messages.
     """
     *parents, last = field.split(".")
     at: Any = data
     for i, key in enumerate(parents):
-        inner = at.setdefault(key, {})
-        if not isinstance(inner, dict):
+        if isinstance(at, list):
+            if not key.isdecimal() or int(key) >= len(at):
+                name = ".".join(parents[:i])
+                rule = f"{name} is a list with {len(at)} entries, of which {key!r} is none"
+                raise PlanError(where, rule, f"The first one is {name}.0", value)
+            inner = at[int(key)]
+        else:
+            inner = at.setdefault(key, {})
+        if not isinstance(inner, dict | list) or (isinstance(inner, list) and i + 1 == len(parents)):
             parent = ".".join(parents[: i + 1])
             rule = f"{parent} holds no fields: it is {shorten(inner)}"
             below = ".".join([*parents[i + 1 :], last])

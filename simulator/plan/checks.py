@@ -201,6 +201,22 @@ def check_period(plan: Plan) -> None:
         raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
 
 
+def check_steps(plan: Plan) -> None:
+    """Steps that differ are forecast one by one, each from an empty to an empty pipeline, by equal ranks."""
+    index = next((i for i, scheme in enumerate(plan.schemes) if scheme.steps > 1), None)
+    if index is None:
+        return
+    reasons = {
+        "noise": plan.job.noise is not None,
+        f"{plan.schedule.use}, which has no flush": not plan.schedule.flush,
+        "a period of several steps": plan.period > 1,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            rule = f"routing that changes from step to step does not go with {reason}"
+            raise PlanError(f"plan.schemes[{index}].routing", rule, "Give the routing of one step, or leave that out")
+
+
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
     shape = plan.played_shape
@@ -379,5 +395,6 @@ ALWAYS = (
     check_frames,
     check_noise,
     check_period,
+    check_steps,
 )
 """The checks of every plan that need no stages."""

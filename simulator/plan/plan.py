@@ -342,6 +342,11 @@ class Plan:
         return math.lcm(*(scheme.period for scheme in self.every_scheme))
 
     @property
+    def steps(self) -> int:
+        """Steps that differ and are forecast one after another, see `Scheme.steps`."""
+        return max((scheme.steps for scheme in self.every_scheme), default=1)
+
+    @property
     def played_shape(self) -> PipelineShape:
         """What the engine plays: one batch; without a barrier as many micro-batches as reach the steady state."""
         return extend_to_steady_state(self.shape, self.update_interval) if self.update_interval else self.shape

@@ -166,7 +166,7 @@ def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
     pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
-    return kind(axes, options, mesh, job.framework, sequence_axes, pipelined)
+    return kind(axes, options, mesh, job.framework, sequence_axes, pipelined).at_step(job.step)
 
 
 def _check_axes(

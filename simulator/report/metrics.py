@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -39,18 +39,24 @@ class Metrics:
     """The quantities of one forecast.
 
     play: the played step, with every op and its times; where steps repeat with a period, the one in which everything
-        happens that does not happen in each step.
-    usual: the other steps of the period; None if all steps are equal. Times are the mean over the period.
+        happens that does not happen in each step; of steps that differ, the one that needs most memory.
+    unlike_steps: steps of several kinds, one of which is `play`, each with its share of all steps; empty if all steps
+        are equal. Times are the mean over them.
     """
 
-    def __init__(self, play: Forecast, usual: Forecast | None = None) -> None:
-        self.play, self.usual = play, usual
+    def __init__(self, play: Forecast, unlike_steps: Sequence[tuple[float, Forecast]] = ()) -> None:
+        self.play, self.unlike_steps = play, unlike_steps
         self.job = play.plan.job
 
     def _mean(self, of: Callable[[Forecast], T]) -> T:
-        """Mean of a quantity over the steps of a period, one of which is `play`."""
-        share = 1 / self.play.plan.period
-        return of(self.play) if self.usual is None else share * of(self.play) + (1 - share) * of(self.usual)
+        """Mean of a quantity over all steps."""
+        if not self.unlike_steps:
+            return of(self.play)
+        (share, first), *others = self.unlike_steps
+        mean = share * of(first)
+        for share, one in others:
+            mean = mean + share * of(one)
+        return mean
 
     # -------------------------------------------------------------------------------------- time
 
@@ -64,12 +70,20 @@ class Metrics:
         """Duration of one step [s]: of training, or of the forward passes of a forward-only job."""
         return self.seconds + self.job.framework.step_overhead_s
 
+    @property
+    def unlike_step_times(self) -> list[float]:
+        """Durations of the steps of a plan whose steps differ [s]."""
+        return [one.seconds + self.job.framework.step_overhead_s for _, one in self.unlike_steps]
+
     def first_steps(self, count: int) -> list[float]:
         """Durations of the first `count` steps of a run [s].
 
-        They are equal, except without a flush, where the first step also fills the pipeline.
+        They are equal, except without a flush, where the first step also fills the pipeline, and of a plan whose steps
+        differ, which has no more than these.
         """
         overhead, window = self.job.framework.step_overhead_s, self.play.window
+        if self.play.plan.steps > 1:
+            return self.unlike_step_times[:count]
         return [step + overhead for step in (window.first_steps(count) if window else [self.seconds] * count)]
 
     @cached_property

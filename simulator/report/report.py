@@ -209,6 +209,7 @@ class Report(Metrics):
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),
+            **({"steps": self._describe_steps()} if self.play.plan.steps > 1 else {}),
             **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
@@ -239,6 +240,11 @@ class Report(Metrics):
                 "mfu": self.mfu[published.flops],
             }
         )
+
+    def _describe_steps(self) -> dict[str, Any]:
+        """Durations of steps that differ, in their order."""
+        times = self.unlike_step_times
+        return {"step_times_s": times, "mean_s": self.step_time, "slowest": int(np.argmax(times))}
 
     def _noise(self) -> dict[str, Any]:
         """Statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 from experiments.cli.app import app
 from experiments.sweeps.store import parts_folder
-from simulator.ir.routing import read_counts
+from simulator.bridges.expert_counts import read_counts
 from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds
 from tests.fuzz.seeds import PART, Seeds, as_json, as_lines, as_text, as_words, as_yaml, of_files, of_measured

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
-from simulator.ir.routing import ExpertLoad
+from simulator.ir.routing import ExpertLoad, Placement
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared import token_dispatch as dispatch
@@ -76,8 +76,9 @@ class FasterMoE(GatedScheme):
         return tuple(taken)
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        stay = self.shadows(module) if self.ranks > 1 else ()
-        return self.routing(module).load(self.ranks, module.experts, module.capacity, stay)
+        shadows = self.shadows(module) if self.ranks > 1 else ()
+        hosts = Placement.with_shadows(self.ranks, module.experts, shadows)
+        return self.routing(module).load(self.ranks, module.experts, module.capacity, hosts)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -104,9 +105,8 @@ class FasterMoE(GatedScheme):
         if machine < ranks:
             outgoing = self.routing(module).outgoing(ranks, module.experts, machine, self.shadows(module))
             return dispatch.exchange_within_machines(steps, one, self.expert_load(module), outgoing, machine, size)
-        if ranks > size:
-            return dispatch.exchange_between_groups(steps, one, ranks, size)
-        return next(op for op in one.inside if op.stream == COMPUTE)
+        first = next(op for op in one.inside if op.stream == COMPUTE)
+        return dispatch.exchange_between_groups(steps, one, ranks, size) if ranks > size else first
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p = setting.ep

@@ -13,17 +13,26 @@ With t seconds of an all-to-all and u of the experts for one of r equal chunks, 
 1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. The default capacity is that of the most popular
 expert, so that no token is dropped.
 
-References: Hwang et al. 2023, arXiv 2206.03382, sections 3.2 and 3.3. Closed form of the order: Shi et al. 2023
+With a second axis each expert is sharded over R ranks, and weights rest so whatever the *parallelism*. `model`: the R
+ranks gather their tokens, compute a slice of the inner width each, and reduce-scatter the sums. `data`: they gather the
+weights, as in ZeRO-3, and compute their own tokens. With S slots of a rank and W weights of a layer on the R ranks, of
+b bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have
+one layout, each step takes the faster one (`auto`) for its loads, and nothing migrates.
+
+Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed.
+
+References: Hwang et al. 2023, arXiv 2206.03382, sections 3.1 to 3.3. Closed form of the order: Shi et al. 2023
 (PipeMoE), doi 10.1109/INFOCOM53939.2023.10228874, section IV.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any, Literal
 
-from simulator.ir.modules import Module, MoE
+from simulator.ir.modules import Module, MoE, Operator
 from simulator.ir.ops import Fragment
 from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule, Scheme
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
@@ -31,6 +40,9 @@ from simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
 
 DEGREES = (1, 2, 4, 8)
 """Numbers of chunks that adaptive pipelining tries."""
+
+PARALLELISMS = ("model", "data")
+"""Ways to use ranks that share an expert, of which adaptive parallelism takes the faster."""
 
 
 class Tutel(TwoLevelScheme):
@@ -40,9 +52,23 @@ class Tutel(TwoLevelScheme):
         degree: Literal[1, 2, 4, 8, "auto"] = 2
         """Chunks of the tokens; auto: the number with the fastest layer, as Tutel finds by profiling and PipeMoE by a
         model of it."""
+        parallelism: Literal["model", "data", "auto"] = "model"
+        """Among the ranks that share an expert: model gathers tokens, data weights; auto: that of the fastest layer."""
 
     def alternatives(self) -> Sequence[Scheme]:
-        return [self.with_options(degree=degree) for degree in DEGREES] if self.options.degree == "auto" else ()
+        degree, parallelism = self.options.degree, self.options.parallelism
+        if "auto" not in (degree, parallelism):
+            return ()
+        degrees = DEGREES if degree == "auto" else (degree,)
+        ways = PARALLELISMS if parallelism == "auto" else (parallelism,)
+        return [self.with_options(degree=n, parallelism=way) for n, way in product(degrees, ways)]
+
+    def layouts(self, operator: Operator) -> Rule:
+        rule, shared = super().layouts(operator), self.mesh.parts(self.axes[1:])
+        if self.options.parallelism == "model":
+            return rule
+        divide = {part: dim for part, dim in rule.divide.items() if part not in shared}
+        return Rule(divide, dict.fromkeys(shared, "f") if operator.has("f") else {})
 
     def capacity(self, moe: Any) -> float | None:
         chosen = super().capacity(moe)
@@ -65,13 +91,6 @@ class Tutel(TwoLevelScheme):
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts per rank")
         if setting.ep > 1:
-            yield ClosedForm(
-                "forward_round",
-                setting.chunked_round_s(self.options.degree),
-                "3.2; PipeMoE, section IV",
-            )
-            yield ClosedForm(
-                "backward_round",
-                setting.chunked_round_s(self.options.degree),
-                "3.2: as forward",
-            )
+            seconds = setting.chunked_round_s(self.options.degree)
+            yield ClosedForm("forward_round", seconds, "3.2; PipeMoE, section IV")
+            yield ClosedForm("backward_round", seconds, "3.2: as forward")

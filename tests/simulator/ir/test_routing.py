@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.routing import Routing, least_capacity
+from simulator.ir.routing import Placement, Routing, least_capacity
 
 PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
 """Ranks, and the experts that they hold."""
@@ -105,7 +105,10 @@ def test_tokens_of_experts_that_all_ranks_have_stay(data: st.DataObject, places:
     ranks, experts = places
     routing = data.draw(routings(ranks, experts).filter(lambda one: len(one.counts) <= 1))
     stay = tuple(data.draw(st.lists(st.integers(0, experts - 1), unique=True, max_size=experts)))
-    bare, spread = routing.load(ranks, experts), routing.load(ranks, experts, replicated=stay)
+    bare, spread = (
+        routing.load(ranks, experts),
+        routing.load(ranks, experts, None, Placement.with_shadows(ranks, experts, stay)),
+    )
     assert sum(spread.rank_loads) == pytest.approx(ranks)
     assert sum(spread.expert_loads) == pytest.approx(spread.most_loaded * experts / ranks)
     moving = 1 - sum(bare.kept[j] for j in stay) / experts

@@ -155,6 +155,15 @@ def test_set_works_in_the_long_form_and_last_wins() -> None:
     assert report(LONG, *changes) == report(wanted)
 
 
+def test_set_reaches_entries_of_lists_by_their_number() -> None:
+    assert load_job(copy.deepcopy(LONG), ["plan.schemes.1.use=data/ddp"]).plan.schemes[1].use == "data/ddp"
+    for entry in ("7", "first"):
+        with pytest.raises(PlanError, match=rf"list with . entries, of which '{entry}' is none. The first one is plan"):
+            load_job(copy.deepcopy(LONG), [f"plan.schemes.{entry}.use=data/ddp"])
+    with pytest.raises(PlanError, match=r"plan\.schemes holds no fields"):
+        load_job(copy.deepcopy(LONG), ["plan.schemes.1=data/ddp"])
+
+
 def test_set_leaves_the_callers_mapping_alone() -> None:
     mine = copy.deepcopy(SHORT)
     load_job(mine, ["plan.tp=4", "batch.micro=2"])

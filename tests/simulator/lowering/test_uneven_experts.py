@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
+from simulator.bridges.expert_counts import read_counts, read_routing, read_trace
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
-from simulator.ir.routing import Routing, read_counts, read_routing, slowest_rank
+from simulator.ir.routing import Routing, slowest_rank
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertLayer, sent_per_layer
 from tests.contract.played import Played, play_job
@@ -67,6 +69,14 @@ def play(use: str, *args: Any, **options: Any) -> Played:
         ({"zipf": True}, "between 0"),
         ({"zipf": float("nan")}, "between 0"),
         ({"counts": 7}, "path of a file"),
+        ({"zipf": 1, "drift": 1.5}, "drift, a share of the experts, must be between 0 and 1"),
+        ({"zipf": 1, "steps": 501}, "steps must be a whole number from 1 to 500"),
+        ({"zipf": 1, "steps": 2.5}, "steps must be a whole number"),
+        ({"zipf": 1, "seed": -1}, "seed must be a whole number from 0"),
+        ({"drift": 0.1}, "must be balanced"),
+        ({"trace": "x", "steps": 2}, "must be balanced"),
+        ({"zipf": 1, "warmup": -1}, "warmup must be a whole number from 0"),
+        ({"trace": 7}, "path of a file"),
         (3, "balanced"),
     ],
 )
@@ -104,6 +114,45 @@ def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str |
         (tmp_path / name).write_text(text)
     with pytest.raises(PlanError, match=message):
         read_counts(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "[]", "no counts"),
+        ("a.json", "[[1, 2], 3]", "step 1 row 1: every row has as many counts as the first one, 2"),
+        ("a.json", "[[[1, 2], [3]]]", "step 0 row 2: every row"),
+        ("a.json", "[[1, 2], [0, 0]]", "step 1 row 1: at least one count"),
+        ("a.json", "[[[1, 2]], [[1, -2]]]", "step 1 row 1 count 2 is -2"),
+        ("a.json", '{"steps": []}', "holds no list.*list for each step"),
+        ("a.csv", "1,2\n" * 501, "at most 500 steps"),
+        ("a.csv", None, "cannot be read"),
+    ],
+)
+def test_files_without_a_trace_are_refused(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PlanError, match=message):
+        read_trace(tmp_path / name)
+
+
+def test_a_trace_has_counts_for_each_step(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[[1, 2], [[3, 4], [5, 6]]]")
+    (tmp_path / "b.csv").write_text("1,2\n3,4\n")
+    assert read_trace(tmp_path / "a.json") == (((1, 2),), ((3, 4), (5, 6)))
+    assert read_trace(tmp_path / "b.csv") == (((1, 2),), ((3, 4),))
+    found = read_routing({"trace": str(tmp_path / "b.csv")})
+    assert found.steps == 2 and found.at_step(1).shares(2).tolist() == [[6 / 7, 8 / 7]]
+
+
+def test_drift_swaps_so_many_experts_a_step() -> None:
+    """Popularity is only passed on: five swaps of two in five steps of 20 experts; the same again for the same seed."""
+    routing = read_routing({"zipf": 1.0, "drift": 0.1, "steps": 6})
+    shares = [routing.at_step(step).shares(20)[0] for step in range(6)]
+    assert all(sorted(one) == pytest.approx(sorted(shares[0])) for one in shares)
+    assert [int((abs(one - other) > 1e-9).sum()) for one, other in pairwise(shares)] == [2] * 5
+    other = read_routing({"zipf": 1.0, "drift": 0.1, "steps": 6, "seed": 1}).at_step(5).shares(20)[0]
+    assert other.tolist() != shares[5].tolist()
 
 
 def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         ahead=stage_ops.ahead + _gathers(scheme, stage_ops, units, shards, "F"),
         again=_gathers(scheme, stage_ops, units[::-1], shards, "B") if scheme.options.reshard and backward else [],
         behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], reduces),
-        whole_weights=int(sizes[gathered].sum()) * BYTES[scheme.framework.weights],
-        whole_gradients=int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
+        whole_weights=stage_ops.whole_weights + int(sizes[gathered].sum()) * BYTES[scheme.framework.weights],
+        whole_gradients=stage_ops.whole_gradients + int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
     )
 
 

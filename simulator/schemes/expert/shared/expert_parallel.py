@@ -15,12 +15,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from simulator.bridges.expert_counts import RoutingOption
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
-from simulator.ir.routing import ExpertLoad, RoutingOption
+from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
 from simulator.ir.settings import OptionValues
 
@@ -101,7 +102,8 @@ class ExpertScheme(Scheme):
         tokens without a slot are dropped. null: that of the model; dropless where it has none.
         """
         routing: RoutingOption = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
-        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
+        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE}; in steps that differ {zipf:
+        exponent, drift: share, steps: number} or {trace: FILE} (see `simulator.ir.routing`)."""
 
     @property
     def ranks(self) -> int:
@@ -134,6 +136,15 @@ class ExpertScheme(Scheme):
                 where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
                 self.options.routing.check(self.ranks, number, f"plan.schemes[{where}].routing")
 
+    @property
+    def steps(self) -> int:
+        return int(self.options.routing.steps)
+
+    def at_step(self, step: int) -> Scheme:
+        routing = self.options.routing
+        number = routing.warmup + step
+        return self if routing.step == number else self.with_options(routing=routing.at_step(number))
+
     def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
         mine, divided = self.mesh.parts(self.axes[:1]), self._dims_of_tokens(job)
@@ -142,6 +153,10 @@ class ExpertScheme(Scheme):
     def sequence_shards(self, job: Any) -> int:
         """Parts of a sequence whose tokens different ranks dispatch."""
         return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "s")
+
+    def replicas(self, job: Any) -> int:
+        """Data-parallel replicas, each with samples of its own."""
+        return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "b")
 
     def _dims_of_tokens(self, job: Any) -> dict[str, str]:
         """The dim of tokens, batch or sequence, that other schemes of the plan shard over an axis."""

@@ -1,0 +1,193 @@
+"""The option that says the routing of tokens, and files with the token counts of experts that runs have recorded."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from hardware.errors import PlanError, nearest
+from simulator.ir.routing import REMEDY, Routing, Rows
+
+MOST_UNEVEN = 10.0
+"""Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
+
+LARGEST_COUNT = 1e18
+"""Largest count of tokens: sums of more could overflow."""
+
+REMEDY_OF_TRACE = "Name a JSON file with a list for each step, of counts or of rows of them, or a CSV file of rows"
+
+WORDS = ("balanced", "zipf", "counts", "trace")
+
+MOST_STEPS = 500
+"""Most steps of routing that changes: each is a forecast of its own."""
+
+
+def read_routing(given: Any) -> Routing:
+    """The routing of an option: ``balanced``, ``{zipf: 1.1}``, ``{zipf: 1.1, drift: 0.02, steps: 20, seed: 0}``,
+    ``{counts: FILE}`` or ``{trace: FILE}``.
+
+    Raises ValueError for any other value, PlanError for a file without valid counts.
+    """
+    if isinstance(given, Routing):
+        return given
+    if given == "balanced":
+        return Routing()
+    if not isinstance(given, Mapping):
+        raise ValueError(ROUTINGS)
+    unknown = [key for key in given if key not in (*WORDS, *_OF_STEPS)]
+    if unknown:
+        raise ValueError(f"no such routing as {unknown[0]!r}. {nearest(str(unknown[0]), WORDS)}")
+    found = [word for word in WORDS[1:] if word in given]
+    more = {"zipf": [*_OF_STEPS], "trace": ["warmup"]}
+    if len(found) != 1 or {*given} - {*found, *more.get(found[0], [])}:
+        raise ValueError(ROUTINGS)
+    (word,) = found
+    if word == "zipf":
+        return Routing(**{key: _read_number(key, given[key]) for key in given})
+    value = given[word]
+    if not isinstance(value, str):
+        raise ValueError(f"{word} must be the path of a file")
+    if word == "counts":
+        return Routing(counts=read_counts(Path(value)), file=value)
+    trace, warmup = read_trace(Path(value)), _read_number("warmup", given.get("warmup", 0))
+    if warmup >= len(trace):
+        raise ValueError(f"warmup must be less than the {len(trace)} steps of {value}")
+    return Routing(trace=trace, file=value, warmup=warmup, steps=len(trace) - warmup)
+
+
+ROUTINGS = (
+    "must be balanced, {zipf: exponent}, also with drift, steps, warmup and seed, {counts: file}, or {trace: file}, "
+    "also with warmup"
+)
+
+_OF_STEPS = {"drift": (0, 1), "steps": (1, MOST_STEPS), "warmup": (0, MOST_STEPS), "seed": (0, 2**32 - 1)}
+"""Keys of Zipf's law over several steps, and their least and largest values."""
+
+
+def _read_number(key: str, value: Any) -> Any:
+    """The value of a key of Zipf's law; raises ValueError."""
+    least, most = _OF_STEPS.get(key, (0, MOST_UNEVEN))
+    whole = key in ("steps", "warmup", "seed")
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        of = {"zipf": "the exponent of zipf", "drift": "drift, a share of the experts,"}.get(key, key)
+        kind = "a whole number from" if whole else "between"
+        even = "0 (even)" if key == "zipf" else f"{least:g}"
+        raise ValueError(f"{of} must be {kind} {even} {'to' if whole else 'and'} {most:,}")
+    return value if whole else float(value)
+
+
+RoutingOption = Annotated[
+    Routing,
+    PlainValidator(read_routing),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "balanced"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "zipf": {"type": "number", "minimum": 0, "maximum": MOST_UNEVEN},
+                        "drift": {"type": "number", "minimum": 0, "maximum": 1},
+                        "steps": {"type": "integer", "minimum": 1, "maximum": MOST_STEPS},
+                        "warmup": {"type": "integer", "minimum": 0, "maximum": MOST_STEPS},
+                        "seed": {"type": "integer", "minimum": 0},
+                    },
+                    "required": ["zipf"],
+                    "additionalProperties": False,
+                },
+                *(
+                    {
+                        "type": "object",
+                        "properties": {key: {"type": "string"}, **more},
+                        "required": [key],
+                        "additionalProperties": False,
+                    }
+                    for key, more in (("counts", {}), ("trace", {"warmup": {"type": "integer", "minimum": 0}}))
+                ),
+            ]
+        }
+    ),
+]
+"""The type of an option that says the routing."""
+
+
+def read_counts(path: Path) -> Rows:
+    """Counts from a file: a JSON list of numbers or list of rows, or a CSV file without a header, one row or more.
+
+    Raises PlanError for a file without valid counts.
+    """
+    rows = _read_lists(path, REMEDY)
+    return tuple(_row(f"{path} row {i}", row, len(rows[0])) for i, row in enumerate(rows, 1))
+
+
+def read_trace(path: Path) -> tuple[Rows, ...]:
+    """Counts of each step from a file: a JSON list of what `read_counts` reads, or a CSV file with a row for each step.
+
+    Raises PlanError for a file without valid counts.
+    """
+    found = _read_lists(path, REMEDY_OF_TRACE)
+    if len(found) > MOST_STEPS:
+        raise PlanError(str(path), f"a trace has at most {MOST_STEPS} steps", "Leave some out", len(found))
+    steps = [one if isinstance(one, list) and one and isinstance(one[0], list) else [one] for one in found]
+    length = len(steps[0][0]) if isinstance(steps[0][0], list) else 0
+    return tuple(
+        tuple(_row(f"{path} step {i} row {j}", row, length, REMEDY_OF_TRACE) for j, row in enumerate(rows, 1))
+        for i, rows in enumerate(steps)
+    )
+
+
+def _read_lists(path: Path, remedy: str) -> list[Any]:
+    """What a file of counts holds, a list for each row of it or for each step."""
+    try:
+        text = read_text(path, DATA)
+        found = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(path, text, remedy)
+    except Unreadable as error:
+        raise error.error(PlanError, str(path), remedy) from None
+    if not found:
+        raise PlanError(str(path), "it holds no counts", remedy)
+    return found
+
+
+def _of_json(path: Path, text: str, remedy: str) -> list[Any]:
+    found = parse_json(text)
+    if not isinstance(found, list):
+        raise PlanError(str(path), "it holds no list", remedy)
+    return found if not found or isinstance(found[0], list) else [found]
+
+
+def _of_csv(path: Path, text: str, remedy: str) -> list[Any]:
+    reader = csv.reader(text.splitlines())
+    try:
+        return [[_number(cell) for cell in row] for row in reader if row]
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", remedy) from None
+
+
+def _row(where: str, row: Any, length: int, remedy: str = REMEDY) -> tuple[float, ...]:
+    if not isinstance(row, list) or len(row) != length:
+        raise PlanError(where, f"every row has as many counts as the first one, {length}", remedy)
+    found = tuple(_count(f"{where} count {place}", one, remedy) for place, one in enumerate(row, 1))
+    if not any(found):
+        raise PlanError(where, "at least one count of a row is positive", remedy)
+    return found
+
+
+def _count(where: str, given: Any, remedy: str) -> float:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= LARGEST_COUNT:
+        rule = f"a count is a number from 0 to {LARGEST_COUNT:g}, in JSON without quotes"
+        raise PlanError(where, rule, remedy, given)
+    return float(given)
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

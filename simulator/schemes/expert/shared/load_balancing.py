@@ -1,0 +1,268 @@
+"""Placements of experts that follow their loads from step to step: base of the expert schemes with such a policy.
+
+Before each step the policy of a scheme sees the loads of all earlier steps, never its own, and decides which ranks host
+each expert. Tokens are then routed by the loads of the step.
+
+- Experts that *move*, and replicas that stay: weights and optimizer states are sent to each new host once. Gradients of
+  replicas are summed among their hosts.
+- *Shadows* (`Placement.stays`): each step their weights are broadcast to the hosts, and gradients reduced to the owner.
+
+Both run on a stream of their own: weights arrive from the start of the step on, layer after layer, and the first use of
+a layer's experts waits for its own; gradients leave beside the rest of the last backward pass. All ranks gather the
+token counts of all ranks in every layer. Not modelled: states of experts that are sharded over several groups of
+expert-parallel ranks, of which each would send its shard; the optimizer update of replicas.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from simulator.ir.modules import Module, MoE, Stage, every_module
+from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, Work
+from simulator.ir.routing import ExpertLoad, Placement, Routing
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Scheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from simulator.schemes.expert.shared.token_dispatch import exchange_counts
+
+STREAM = "expert-weights"
+"""The stream of weights, states and gradients of experts that change ranks."""
+
+COUNT = 8
+"""Bytes of a token count, a 64-bit integer."""
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of one layer of experts in a step, as a system measures them before training [s].
+
+    ranks, experts: ranks that hold the experts, and number of these.
+    exchange: its all-to-alls under even routing.
+    compute: the kernels of a rank's experts under even routing.
+    broadcast, reduce: the weights, or gradients, of one expert to or from all ranks.
+    all_reduce: the gradients of one expert among all ranks.
+    move: weights and optimizer states of one expert, from one rank to another.
+    """
+
+    ranks: int
+    experts: int
+    exchange: float
+    compute: float
+    broadcast: float
+    reduce: float
+    all_reduce: float
+    move: float
+
+    def of_load(self, routing: Routing, placement: Placement) -> float:
+        """The slowest rank's time for tokens [s]."""
+        load = routing.load(self.ranks, self.experts, placement=placement)
+        return self.exchange * load.remote * load.busiest_exchange + self.compute * load.most_loaded
+
+    def of_moves(self, before: Placement, after: Placement) -> float:
+        """The busiest rank's time to send or receive experts between two placements [s]."""
+        return self.move * _busiest(after.transfers(before, self.ranks))
+
+
+Policy = Callable[[Any, Placement, Sequence[Routing], LayerTimes], Placement]
+
+
+class BalancedScheme(ExpertScheme):
+    """Base of the expert schemes that place experts by the loads of earlier steps.
+
+    Customise by: `decide`. Seldom: `reserved_replicas`.
+
+    placements: for each number of experts of a layer, the placement of the step before and that of this step.
+    """
+
+    placements: dict[int, tuple[Placement, Placement]]
+
+    class Options(ExpertScheme.Options):
+        capacity: None = None  # type: ignore[assignment]
+        """null: there is none, whatever the model says."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.placements = {}
+
+    @staticmethod
+    def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
+        """The placement of the next step.
+
+        held: the placement of the step before.
+        past: the routing of all earlier steps.
+        """
+        raise NotImplementedError
+
+    @property
+    def reserved_replicas(self) -> int:
+        """Experts of other ranks for which a rank reserves memory, whether it hosts them or not."""
+        return 0
+
+    def capacity(self, moe: Any) -> None:
+        return None
+
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+        if self.ranks == 1 or job.model.moe is None:
+            return self
+        found, options = copy.copy(self), self.options.model_copy(update={"routing": self.options.routing.at_step(0)})
+        found.placements = {}
+        for number in job.model.moe.expert_counts:
+            times, step = self._measure_layer(job, number, measure), self.options.routing.step
+            steps = (max(0, step - 1), step)
+            before, now = (_place(type(self).decide, options, times, one) for one in steps)
+            found.placements[number] = before, now
+        return found
+
+    def _measure_layer(self, job: Any, experts: int, measure: Callable[[Work], float]) -> LayerTimes:
+        model, batch, axes = job.model, job.batch, self.mesh.parts(self.axes[:1])
+        width, ffn = BYTES[self.framework.weights], model.moe.expert_ffn // self.mesh.size(self.axes[1:])
+        rows = batch.micro * batch.sequence / self.sequence_shards(job) * model.moe.top_k
+        passes = batch.total / (batch.micro * self.replicas(job))
+        sizes = ((2 if model.gated else 1) * ffn, model.hidden), (model.hidden, ffn)
+        own, weights = experts // self.ranks, sum(n * k for n, k in sizes)
+        products = [Gemm(rows / own, n, k, own, self.framework.weights, groups=((own, rows / own),)) for n, k in sizes]
+        exchange = Collective("all_to_all", round(rows * model.hidden * width), axes)
+        gradients = round(weights * BYTES[self.framework.gradients])
+        one = np.zeros((self.ranks, self.ranks), dtype=int)
+        one[0, 1] = 1
+        return LayerTimes(
+            ranks=self.ranks,
+            experts=experts,
+            exchange=passes * 4 * measure(exchange),
+            compute=passes * 3 * sum(map(measure, products)),
+            broadcast=measure(Collective("broadcast", round(weights * width), axes)),
+            reduce=measure(Collective("reduce", gradients, axes)),
+            all_reduce=measure(Collective("all_reduce", gradients, axes)),
+            move=measure(self._move(one, weights)),
+        )
+
+    def _move(self, transfers: np.ndarray, elements: float) -> Collective:
+        """Sends weights and optimizer states of experts of `elements` each from rank to rank."""
+        framework, total = self.framework, int(transfers.sum())
+        states = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+        nbytes = elements * (BYTES[framework.weights] + states) * total / (self.ranks - 1)
+        pace = _busiest(transfers) * self.ranks / total
+        return Collective("all_to_all", round(nbytes), self.mesh.parts(self.axes[:1]), pace=pace)
+
+    def placements_of(self, experts: int) -> tuple[Placement, Placement]:
+        """The placements of a layer in the step before and in this step."""
+        start = Placement.in_order(self.ranks, experts)
+        return self.placements.get(experts, (start, start))
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, tuple(self.placements.items())
+
+    def expert_load(self, module: MoE) -> ExpertLoad:
+        routing: Routing = self.options.routing
+        return routing.load(self.ranks, module.experts, module.capacity, self.placements_of(module.experts)[1])
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, MoE) and self.ranks > 1:
+            counts = module.experts * self.ranks * COUNT
+            exchange_counts(fragment, self.mesh.parts(self.axes[:1]), counts, "all_gather")
+        return fragment
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        stage_ops = super().lower_stage(stage, inner)
+        if self.ranks == 1:
+            return stage_ops
+        ahead, behind, start, replicas = _Sides(), _Sides(), 0, [0, 0]
+        for unit, unit_run in zip(stage.units, stage_ops.unit_runs, strict=True):
+            params, layers = unit_run.fragment.params, [one for one in every_module(unit) if isinstance(one, MoE)]
+            for layer in layers:
+                before, now = self.placements_of(layer.experts)
+                numbers = np.array([i for i, param in enumerate(params) if param.view == self.view])
+                elements = sum(params[i].size for i in numbers) * self.ranks / layer.experts
+                trained = all(params[i].trained for i in numbers)
+                arriving, leaving = self._arriving(before, now, elements), self._leaving(now, elements)
+                for copied in range(unit_run.count):
+                    at = start + copied * len(params) + numbers
+                    ahead.add(arriving, at)
+                    behind.add(leaving if trained else [], at)
+                hosted = max(self.reserved_replicas, self._foreign(now))
+                replicas[0] += round(unit_run.count * hosted * elements * self._held_bytes(now))
+                replicas[1] += round(unit_run.count * hosted * elements * BYTES[self.framework.gradients]) * trained
+            start += unit_run.count * len(params)
+        return replace(
+            stage_ops,
+            ahead=[*stage_ops.ahead, *ahead.side_ops()],
+            behind=[*stage_ops.behind, *behind.side_ops(backward=True)],
+            whole_weights=stage_ops.whole_weights + replicas[0],
+            whole_gradients=stage_ops.whole_gradients + replicas[1],
+        )
+
+    def _held_bytes(self, placement: Placement) -> float:
+        """Bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
+        framework = self.framework
+        states = 0 if placement.stays else BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+        return float(BYTES[framework.weights] + states)
+
+    def _foreign(self, placement: Placement) -> int:
+        """The most experts of other ranks that a rank hosts."""
+        return int(np.bincount([rank for hosts in placement.hosts for rank in hosts[1:]], minlength=1).max())
+
+    def _arriving(self, before: Placement, now: Placement, elements: float) -> list[Op]:
+        """The ops that bring weights to the hosts of a layer at the start of a step."""
+        if not now.stays:
+            moved = now.transfers(before, self.ranks)
+            return [Op("move experts", STREAM, self._move(moved, elements))] if moved.any() else []
+        nbytes = round(elements * BYTES[self.framework.weights])
+        return [Op(f"shadow {one}", STREAM, work) for one, work in self._among_hosts(now, "broadcast", nbytes)]
+
+    def _leaving(self, now: Placement, elements: float) -> list[Op]:
+        """The ops that sum the gradients of a layer's experts with several hosts."""
+        operation, nbytes = "reduce" if now.stays else "all_reduce", round(elements * BYTES[self.framework.gradients])
+        among = self._among_hosts(now, operation, nbytes)
+        return [Op(f"sum gradients {one}", STREAM, work, phase="W") for one, work in among]
+
+    def _among_hosts(self, now: Placement, operation: str, nbytes: int) -> Iterable[tuple[int, Collective]]:
+        """A collective among the hosts of every expert that has several."""
+        axes = self.mesh.parts(self.axes[:1])
+        for expert, hosts in enumerate(now.hosts):
+            if len(hosts) > 1:
+                yield expert, Collective(operation, nbytes, axes, members=tuple(sorted(hosts)))
+
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
+        p, slots = setting.ep, setting.top_k * setting.b * setting.s
+        sent = 4 * (p - 1) / p * slots * setting.h * 2 + (p - 1) * setting.experts * COUNT
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "a rank owns E/P experts")
+        yield ClosedForm("sent_per_layer", sent, "even loads: four all-to-alls, and counts of E experts to all ranks")
+        yield ClosedForm("rows_per_layer", slots, "no token is dropped or padded")
+
+
+class _Sides:
+    """Side ops that are collected layer after layer, with the numbers of the parameters of each."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Op, np.ndarray]] = []
+
+    def add(self, ops: Iterable[Op], params: np.ndarray) -> None:
+        self.found += [(op, params) for op in ops]
+
+    def side_ops(self, backward: bool = False) -> list[SideOps]:
+        found = self.found[::-1] if backward else self.found
+        if not found:
+            return []
+        starts = np.cumsum([0, *(len(params) for _, params in found[:-1])])
+        return [SideOps([op for op, _ in found], np.concatenate([params for _, params in found]), starts)]
+
+
+def _busiest(transfers: np.ndarray) -> int:
+    """The most experts that a rank sends or receives."""
+    return int(max(transfers.sum(axis=0).max(), transfers.sum(axis=1).max()))
+
+
+@lru_cache(maxsize=4096)
+def _place(decide: Policy, options: Any, times: LayerTimes, step: int) -> Placement:
+    """The placement of a step under a policy: of the first one that in order."""
+    if step == 0:
+        return Placement.in_order(times.ranks, times.experts)
+    past = [options.routing.at_step(one) for one in range(step)]
+    return decide(options, _place(decide, options, times, step - 1), past, times)
