@@ -20,8 +20,7 @@ BYTES: dict[str, Any] = {
 """Bytes of one element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
-"""Bytes of one element with its share of the scales, for dispatched tokens: a scale of four bytes for 128 elements of
-fp8, of one byte for 16 elements of fp4."""
+"""Bytes of an element of dispatched tokens with its share of scales: 4 bytes for 128 elements of fp8, 1 for 16 of fp4."""
 
 Message = tuple[int, int, int]
 """Sending rank, receiving rank, bytes."""
