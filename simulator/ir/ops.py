@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-BYTES: dict[str, Any] = {
-    **{"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5},
-    **{"int64": 8, "int8": 1, "int4": 0.5, "bool": 1},
-}
+BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
+BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}
 """Bytes of one element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
@@ -470,6 +468,8 @@ class StageOps:
     whole_weights, whole_gradients: bytes of gathered weights, and of gradients, that live from first to last use.
     message_shares: ranks that hold the same results and send one share of them each.
     shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
+    batch_loss: the loss that couples the outputs of a whole batch; its `nbytes` are of those that the stage makes, its
+        `nbytes_in` of those that come from another stage.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -480,6 +480,7 @@ class StageOps:
     whole_gradients: int = 0
     message_shares: int = 1
     shared_gradients: int = 0
+    batch_loss: UnitRun | None = None
 
     @property
     def message_nbytes(self) -> int:

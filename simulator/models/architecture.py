@@ -16,6 +16,7 @@ from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import (
     LOWEST,
     MLP,
+    BatchLossUnit,
     Layer,
     LayersFrom,
     Module,
@@ -51,7 +52,7 @@ from simulator.ir.operators import (
 from simulator.models.adapters import freeze, mark_lowest
 from simulator.models.branches import Branch
 from simulator.models.casts import cast_input, save_inputs
-from simulator.models.inputs import build_input, build_projector, make_table
+from simulator.models.ends import build_batch_loss, build_input, build_projector, make_table
 from simulator.models.mamba import mamba_block
 from simulator.models.model import Model
 from simulator.models.parts import MLA, MoEShape, StateSpace
@@ -82,7 +83,7 @@ class Architecture(Shapes):
         if some := range(max(layers.start, start), layers.stop):
             units += [self.join] if some.start == start > 0 else []
             units += self.layer_units(some)
-        units += [self.output_unit] if last else []
+        units += [self.output_unit] if last and self.model.layers else []
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
     def branch_units(self, layers: range) -> list[Unit]:
@@ -209,6 +210,12 @@ class Architecture(Shapes):
         joined = self.act("joined")
         unit = self._unit(Unit, "join", [*modules, Concat("join", tuple(parts), (joined,))], True, joined)
         return replace(unit, residual_in=parts[0])
+
+    def batch_loss(self, layers: range, microbatches: int) -> BatchLossUnit:
+        """Returns the contrastive loss over the samples of a batch, on the stage that has these layers."""
+        assert isinstance(self.model, Model) and self.model.contrastive is not None
+        whole = replace(self, samples=self.samples * microbatches)
+        return build_batch_loss(whole, self.model.contrastive, self.model.branches_with(layers))
 
     def project(self, modules: list[Module], x: Tensor) -> tuple[list[Module], Tensor]:
         """Adds the final norm and the projector of a branch to the modules that make `x`; returns also their output."""
