@@ -14,9 +14,9 @@ them; a list gives the stages of each. One stage holds all branches where `branc
 forward pass is repeated, and all activations stay until the loss.
 
 Step m t_f + t_loss + (m + d - 1)(t_f + t_B) [s] with d stages of the slowest branch (t_f, t_B: forward and whole
-backward pass of a micro-batch on a device): the stages in front of the last one run forward again while those behind
-still make outputs, so the first phase takes (d - 1) t_f less than m + d - 1 passes. min(m, d - i) micro-batches in
-flight on stage i of a branch, and m outputs.
+backward pass of a micro-batch on a device). Stages run forward again while those behind them still make outputs;
+if all waited for the loss, the first phase would take (m + d - 1) t_f. min(m, d - i) micro-batches in flight on
+stage i of a branch, and m outputs.
 
 Where the loss couples no samples (a language model) it is 1F1B. Not modelled: a choice of the degrees, which are
 stated; losses of three and more branches.
@@ -91,6 +91,5 @@ class DistMM(Schedule):
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         shape = setting.shape
         depths = [self.path_length(shape, x) for x in range(shape.p)]
-        ahead = shape.m * setting.t_f if shape.batch_loss else 0.0
-        yield ClosedForm("bubble", ahead + (max(depths) - 1) * setting.t_total, "outputs first, then 1F1B")
+        yield ClosedForm("bubble", (max(depths) - 1) * setting.t_total, "as 1F1B; the first phase adds m t_f alone")
         yield ClosedForm("in_flight_b", [min(shape.m, depth) for depth in depths], "1F1B")
