@@ -47,8 +47,7 @@ class Slot(NamedTuple):
     """What all actions of one task have in common.
 
     first: the first action of its kind on the stage since the last update.
-    last: the last one before the next update. BW and W count as one kind, as both complete gradients of weights; so do
-        AHEAD and F.
+    last: the last one before the next update. BW and W count as one kind, as both complete gradients; so do N and F.
     variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
         micro-batches of unlike length.
     partner: of an action that leads an overlapped pair, the slot of the backward pass.
@@ -224,8 +223,7 @@ class _TimetableMaker:
         for stage, others in enumerate(self.predecessors):
             for other in others:
                 self.successors[other] = (*self.successors[other], stage)
-        ends = coupled_stages(schedule, shape)
-        self.coupled = {stage: tuple(other for other in ends if other != stage) for stage in ends if len(ends) > 1}
+        self.coupled = coupled_stages(schedule, shape)
         flat = [actions_of(order) for order in orders]
         self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
         self.count = self.starts[-1]

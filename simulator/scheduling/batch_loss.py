@@ -21,12 +21,13 @@ from simulator.scheduling.schedule import (
 )
 
 
-def coupled_stages(schedule: Schedule, shape: PipelineShape) -> list[int]:
-    """The stages whose outputs the loss of a batch couples; none if it couples no samples."""
+def coupled_stages(schedule: Schedule, shape: PipelineShape) -> dict[int, tuple[int, ...]]:
+    """The stages whose outputs the loss of a batch couples, each with the others; none if it couples no samples."""
     if not shape.batch_loss or shape.forward_only:
-        return []
+        return {}
     followed = {before for stage in range(shape.stages) for before in schedule.predecessors(shape, stage)}
-    return [stage for stage in range(shape.stages) if stage not in followed]
+    ends = [stage for stage in range(shape.stages) if stage not in followed]
+    return {stage: tuple(other for other in ends if other != stage) for stage in ends}
 
 
 def insert_batch_loss(
@@ -38,7 +39,7 @@ def insert_batch_loss(
     """
     ends = coupled_stages(schedule, shape)
     found = [list(order) for order in orders]
-    for stage in ends:
+    for stage, others in ends.items():
         order = found[schedule.device(shape, stage)]
         own = [
             (at, action.kind) for at, item in enumerate(order) for action in actions_of([item]) if action.stage == stage
@@ -48,6 +49,6 @@ def insert_batch_loss(
         if any(one in ("BW", "B") and at < last for at, one in own):
             rule = f"{schedule.use} runs backward passes before all outputs of a batch are made, which its loss couples"
             raise PlanError("plan.schemes", rule, "Use pipeline/distmm", schedule.use)
-        kinds = BATCH_LOSS if len(ends) > 1 else (ActionKind.LOSS,)
+        kinds = BATCH_LOSS if others else (ActionKind.LOSS,)
         order[last + 1 : last + 1] = [Action(stage, one, shape.m - 1) for one in kinds]
     return found if ends else orders
