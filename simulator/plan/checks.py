@@ -133,7 +133,7 @@ def check_contrastive(plan: Plan) -> None:
         return
     rule = f"the contrastive loss of {model.name} couples all samples of a batch"
     if job.forward_only:
-        raise PlanError("forward_only", f"{rule}, and is forecast with its backward pass", "Leave it out")
+        raise PlanError("train.mode", f"{rule}, and is forecast with its backward pass", "Leave it out")
     if job.adapters is not None:
         raise PlanError("train", f"{rule}, and both branches are trained in full", "Leave it out")
     if job.batch.lengths or job.plan.replicas or job.plan.share == "by-speed":
