@@ -62,7 +62,8 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     layers = [layer_cost(layer) for layer in model.every_layer]
     # The branches of a model begin with their first layers.
     begin = 0.0 if model.branches else stage_cost(range(0), first=True)
-    return LayerCosts(begin, layers, stage_cost(range(0), last=True))
+    # A contrastive loss runs once a batch.
+    return LayerCosts(begin, layers, stage_cost(range(0), last=True) if model.layers else 0.0)
 
 
 def _passes(plan: Plan) -> list[ActionKind]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from simulator.forecast.lowering import make_lowering
+from simulator.ir.modules import Stage
 from simulator.ir.ops import Collective, Transfer
 from simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
 from simulator.lowering.scatter_gather import has_backward
@@ -37,6 +38,15 @@ class CrossMeshMessages(StageMessages):
         grid = ends[0] if forward else ends[1]
         nbytes = stated.ops.unit_runs[-1].nbytes * grid.boxes
         pairs = reshard(*ends, nbytes, receiver.ops.message_shares)
+        return Transfer(most_received(pairs), self.axis, sender.device, receiver.device, pairs)
+
+    def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
+        """What carries the outputs of a batch to another stage whose loss reads them, or gradients back."""
+        ends = self._output_grid(sender), self._output_grid(receiver)
+        if self._on_one_mesh or ends[0].equals(ends[1]):
+            return super().outputs(sender, receiver)
+        assert sender.ops.batch_loss is not None
+        pairs = reshard(*ends, sender.ops.batch_loss.nbytes * ends[0].boxes)
         return Transfer(most_received(pairs), self.axis, sender.device, receiver.device, pairs)
 
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
@@ -92,12 +102,21 @@ class CrossMeshMessages(StageMessages):
 
     def _grid(self, end: StageEnd) -> BoxGrid:
         if end.device not in self._grids:
-            own = self.plan.on(end.device)
             pipeline, stage = self._stage_of(end)
-            layout = border_layout(make_lowering(own).scope, own.stage(pipeline.part(stage)))
-            first = int(self.plan.device_ranks(end.device)[0])
-            self._grids[end.device] = BoxGrid.of(layout, own.mesh, self.axis, first)
+            self._grids[end.device] = self._make_grid(end, self.plan.on(end.device).stage(pipeline.part(stage)))
         return self._grids[end.device]
+
+    def _output_grid(self, end: StageEnd) -> BoxGrid:
+        """The boxes of the outputs of a stage behind its last unit."""
+        pipeline, stage = self._stage_of(end)
+        whole = self.plan.on(end.device).stage(pipeline.part(stage))
+        last = replace(whole.units[-1], residual_in=None)
+        return self._make_grid(end, replace(whole, units=(last,)))
+
+    def _make_grid(self, end: StageEnd, stage: Stage) -> BoxGrid:
+        own = self.plan.on(end.device)
+        layout = border_layout(make_lowering(own).scope, stage)
+        return BoxGrid.of(layout, own.mesh, self.axis, int(self.plan.device_ranks(end.device)[0]))
 
 
 def choose_messages(plan: Plan) -> StageMessages:

@@ -13,6 +13,7 @@ from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of
+from simulator.scheduling.batch_loss import coupled_stages
 
 LoweredStages = dict[Hashable, StageOps | Sequence[StageOps]]
 """The ops of stages by what they depend on, in all variants."""
@@ -47,7 +48,7 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
 def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages) -> EveryStageOps:
     """The ops of every virtual stage of one pipeline. known: stages that were lowered before, on the same mesh."""
     last = plan.parts - 1
-    gathers = _received_shares(plan)
+    gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
     stages = []
     for index in range(plan.shape.stages):
         part, own = plan.part(index), plan.on(plan.device(index))
@@ -64,6 +65,9 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages
                 blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
                 for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
             }
+            if index in ends:
+                for one in lowered.values():
+                    one.batch_loss = lowering.run_batch_loss(own.batch_loss(part))
             stage_ops = [lowered[blocks] for blocks in own.slices]
             if early:
                 for one in lowered.values():

@@ -121,6 +121,16 @@ class Unit(CompositeModule):
     lowering_key: Hashable = None
 
 
+@dataclass(frozen=True, eq=False)
+class BatchLossUnit(Unit):
+    """A loss that couples the samples of a whole batch, and its gradient, on a stage whose outputs it reads.
+
+    stage_outputs: those of the stage, as the loss reads them. What it reads from another stage is `residual_in`.
+    """
+
+    stage_outputs: tuple[Tensor, ...] = ()
+
+
 @dataclass(frozen=True)
 class LayersFrom:
     """The mark of the operators of layers, where schemes shard some layers otherwise than others.

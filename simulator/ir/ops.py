@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-BYTES: dict[str, Any] = {
-    **{"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5},
-    **{"int64": 8, "int8": 1, "int4": 0.5, "bool": 1},
-}
+BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
+BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}
 """Bytes of one element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
-"""Bytes of an element of dispatched tokens with its share of scales: 4 bytes for 128 elements of fp8, 1 for 16 of fp4."""
+"""Bytes of an element of dispatched tokens, scales included: 4 bytes for 128 elements of fp8, 1 for 16 of fp4."""
 
 Message = tuple[int, int, int]
 """Sending rank, receiving rank, bytes."""
@@ -470,6 +468,7 @@ class StageOps:
     whole_weights, whole_gradients: bytes of gathered weights, and of gradients, that live from first to last use.
     message_shares: ranks that hold the same results and send one share of them each.
     shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
+    batch_loss: the loss of a whole batch; its `nbytes` are of outputs that the stage makes, `nbytes_in` of others.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -480,6 +479,7 @@ class StageOps:
     whole_gradients: int = 0
     message_shares: int = 1
     shared_gradients: int = 0
+    batch_loss: UnitRun | None = None
 
     @property
     def message_nbytes(self) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit, Update
-from simulator.ir.operators import Embedding
+from simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
+from simulator.ir.operators import Boundary, Embedding
 from simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
 from simulator.ir.scheme import LowerModule, Scheme
 from simulator.lowering.host_launches import launch_on_host
@@ -80,6 +80,20 @@ class Lowering:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
 
+    def run_batch_loss(self, unit: BatchLossUnit) -> UnitRun:
+        """Lowers a loss over the samples of a batch. The outputs of its stage, and their gradients, have their place in
+        memory before and after it."""
+        made, held = self._unit_run(unit), list[str]()
+        nbytes = 0
+        for tensor in unit.stage_outputs:
+            border = Boundary("border", (tensor,), (tensor,))
+            layout = border.output_layout(tensor, self.scope.division(border))
+            held += [key := self.scope.key(tensor, layout), f"d:{key}"]
+            nbytes += tensor.nbytes(layout, self.scope.mesh)
+        outside = tuple(held)
+        run = replace(made, nbytes=nbytes, allocated_before=outside, freed_later=outside)
+        return self._launch_on_host(run) if self.host_waits else run
+
     def lower(self, module: Module) -> Fragment:
         """Lowers `module` through all schemes."""
         return self._lower_module(module, 0)
@@ -122,7 +136,7 @@ class Lowering:
             left,
             nbytes[0],
         )
-        return _drop_backward(made) if self.forward_only else made
+        return drop_backward(made) if self.forward_only else made
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
         if depth < len(self.schemes):
@@ -167,7 +181,7 @@ def _use_stream(
     return fragment
 
 
-def _drop_backward(unit_run: UnitRun) -> UnitRun:
+def drop_backward(unit_run: UnitRun) -> UnitRun:
     """Drops the backward pass of a unit: tensors are freed after their last use in the forward pass.
 
     Slices of sequences pass keys and values on to the next slice, in as many bytes as their gradients, which backward

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import LOWEST, Layer, Operator, Unit, walk
+from simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Boundary, Cast, Residual, Sum
 from simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
@@ -177,7 +177,8 @@ class Scope:
             notes.clear()
         # Inputs of the model, such as token ids, and tensors computed from them by frozen operators only.
         entering = unit.residual_in.name if unit.residual_in else ""
-        self._without_gradient = {t.name for t in unit.inputs if t.name != entering or LOWEST in unit.marks}
+        constant = (t.name for t in unit.inputs if t.name != entering or LOWEST in unit.marks)
+        self._without_gradient = set() if isinstance(unit, BatchLossUnit) else set(constant)
         self.in_layer = isinstance(unit, Layer)
         walk(unit, self._note)
         ends: list[str | None] = []

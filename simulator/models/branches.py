@@ -2,7 +2,8 @@
 model.
 
 A branch embeds its own part of a sequence and runs its own layers over it. Its output is projected to the hidden size
-of the trunk, and the trunk runs over the outputs of all branches, concatenated along the sequence.
+of the trunk, and the trunk runs over the outputs of all branches, concatenated along the sequence. In a contrastive
+model (CLIP) there is no trunk: one vector of each branch and sample is projected to a width that the branches share.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hardware.errors import ModelError
 from simulator.models.parts import Count, Flag, Size
 from simulator.models.transformer import Transformer
 
-OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches")
+OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive")
 """Fields of a model that its branches do not inherit."""
 
 FOLLOWING = {
@@ -44,11 +45,15 @@ class Branch(Transformer):
     input_bias: Flag = False
     """Bias of that linear layer."""
     class_token: Flag = False
-    """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out."""
+    """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out, unless
+    `tokens` counts it."""
     final_norm: Flag = False
     """A norm behind the last layer."""
+    pool: Literal["none", "token", "mean"] = "none"
+    """The vector of a sample that a contrastive loss compares: the state of one token, or the mean over all. Default in
+    a contrastive model: token."""
     trunk_hidden: Size
-    """Hidden size of the trunk; set by the model."""
+    """Hidden size of the trunk, or the width of the vectors that a contrastive loss compares; set by the model."""
     projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda given: _projector(given))
     """From the hidden size of the branch to that of the trunk: none, one linear layer, or two with GELU between (LLaVA
     1.5). Default: linear where the sizes differ."""
@@ -106,7 +111,8 @@ def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
     branches = given.get("branches")
     if not isinstance(branches, list | tuple) or not branches:
         return given
-    seq, hidden = given.get("seq"), given.get("hidden")
+    contrastive = given.get("contrastive")
+    seq, hidden = given.get("seq"), contrastive or given.get("hidden")
     if not all(isinstance(one, Mapping) for one in branches) or not isinstance(seq, int):
         return given
     stated = [one.get("tokens") for one in branches]
@@ -117,8 +123,9 @@ def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
         left = {key for word, keys in FOLLOWING.items() if one.get(word) is not None for key in keys}
         inherited = {key: value for key, value in given.items() if key not in {*OWN, *left}}
         bidirectional = {"bidirectional": True} if one.get("input_width") is not None else {}
+        pooled = {"pool": "token"} if contrastive is not None else {}
         set_by_model = {"name": one.get("name", f"{i + 1}"), "seq": int(tokens), "trunk_hidden": hidden}
-        fields = {**inherited, **bidirectional, **one, **set_by_model}
+        fields = {**inherited, **bidirectional, **pooled, **one, **set_by_model}
         try:
             Branch.model_validate(fields)
         except ModelError as error:

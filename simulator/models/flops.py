@@ -65,7 +65,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
-    - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs.
+    - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
+      a contrastive loss, which grow with the batch, do not count.
 
     Biases, norms, activations and softmax are not counted. A training step without recomputation has exactly three
     times these FLOPs (gradients of inputs and of weights cost one forward pass each), if the recomputation inside the
@@ -87,9 +88,10 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
             parts[part] += flops
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
         first, second = branch.hidden * branch.trunk_hidden, branch.trunk_hidden * branch.trunk_hidden
-        parts["projector"] += 2 * some * {"none": 0, "linear": first, "mlp": first + second}[branch.projector]
+        projected = some / of if branch.pool != "none" else some
+        parts["projector"] += 2 * projected * {"none": 0, "linear": first, "mlp": first + second}[branch.projector]
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab
+    parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab if model.layers else 0
     return parts
 
 

@@ -1,7 +1,7 @@
 """The shape of a model: a decoder-only transformer, with branches in front of it or without.
 
 With branches (the encoders of a multi-modal model) the layers of the model itself are its trunk. Layers are numbered
-branch by branch, and then through the trunk.
+branch by branch, and then through the trunk. A contrastive model (CLIP) is two branches without a trunk.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 from pydantic import ValidationError, model_validator
@@ -16,7 +17,7 @@ from pydantic import ValidationError, model_validator
 from hardware.errors import ModelError
 from hardware.load import explain, line_of
 from simulator.models.branches import Branch, inherit_shapes, share_tokens
-from simulator.models.parts import Depth
+from simulator.models.parts import Count, Size
 from simulator.models.transformer import LayerKind, Transformer
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
@@ -26,10 +27,14 @@ UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attent
 class Model(Transformer):
     """A decoder-only transformer, from token ids to the loss."""
 
-    layers: Depth
+    layers: Count
     """Transformer layers, L; with branches the layers of the trunk, with `ssm` the blocks of the pattern."""
     branches: tuple[Branch, ...] = ()
     """Branches in front of the trunk, in the order of their parts of a sequence; none: token ids are embedded."""
+    contrastive: Size | None = None
+    """Width of the vectors that the contrastive loss of two branches compares: those of all samples of a batch
+    (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
+    over the vocabulary. The temperature, one number, is no parameter here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,6 +49,10 @@ class Model(Transformer):
 
     @model_validator(mode="after")
     def _branch_relations(self) -> Model:
+        if self.contrastive is not None:
+            self._contrastive_relations()
+        elif not self.layers:
+            raise ModelError("layers", "must be greater than or equal to 1", "Give at least 1", self.layers)
         if not self.branches:
             return self
         if not self.encoder_layers:
@@ -53,12 +62,33 @@ class Model(Transformer):
             if one.frames:
                 rule = "the layers of a branch have one axis of positions"
                 raise ModelError(f"branches[{i}].frames", rule, "Leave it out", one.frames)
+        pooled = next((i for i, one in enumerate(self.branches) if one.pool != "none" and not self.contrastive), None)
+        if pooled is not None:
+            rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
+            raise ModelError(f"branches[{pooled}].pool", rule, "Leave it out, or give the model `contrastive`")
         refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
         for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)
         return self
+
+    def _contrastive_relations(self) -> None:
+        if self.layers:
+            rule = "a contrastive model has branches and no trunk"
+            raise ModelError("layers", rule, "Give `layers: 0`, and layers to both branches", self.layers)
+        if len(self.branches) != 2 or not all(one.layers for one in self.branches):
+            rule = f"a contrastive loss compares two branches that have layers; there are {len(self.branches)} branches"
+            raise ModelError("branches", rule, "Give two, for example of images and of texts")
+        if self.moe:
+            raise ModelError("moe", "a contrastive model has no trunk whose layers had experts", "Leave it out")
+        for i, one in enumerate(self.branches):
+            if one.pool == "none":
+                rule = "a contrastive loss compares one vector of each sample"
+                raise ModelError(f"branches[{i}].pool", rule, "Give token or mean", one.pool)
+            if one.frozen:
+                rule = "both branches of a contrastive model are trained"
+                raise ModelError(f"branches[{i}].frozen", rule, "Leave it out", True)
 
     # ------------------------------------------------------------------------------------------ layers
 
@@ -72,14 +102,23 @@ class Model(Transformer):
         """Numbers of all layers, those of branches first, without those of multi-token prediction."""
         return range(self.encoder_layers + self.layers)
 
+    def branches_with(self, layers: range) -> list[int]:
+        """Numbers of the branches that have some of these layers."""
+        ends = [0, *accumulate(one.layers for one in self.branches)]
+        return [i for i, (begin, end) in enumerate(pairwise(ends)) if layers.start < end and begin < layers.stop]
+
     def branch_tokens(self, seq: int) -> list[float]:
         """Tokens that every branch has of a sequence of `seq`."""
         return share_tokens([one.tokens for one in self.branches], seq)
 
     def stacks(self, seq: int) -> list[tuple[Transformer, float]]:
-        """Every branch that has layers, and the model itself for its trunk, each with its tokens of a sequence."""
+        """Every branch that has layers, and the model itself for its trunk if it has one, each with its tokens of a
+        sequence."""
         parts = zip(self.branches, self.branch_tokens(seq), strict=True)
-        return [*((branch, tokens) for branch, tokens in parts if branch.layers), (self, seq)]
+        return [
+            *((branch, tokens) for branch, tokens in parts if branch.layers),
+            *([(self, seq)] if self.layers else []),
+        ]
 
     def kind(self, layer: int) -> LayerKind:
         """The kind of `layer` (from 0); `full_every` counts anew in every branch and in the trunk."""
@@ -127,8 +166,8 @@ class Model(Transformer):
             **(dict.fromkeys(self.input_parameters, 0) if self.branches else self.input_parameters),
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
-            "final_norm": self.norm_parameters,
-            "head": 0 if self.tied else self.vocab * h,
+            "final_norm": self.norm_parameters if self.layers else 0,
+            "head": 0 if self.tied or self.contrastive else self.vocab * h,
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts, routed)),
         }
 

@@ -71,6 +71,10 @@ class Shapes:
         """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
+    def of_sample(self, name: str, width: int) -> Tensor:
+        """Makes a tensor [b, h] of one vector for each sample."""
+        return Tensor(name, {"b": self.token_dims["b"], "h": Dim(width)}, self.dtype)
+
     def weight(self, name: str, **dims: Dim) -> Tensor:
         """Makes a parameter."""
         return Tensor(name, dims, self.dtype)

@@ -127,6 +127,27 @@ def check_branches(plan: Plan) -> None:
             raise PlanError(error.where, error.rule, error.remedy, error.value) from None
 
 
+def check_contrastive(plan: Plan) -> None:
+    """A contrastive loss is computed once for all samples of a batch, which are alike and trained in full."""
+    model, job = plan.job.model, plan.job
+    if model.contrastive is None:
+        return
+    rule = f"the contrastive loss of {model.name} couples all samples of a batch"
+    if job.forward_only:
+        raise PlanError("train.mode", f"{rule}, and is forecast with its backward pass", "Leave it out")
+    if job.adapters is not None:
+        raise PlanError("train", f"{rule}, and both branches are trained in full", "Leave it out")
+    if job.batch.lengths or job.plan.replicas or job.plan.share == "by-speed":
+        where = "batch.lengths" if job.batch.lengths else "plan.replicas"
+        raise PlanError(where, f"{rule}, so micro-batches and replicas are alike", "Leave it out")
+    schedule, m = plan.schedule, plan.shape.m
+    alone = plan.shape.p == 1 and m == 1
+    if not schedule.couples_samples and not alone:
+        many = f"{m} micro-batches" if m > 1 else "the stages of a pipeline"
+        remedy = "Use pipeline/distmm, or one micro-batch without a pipeline"
+        raise PlanError("plan.schemes", f"{rule}, which {schedule.use} does not for {many}", remedy, schedule.use)
+
+
 def check_attention(plan: Plan) -> None:
     """FlashAttention-3 runs on Hopper GPUs."""
     framework, gpu = plan.job.framework, plan.job.cluster.gpu

@@ -52,16 +52,20 @@ def layers_of_graph(
     lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
     if len(before) == 1 or (len(lines) == 1 and len(branches) <= 1):
         return layers_of_stages(partition, len(model.every_layer), len(before), costs)
-    joined = [before[line.start] for line in lines] == [*[()] * len(branches), tuple(line[-1] for line in lines[:-1])]
+    trunk = [tuple(line[-1] for line in lines[:-1])] if model.layers else []
+    joined = [before[line.start] for line in lines] == [*[()] * len(branches), *trunk]
     if len(branches) <= 1 or not joined:
-        stages = "is a chain of stages" if len(lines) == 1 else f"joins {len(lines) - 1} branches of stages"
+        joins = any(len(others) > 1 for others in before)
+        ways = f"joins {len(lines) - 1} branches of stages" if joins else f"has {len(lines)} branches of stages"
+        stages = "is a chain of stages" if len(lines) == 1 else ways
         several = len(branches) > 1
         has = f"has {len(branches)} branches of layers" if several else "is a chain of layers"
-        graph = f"pipeline/graphpipe with branches: {len(branches)}, or one stage"
+        graph = "pipeline/graphpipe" if model.layers else "pipeline/distmm"
+        graph += f" with branches: {len(branches)}, or one stage"
         remedy = f"Use {graph if several else 'pipeline/1f1b'}"
         raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {has}", remedy, use)
-    counts = [*(one.layers for one in branches), model.layers]
-    names = [*(f"branch {one.name}" for one in branches), "the trunk"]
+    counts = [*(one.layers for one in branches), *([model.layers] if model.layers else [])]
+    names = [*(f"branch {one.name}" for one in branches), *(["the trunk"] if model.layers else [])]
     if partition == "even":
         for layers, line, whose in zip(counts, lines, names, strict=True):
             if layers % len(line):
@@ -73,10 +77,11 @@ def layers_of_graph(
         rule = "branches are partitioned evenly, or by a list"
         raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
     found = [sum(partition[line.start : line.stop]) for line in lines]
-    if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + 1) < 1:
+    if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + bool(model.layers)) < 1:
         whole = ", ".join(f"{layers} on {len(line)}" for layers, line in zip(counts, lines, strict=True))
-        rule = f"a list gives the layers of each stage, branch by branch and then of the trunk ({whole} stages)"
-        rule += ", and no stage but the last is without"
+        behind, last = (" and then of the trunk", " but the last") if model.layers else ("", "")
+        rule = f"a list gives the layers of each stage, branch by branch{behind} ({whole} stages)"
+        rule += f", and no stage{last} is without"
         raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
     return list(partition)
 

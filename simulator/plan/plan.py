@@ -15,7 +15,7 @@ import numpy as np
 
 from hardware.cluster import Cluster
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Stage
+from simulator.ir.modules import BatchLossUnit, Stage
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
@@ -213,6 +213,10 @@ class Plan:
     def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
         """The modules of one part of the model. blocks: those of one slice; of whole sequences by default."""
         return (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
+
+    def batch_loss(self, part: int) -> BatchLossUnit:
+        """The loss over the samples of a batch, on the stage that has one part of the model."""
+        return self.architecture.batch_loss(self.layers_of(part), self.shape.m)
 
     @cached_property
     def model(self) -> Model:

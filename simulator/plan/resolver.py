@@ -21,7 +21,15 @@ from simulator.ir.ops import Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
-from simulator.plan.checks import ALWAYS, check_classes, check_divisible, check_noisy_steps, check_size, check_slices
+from simulator.plan.checks import (
+    ALWAYS,
+    check_classes,
+    check_contrastive,
+    check_divisible,
+    check_noisy_steps,
+    check_size,
+    check_slices,
+)
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, SliceDuration
@@ -72,6 +80,7 @@ class Resolver:
                 for scheme in schemes:
                     scheme.check_job(one.job)
         plan = replace(plan, shape=_shape(plan))
+        check_contrastive(plan)
         check_size(plan)
         check_noisy_steps(plan)
         plan.schedule.check(plan.shape)
@@ -200,7 +209,8 @@ def _shape(plan: Plan) -> PipelineShape:
         microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))
     chunks = plan.schedule.chunks_per_device()
-    return PipelineShape(p, microbatches, chunks, slices, plan.job.forward_only, batch.order)
+    contrastive = plan.job.model.contrastive is not None
+    return PipelineShape(p, microbatches, chunks, slices, plan.job.forward_only, batch.order, contrastive)
 
 
 def _place_devices(plan: Plan) -> Mesh:

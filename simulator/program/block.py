@@ -13,8 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from simulator.ir.ops import Attention, Fragment, Gemm, Op, Param, UnitRun, Work
+from simulator.lowering.lower import drop_backward
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
+from simulator.scheduling.schedule import ActionKind
 
 Price = Callable[[Work], tuple[float, float, float]]
 """Seconds that an op occupies its stream, their relative standard deviation (sigma), and the further seconds of latency
@@ -214,6 +216,8 @@ class CompiledBlocks:
         return self._blocks[key]
 
     def _compile(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
+        if kind == ActionKind.AHEAD:
+            return self._compile(drop_backward(unit_run), "F", again)
         fragment = unit_run.fragment
         phases = PHASES.get(kind, "")
         if again and kind != "R":

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Exchange, Fragment, Op, SideOps, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
 from simulator.program.block import (
     FREE,
     INPUT,
@@ -36,9 +36,9 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.program.messages import StageEnd, StageMessages
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import PlaceInStep, Send, Task, first_kernels, make_task
+from simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task
 from simulator.program.timetable import Slot, Timetable
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
@@ -104,6 +104,7 @@ class _Builder:
         # Devices whose prices are equal share their tasks.
         self.price_groups = [prices.index(price) for price in prices]
         self.again = any(slot.kind == "R" for slot in timetable.slots)
+        self.ahead = {slot.stage for slot in timetable.slots if slot.kind == ActionKind.AHEAD}
         self._tasks: dict[Hashable, Task] = {}
         self._parts: dict[int, dict[tuple[Fragment, str], PricedBlock]] = defaultdict(dict)
         self._whole: dict[tuple[PricedBlock, ...], tuple[PricedBlock, list[list[Where]]]] = {}
@@ -128,6 +129,8 @@ class _Builder:
             return self._move(slot)
         if slot.kind in GRADIENT_SUMS:
             return self._sum_gradients(slot)
+        if slot.kind in BATCH_LOSS:
+            return self._batch_loss(slot)
         if slot.partner is None:
             return self._alone(slot)
         one, other = self._alone(slot), self._alone(slot.partner)
@@ -147,7 +150,7 @@ class _Builder:
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
-        stream = "pipeline-backward" if slot.kind in ("BW", "B") else "pipeline-forward"
+        stream = "pipeline-backward" if slot.kind in ("BW", "B", ActionKind.LOSS) else "pipeline-forward"
         work = self._message(slot, slot.stage, receiver)
         ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
         # What goes from one kind of GPU to another is as slow as the slower one.
@@ -158,13 +161,17 @@ class _Builder:
         """The message from one stage to another that carries the result of a slot's kind of action."""
         if slot.kind == "O":
             return self.messages.plain(NORM_BYTES, self.timetable.device(sender), self.timetable.device(receiver))
-        key = slot.kind == "F", sender, receiver, slot.variant
+        forward = slot.kind in (ActionKind.F, ActionKind.AHEAD)
+        key = slot.kind in BATCH_LOSS, forward, sender, receiver, slot.variant
         if key not in self._messages:
             source, target = (
                 StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
                 for stage in (sender, receiver)
             )
-            self._messages[key] = self.messages.results(source, target, slot.kind == "F")
+            coupled = slot.kind in BATCH_LOSS
+            self._messages[key] = (
+                self.messages.outputs(source, target) if coupled else self.messages.results(source, target, forward)
+            )
         return self._messages[key]
 
     def received_bytes(self, slot: Slot) -> int:
@@ -219,6 +226,9 @@ class _Builder:
                 stage_ops, slot.kind, self.prices[price], self.again, self._parts[price], self.blocks
             )
 
+            if stage_ops.batch_loss is not None:
+                plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
+
             def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
                 return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
 
@@ -234,7 +244,7 @@ class _Builder:
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
-        forward, gradients = slot.kind == "F", slot.kind in ("BW", "W")
+        forward, gradients = slot.kind in (ActionKind.F, ActionKind.AHEAD), slot.kind in ("BW", "W")
         whole = bool(stage_ops.whole_weights or stage_ops.whole_gradients)
         opening = self._kind_that_gathers_again(slot.stage) if stage_ops.again else ""
         return PlaceInStep(
@@ -257,6 +267,37 @@ class _Builder:
             apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
             self._opening[stage] = first[0][1] if apart and first else ""
         return self._opening[stage]
+
+    def _place_outputs(self, task: Task, slot: Slot, loss: UnitRun) -> Task:
+        """A pass of a stage whose outputs a loss of the batch reads: they stay in memory until the loss, which makes
+        room for the gradients of all of them. The outputs of a pass that repeats one are dropped."""
+        if slot.kind in ("BW", "B"):
+            return replace(task, inputs=())
+        repeated = slot.kind == ActionKind.F and slot.stage in self.ahead
+        return replace(task, results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else ())
+
+    def _batch_loss(self, slot: Slot) -> Task:
+        """One of the three actions of a loss that couples the samples of a batch."""
+        loss, price = self.stage_ops(slot.stage, slot).batch_loss, self.price_groups[self.timetable.device(slot.stage)]
+        assert loss is not None
+        key = loss, slot.kind, price
+        if key not in self._tasks:
+            own, others = float(loss.nbytes), float(loss.nbytes_in)
+            made: tuple[Flow, ...] = ()
+            freed: tuple[Flow, ...] = ()
+            if slot.kind == ActionKind.LOSS:
+                blocks = [self.blocks.block(loss, kind, again=False) for kind in ("F", "BW")]
+                made = (own, "workspace"), (others, "activations")
+                freed = (own, "activations"), (others, "workspace")
+            elif slot.kind == ActionKind.OUTPUTS:
+                blocks = [_single(Op("outputs complete"))]
+            else:
+                adds = Memory("add", 2 * loss.nbytes, loss.nbytes)
+                blocks = [_single(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
+                made = freed = ((own, "workspace"),)
+            parts = tuple(price_block(block, 1, self.prices[price]) for block in blocks)
+            self._tasks[key] = Task(parts, [], [], made, freed, [()] * len(parts), [0] * len(parts))
+        return self._tasks[key]
 
     def _move(self, slot: Slot) -> Task:
         """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.
@@ -345,6 +386,11 @@ class _Builder:
         if key not in self._whole:
             self._whole[key] = concatenate(task.parts)
         return self._whole[key]
+
+
+def _single(op: Op) -> Block:
+    """A block of one op, which waits for the input of its action and makes the result."""
+    return Block([op], [()], (Port((0,), (0,), through=False),), [])
 
 
 def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:

@@ -16,6 +16,7 @@ from simulator.program.block import INPUT
 from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Send, Task
+from simulator.scheduling.schedule import ActionKind
 
 MAX_OPS = 20_000_000
 """Maximum number of ops of a flat program: some 10 GiB of memory, a minute or two."""
@@ -154,7 +155,7 @@ def flatten(program: Program) -> FlatProgram:
         device, slot = table.device_of[action], table.slots[table.slot[action]]
         result[at] = made
         if one is not None:
-            phase = "F" if slot.kind == "F" else "B"
+            phase = "F" if slot.kind in (ActionKind.F, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
             op = Op(f"send {table.actions[action]}", one.stream, one.work, [], phase)
             number = flat.add(op, one.seconds, one.latency, program.host, made, device)
             flat.sent.append((number, device, one.target))

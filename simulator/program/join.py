@@ -47,6 +47,9 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
         found.copies.extend(tuple(d + device for device in held) for held in table.copies)
         found.predecessors.extend(tuple(s + stage for stage in before) for before in table.predecessors)
         found.successors.extend(tuple(s + stage for stage in behind) for behind in table.successors)
+        found.coupled.update(
+            {s + stage: tuple(s + other for other in with_it) for stage, with_it in table.coupled.items()}
+        )
         found.further_needs.update({a + at: tuple(map(result, needs)) for at, needs in table.further_needs.items()})
         found.extra_results.update(
             {a + at: range(shifted + some.start, shifted + some.stop) for at, some in table.extra_results.items()}

@@ -30,6 +30,12 @@ class StageMessages:
         nbytes = (sender if forward else receiver).ops.message_nbytes if forward or has_backward(receiver.ops) else 0
         return self.plain(nbytes, sender.device, receiver.device)
 
+    def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
+        """What carries the outputs of a batch from one stage to another whose loss reads them, or the gradients of
+        those that came from there."""
+        assert sender.ops.batch_loss is not None
+        return self.plain(sender.ops.batch_loss.nbytes, sender.device, receiver.device)
+
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
         """A message from every rank of a device to the rank at the same place of another."""
         return Transfer(nbytes, self.axis, source, target)

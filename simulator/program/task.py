@@ -20,6 +20,7 @@ from simulator.program.block import (
 from simulator.program.categories import KINDS, kind_of
 from simulator.program.memory_profile import Profile
 from simulator.program.side_stream import PricedSideOps
+from simulator.scheduling.schedule import ActionKind
 
 Flow = tuple[float, str]
 """Bytes and memory category of a buffer that enters or leaves a task."""
@@ -152,14 +153,14 @@ def make_task(
 ) -> Task:
     """Makes the task of one pass of a stage, without side ops.
 
-    kind: F, BW, B, W or R.
+    kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
     again: recomputation has actions of its own (R).
     known: priced blocks that were made before at these prices.
     blocks: blocks that were compiled before.
     """
     parts = known if known is not None else {}
     compiled = blocks if blocks is not None else CompiledBlocks()
-    forward = kind == "F"
+    forward = kind in (ActionKind.F, ActionKind.AHEAD)
     starts = np.cumsum(
         [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
     ).tolist()
@@ -181,6 +182,6 @@ def make_task(
     # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
     back = ends[1] * bool(last.fragment.backward), ends[0] * (first.residual_in in first.fragment.grad_exit)
     category = "activations" if forward else "workspace"
-    inputs, results = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
+    inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     return task

@@ -20,12 +20,14 @@ import numpy as np
 
 from hardware.errors import ScheduleError
 from simulator.program.rounds import Rounds, find_rounds
+from simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
 from simulator.scheduling.gradient_sums import insert_gradient_sums
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
+from simulator.scheduling.order_check import find_wrong_actions
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
-    GRADIENT_SUMS,
+    BATCH_LOSS,
     Action,
     ActionKind,
     OverlappedPasses,
@@ -37,14 +39,15 @@ from simulator.scheduling.schedule import (
     format_orders,
 )
 
-F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD, COMPLETE, SUM = range(len(ACTION_KINDS))
+F, BW, B, W, R, O, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS = range(10)
+EVICT, KEEP, GIVE_BACK, LOAD, COMPLETE, SUM = range(10, len(ACTION_KINDS))
 
 
 class Slot(NamedTuple):
     """What all actions of one task have in common.
 
     first: the first action of its kind on the stage since the last update.
-    last: the last one before the next update. BW and W count as one kind: both complete gradients of weights.
+    last: the last one before the next update. BW and W count as one kind, as both complete gradients; so do N and F.
     variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
         micro-batches of unlike length.
     partner: of an action that leads an overlapped pair, the slot of the backward pass.
@@ -73,6 +76,7 @@ class Timetable:
     stage_device: by stage, the device that runs it.
     copies: by stage, the devices that hold the same part of the model.
     predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
+    coupled: by stage, the other stages whose outputs enter the loss of a batch with its own.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
@@ -93,6 +97,7 @@ class Timetable:
     copies: list[tuple[int, ...]]
     predecessors: list[tuple[int, ...]]
     successors: list[tuple[int, ...]]
+    coupled: dict[int, tuple[int, ...]] = field(default_factory=dict)
     further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     extra_results: dict[int, range] = field(default_factory=dict)
     update_interval: int = 0
@@ -148,10 +153,14 @@ class Timetable:
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages whose results a slot needs; an update needs that of the device before (`chained`)."""
+        if slot.kind in BATCH_LOSS[1:]:
+            return self.coupled.get(slot.stage, ())
         return self._chain(slot, -1) if slot.kind == "O" else _by_kind(slot, self.predecessors, self.successors)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages that need the result of a slot."""
+        if slot.kind in BATCH_LOSS[:-1]:
+            return self.coupled.get(slot.stage, ())
         return self._chain(slot, 1) if slot.kind == "O" else _by_kind(slot, self.successors, self.predecessors)
 
     def _chain(self, slot: Slot, step: int) -> tuple[int, ...]:
@@ -164,7 +173,7 @@ class Timetable:
 
 
 def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[int, ...]]) -> tuple[int, ...]:
-    if slot.kind == "F":
+    if slot.kind in (ActionKind.F, ActionKind.AHEAD):
         return forward[slot.stage]
     return backward[slot.stage] if slot.kind in ("BW", "B") else ()
 
@@ -189,6 +198,7 @@ def timetable(
     """
     stated = orders_of_run(schedule, shape, update_interval, durations) if orders is None else orders
     stated = insert_gradient_sums(schedule, shape, stated) if gradient_sums else stated
+    stated = insert_batch_loss(schedule, shape, stated) if orders is None else stated
     return _TimetableMaker(schedule, shape, [list(order) for order in stated], update_interval).build()
 
 
@@ -213,6 +223,7 @@ class _TimetableMaker:
         for stage, others in enumerate(self.predecessors):
             for other in others:
                 self.successors[other] = (*self.successors[other], stage)
+        self.coupled = coupled_stages(schedule, shape)
         flat = [actions_of(order) for order in orders]
         self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
         self.count = self.starts[-1]
@@ -241,7 +252,8 @@ class _TimetableMaker:
             passing[stage, some.start * pieces : some.stop * pieces] = True
         entering = passing & (np.arange(shape.m * pieces) % self.parts == 0)
         back = passing & (not shape.forward_only)
-        whole = (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
+        ahead = has[:, AHEAD] == (entering & has[:, AHEAD].any(axis=1, keepdims=True))
+        whole = ahead & (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
         updates = shape.p * shape.m // interval if interval else 0
         if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
             raise self._incomplete()
@@ -268,8 +280,8 @@ class _TimetableMaker:
         sequence = self._sequence(sources)
         return Timetable(
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
-            self.predecessors, self.successors, further_needs, extra_results, self.update_interval, self.chained,
-            self.parts, self.schedule.separates_multiprocessors,
+            self.predecessors, self.successors, self.coupled, further_needs, extra_results, self.update_interval,
+            self.chained, self.parts, self.schedule.separates_multiprocessors,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -284,8 +296,12 @@ class _TimetableMaker:
         """By action, the (first) action on another stage that must precede it; -1: none."""
         need = np.full(self.count, -1)
         gradient = (self.kind == BW) | (self.kind == B)
+        coupled = [self.coupled.get(stage, ()) for stage in range(self.shape.stages)]
         for mask, tables, made in (
             (self.kind == F, self.predecessors, self.action_at[:, F]),
+            (self.kind == AHEAD, self.predecessors, self.action_at[:, AHEAD]),
+            (self.kind == LOSS, coupled, self.action_at[:, OUTPUTS]),
+            (self.kind == OUTPUT_GRADIENTS, coupled, self.action_at[:, LOSS]),
             (gradient, self.successors, self._gradient_action),
         ):
             first = np.array([others[0] if others else -1 for others in tables])[self.stage]
@@ -304,6 +320,7 @@ class _TimetableMaker:
             return need, further_needs, extra_results, more
         total = self.count
         ways = {F: (self.predecessors, self.successors, self.action_at[:, F])}
+        ways[AHEAD] = (self.predecessors, self.successors, self.action_at[:, AHEAD])
         ways |= dict.fromkeys((BW, B), (self.successors, self.predecessors, self._gradient_action))
         kinds_and_stages = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
         passes = [(i, kind, stage) for i, (kind, stage) in kinds_and_stages if kind in ways]
@@ -374,7 +391,8 @@ class _TimetableMaker:
         action_at, kind, stage, unit, count = self.action_at, self.kind, self.stage, self.unit, self.shape.slices
         forward, again = action_at[stage, F, unit], action_at[stage, R, unit]
         known = [-1, action_at[stage, B, unit], forward, action_at[stage, EVICT, unit]]
-        kinds = [(kind == F) | (kind == KEEP), kind == W, kind == R, kind == LOAD]
+        begins = np.isin(kind, (F, KEEP, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS))
+        kinds = [begins, kind == W, kind == R, kind == LOAD]
         own = np.select(kinds, known, np.maximum(forward, again))
         if count > 1:
             # Keys and values come from the slice before, their gradients from the slice after.
@@ -428,7 +446,7 @@ class _TimetableMaker:
     def _slots(self) -> tuple[list[Slot], list[int]]:
         numbers, kind = np.arange(self.count), self.kind
         # Gradients of weights are complete after the last pass of either kind that makes them.
-        merged = np.where(kind == W, BW, kind)
+        merged = np.where(kind == W, BW, np.where(kind == AHEAD, F, kind))
         turn = self.stage * len(ACTION_KINDS) + merged
         if self.update_interval:
             done = np.cumsum(kind == O) - (kind == O)
@@ -469,7 +487,7 @@ class _TimetableMaker:
                 for stage in range(shape.stages)
                 if self.devices[stage] == device
             ]
-            wrong = _wrong([way for one in passes for way in one], actions_of(order), counts)
+            wrong = find_wrong_actions([way for one in passes for way in one], actions_of(order), counts)
             if wrong:
                 break
         times = counts[wrong[0]]
@@ -480,20 +498,3 @@ class _TimetableMaker:
             f"an order lists each action of its stages exactly once; {wrong[0]} is listed {times} times",
             f"{remedy}:\n{format_orders(self.stated, {device: at[-1] if at else len(order)})}",
         )
-
-
-def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Counter[Action]) -> list[Action]:
-    """Lists the actions that are missing, repeated, or on a wrong device. groups: four for every micro-batch and slice:
-    [F], [BW], [B, W], [R]."""
-    found = []
-    for forward, both, parts, again in zip(*[iter(groups)] * 4, strict=True):
-        split = any(counts[action] for action in parts)
-        wanted = [*forward, *(parts if split else both)]
-        found += [action for action in wanted if counts[action] != 1]
-        found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
-    own = {action for group in groups for action in group}
-    for action in order:
-        move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F") in counts
-        move |= action.kind in GRADIENT_SUMS
-        found += [] if move or action in own else [action]
-    return found

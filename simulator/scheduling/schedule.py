@@ -34,6 +34,14 @@ class ActionKind(StrEnum):
     """Recomputation: the forward pass again, for a backward pass that needs its activations."""
     O = "O"
     """Optimizer update of a device's weights in a schedule without a flush: put in by `no_flush.insert_updates`."""
+    AHEAD = "N"
+    """Forward pass before the loss of the batch, of which the output alone is kept; an F runs it again later."""
+    OUTPUTS = "X"
+    """All outputs of the batch are complete, and go to the stage of the other branch."""
+    LOSS = "Y"
+    """The loss over all samples of the batch, and its gradients."""
+    OUTPUT_GRADIENTS = "Z"
+    """Gradients of the outputs come back from the stage of the other branch, and are added."""
     EVICT = "E"
     """The device of the stage sends the activations of a forward pass to another device."""
     KEEP = "K"
@@ -53,6 +61,10 @@ ACTION_KINDS = tuple(kind.value for kind in ActionKind)
 
 ACTIVATION_TRANSFERS = (ActionKind.EVICT, ActionKind.KEEP, ActionKind.GIVE_BACK, ActionKind.LOAD)
 """The four actions of one activation transfer; none of them computes."""
+
+BATCH_LOSS = (ActionKind.OUTPUTS, ActionKind.LOSS, ActionKind.OUTPUT_GRADIENTS)
+"""The actions of a loss that couples the samples of a batch: `batch_loss` puts them in. Of several stages with outputs
+each action needs the one before of the others."""
 
 GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
 """The two actions of a sum of gradients during a step; none of them computes. `gradient_sums` puts them in."""
@@ -108,6 +120,7 @@ class PipelineShape:
     slices: slices of every sequence.
     forward_only: micro-batches have forward passes alone.
     classes: of micro-batches of unlike length, the class of each; empty: all are alike.
+    batch_loss: the loss couples the samples of all micro-batches (a contrastive loss).
     """
 
     p: int
@@ -116,6 +129,7 @@ class PipelineShape:
     slices: int = 1
     forward_only: bool = False
     classes: tuple[int, ...] = ()
+    batch_loss: bool = False
 
     @property
     def stages(self) -> int:
@@ -205,6 +219,8 @@ class Schedule(Scheme):
     separates_multiprocessors: ClassVar[bool] = False
     """Whether the kernels of a pair of passes leave to those of its token exchanges their multiprocessors while the
     pair runs; otherwise only in the `shared` engine, and while an exchange runs."""
+    couples_samples: ClassVar[bool] = False
+    """Whether all outputs of a batch are made before its first backward pass, as a loss that couples them demands."""
     flush: ClassVar[bool] = True
     """Whether the pipeline drains before the weights are updated. Without a flush the next batch enters at once: the
     schedule states its order for any number of micro-batches, and every device updates its own weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from hardware.errors import PlanError
@@ -15,6 +16,10 @@ from validation.pipelines import cases as pipeline
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
+
+
+T_LOSS = 1.5
+"""Time of a loss that couples the samples of a batch."""
 
 
 def settings(kind: type[Scheme]) -> Iterator[PipelineSetting]:
@@ -30,16 +35,18 @@ def _settings(kind: type[Schedule]) -> Iterator[PipelineSetting]:
     for p in range(1, 9):
         for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
             for v in (1, 2, 3, 4):
-                shape = PipelineShape(p, m, v * kind.directions)
-                if exists(kind, shape):
-                    count += 1
-                    yield PipelineSetting(shape, *TIMES[count % len(TIMES)])
+                for couples in {False, kind.couples_samples}:
+                    shape = PipelineShape(p, m, v * kind.directions, batch_loss=couples)
+                    if exists(kind, shape):
+                        count += 1
+                        yield PipelineSetting(shape, *TIMES[count % len(TIMES)])
 
 
 @cache
 def shapes(kind: type[Schedule]) -> list[PipelineShape]:
     """All shapes that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
     every = (PipelineShape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
+    every = (replace(one, batch_loss=couples) for one in every for couples in {False, kind.couples_samples})
     return [shape for shape in every if exists(kind, shape)]
 
 
@@ -63,7 +70,8 @@ def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> ScheduleCase:
     shape = setting.shape
     name = use.partition("/")[2]
     times = {"t_f": setting.t_f, "t_b": setting.t_b, "t_w": setting.t_w}
-    return ScheduleCase(schedule=name, p=shape.p, m=shape.m, v=shape.v // directions_of(use), hop=hop, **times)
+    loss = {"t_loss": T_LOSS} if shape.batch_loss else {}
+    return ScheduleCase(schedule=name, p=shape.p, m=shape.m, v=shape.v // directions_of(use), hop=hop, **times, **loss)
 
 
 def directions_of(use: str) -> int:
@@ -74,7 +82,10 @@ def directions_of(use: str) -> int:
 
 
 def bubble(setting: PipelineSetting, use: str) -> float:
-    return _replay(setting, use).makespan - setting.shape.m * setting.t_total
+    """Beside all passes of a device; with a loss of the batch beside that and the forward passes ahead of it, too."""
+    shape = setting.shape
+    ahead = T_LOSS + shape.m * setting.t_f if shape.batch_loss else 0.0
+    return _replay(setting, use).makespan - shape.m * setting.t_total - ahead
 
 
 def bubble_span(setting: PipelineSetting, use: str) -> float:

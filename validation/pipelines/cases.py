@@ -75,6 +75,8 @@ class ScheduleCase(BaseModel):
     t_pair: Seconds | None = None
     """Time of overlapped passes; by default the sum of both."""
     t_r: Seconds = 0.0
+    t_loss: Seconds | None = None
+    """Time of a loss that couples the samples of a batch, once all its outputs are made; by default none does."""
     order: bool = False
     slices: int | list[float] | None = None
     waves: int | None = None
@@ -194,6 +196,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
     if case.m % joint:
         raise PlanError("m", f"{joint} micro-batches share a forward pass", f"{case.m + 1} would work", case.m)
     shape = PipelineShape(case.p, case.m // joint, schedule.chunks_per_device(), len(schedule.slices))
+    shape = replace(shape, batch_loss=case.t_loss is not None)
     schedule.check(shape)
     passes = (float(joint), joint / parts) if parts > 1 else schedule.slices
     stages = [_stage(case, schedule, shape, stage, passes) for stage in range(shape.stages)]
@@ -349,7 +352,9 @@ def _stage(
 ) -> list[StageOps]:
     """The ops of a stage, by slice (or by share of the samples): one op for each kind of pass."""
     times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
-    return [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
+    loss = Op("loss", work=FixedDuration(case.t_loss or 0.0))  # type: ignore[arg-type]
+    found = [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
+    return [replace(one, batch_loss=UnitRun("loss", Fragment([loss]))) for one in found] if shape.batch_loss else found
 
 
 def _stage_ops(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> StageOps:

@@ -164,7 +164,7 @@ def test_parts_add_up() -> None:
             *("embedding", "embedding_norm", "positions", "layers", "projector", "final_norm", "head", "mtp")
         ]
         assert sum(parts.values()) == m.parameters
-        assert (parts["head"] == 0) == m.tied
+        assert (parts["head"] == 0) == (m.tied or m.contrastive is not None)
 
 
 def test_defaults() -> None:

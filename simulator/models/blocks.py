@@ -1,0 +1,258 @@
+"""Builds the blocks of layers: attention, MLPs, experts and Mamba-2 blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.mamba_operators import Mamba, SSDScan
+from simulator.ir.modules import (
+    MLP,
+    Module,
+    MoE,
+    SelfAttention,
+    SharedExperts,
+)
+from simulator.ir.moe_operators import (
+    ExpertActivation,
+    ExpertCast,
+    ExpertLinear,
+    ExpertSavedCast,
+    Permute,
+    TopK,
+    Unpermute,
+    WeightedSum,
+)
+from simulator.ir.operators import (
+    Activation,
+    CoreAttention,
+    Linear,
+    Norm,
+    Rope,
+)
+from simulator.models.casts import cast_input, save_inputs
+from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.shapes import Shapes
+
+UP = ("mla_up_proj",)
+"""The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
+Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
+
+
+@dataclass(frozen=True)
+class BlockBuilder(Shapes):
+    """Builds the blocks of layers for one micro-batch of all replicas."""
+
+    def proj_bias(self) -> tuple[Tensor, ...]:
+        """Makes the bias of the output layer of attention, if there is one."""
+        return (self.weight("proj.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+
+    def down_bias(self, experts: bool) -> tuple[Tensor, ...]:
+        """Makes the bias of the MLP or the shared experts, if there is one; routed experts have biases of their own."""
+        model = self.model
+        has_bias = not experts or (model.moe and model.moe.shared_ffn)
+        return (self.weight("down.bias", h=self.hidden_dim),) if model.mlp_bias and has_bias else ()
+
+    # --------------------------------------------------------------------------------------- attention
+
+    def self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        """Builds attention of the model's type."""
+        return self._latent(self.model.mla, x, y, local) if self.model.mla else self._attention(x, y, local)
+
+    def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        model, d = self.model, self.model.head_dim
+        width = Dim(model.heads * d, unit=d)
+        kv = Dim(model.kv_heads * d, unit=d, copies=True)
+        q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
+        weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        if model.qkv_bias:
+            weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
+        modules = self.linear("qkv", x, (q, k, v), *weights)
+        has_rope = model.positions == "rope" and (local or model.full_rope)
+        if model.qk_layernorm is True or (model.qk_layernorm and has_rope):
+            normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
+            weighted = "qk" if model.qk_layernorm is True else ""
+            scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
+            modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+            q, k = normed
+        if has_rope:
+            rotated = self.act("q.rope", a=width), self.act("k.rope", a=kv)
+            modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
+            q, k = rotated
+        return self._core(modules, q, k, v, y, local, d, d)
+
+    def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
+        heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
+        width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
+        q, v = self.act("q", a=width), self.act("v", a=value)
+        k_up = self.act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
+        rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
+        x, modules = cast_input(self.quantised, x)
+
+        def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
+            """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
+            latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
+            weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
+            modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights))
+            if not self.model.qk_layernorm:
+                return latent
+            scale = (self.weight(f"{name}.scale", r=Dim(rank)),)
+            modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
+            return normed
+
+        if mla.q_lora_rank:
+            source = project_down("q.latent", mla.q_lora_rank)
+            modules += self.linear("q.up", source, (q,), self.weight("wq", r=source.dims["r"], a=width), modules=UP)
+        else:
+            modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
+        source = project_down("kv.latent", mla.kv_lora_rank, rope_key)
+        ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
+        modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP)
+        rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
+        modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
+        return self._core(modules, *rotated, v, y, local, qk, mla.v)
+
+    def _core(
+        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, local: bool, qk: int, value: int
+    ) -> SelfAttention:
+        """Adds the attention core and the output projection to the modules of attention."""
+        model = self.model
+        width = Dim(model.heads * value, unit=value)
+        o = self.act("o", a=width)
+        window, chunk = (model.window, model.attention_chunk) if local else (None, None)
+        ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
+        place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
+        modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
+        return SelfAttention("attention", tuple(modules))
+
+    # --------------------------------------------------------------------------------- MLP and experts
+
+    def dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
+        """Builds the MLP of a layer without experts; returns also its output."""
+        moe, y = self.model.moe, self.act("down")
+        ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
+        return self._mlp("mlp", x, y, Dim(ffn)), (y,)
+
+    def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim, kind: type[MLP] = MLP) -> MLP:
+        model, h, pre = self.model, self.hidden_dim, "" if name == "mlp" else f"{name}."
+        names = [f"{pre}{one}" for one in (("gate", "up") if model.gated else ("up",))]
+        ups = tuple(self.act(one, f=f) for one in names)
+        weights = [self.weight(f"w{one}", h=h, f=f) for one in names]
+        if model.mlp_bias:
+            weights += [self.weight(f"b{one}", f=f) for one in names]
+        act = self.act(f"{pre}act", f=f)
+        saved, stores = save_inputs(self.fp8_activation_inputs, ups)
+        return kind(
+            name,
+            (
+                *self.linear(f"{pre}up", x, ups, *weights),
+                *stores,
+                Activation(f"{pre}act", saved, (act,), modules=("act",)),
+                *self.linear(f"{pre}down", act, (y,), self.weight(f"w{pre}down", f=f, h=h)),
+            ),
+        )
+
+    def moe(self, x: Tensor, experts: int) -> tuple[Module, tuple[Tensor, ...]]:
+        """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""
+        assert self.model.moe is not None
+        moe = self.model.moe.model_copy(update={"experts": experts})
+        r, y = Dim(moe.experts), self.act("down")
+        logits = self.act("router.logits", r=r)
+        chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
+        router = [self.weight("wrouter", h=self.hidden_dim, r=r)]
+        router += [self.weight("brouter", r=r)] if moe.router_bias else []
+        # Routers are not quantised.
+        modules: list[Module] = [
+            Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
+            TopK("top_k", (logits,), (chosen,)),
+            *self._experts(moe, x, chosen, y),
+        ]
+        if not moe.shared_ffn:
+            return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
+        shared = self.act("shared.down")
+        modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.residual:
+            two, mixed = Dim(2), self.act("mixed")
+            shares = Tensor("coefficients", {**self.token_dims, "k": two}, self.dtype)
+            weights = self.weight("wcoefficient", h=self.hidden_dim, k=two), self.weight("bcoefficient", k=two)
+            modules.append(Linear("coefficient", (x,), (shares,), weights, self.grad_dtype))
+            modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
+            return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
+        return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
+
+    def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
+        """Builds token dispatch, routed experts and combine.
+
+        A token takes top_k slots of experts, times the capacity factor if there is one. The slots of a sequence are
+        counted along its dim ``s`` and sharded evenly over the experts.
+        """
+        model, f = self.model, Dim(moe.expert_ffn)
+        places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
+        e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
+        places_of = {"b": self.token_dims["b"], "s": Dim(self.seq * places, unit=places), "e": e}
+
+        def routed_tensor(name: str, **dims: Dim) -> Tensor:
+            return Tensor(name, {**places_of, **dims}, self.dtype)
+
+        names = ("expert.gate", "expert.up") if model.gated else ("expert.up",)
+        sent, ups, act, back = (
+            routed_tensor("sent", h=self.hidden_dim),
+            tuple(routed_tensor(name, f=f) for name in names),
+            routed_tensor("expert.act", f=f),
+            routed_tensor("expert.down", h=self.hidden_dim),
+        )
+        weights = [self.weight(f"w{name}", e=own, h=self.hidden_dim, f=f) for name in names]
+        last = [self.weight("wexpert.down", e=own, f=f, h=self.hidden_dim)]
+        if model.mlp_bias:
+            weights += [self.weight(f"b{name}", e=own, f=f) for name in names]
+            last += [self.weight("bexpert.down", e=own, h=self.hidden_dim)]
+        made = self.grad_dtype, self.quantised
+        saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
+        arrived, casts = cast_input(self.quantised, sent, ExpertCast)
+        inner, more = cast_input(self.quantised, act, ExpertCast)
+        return [
+            Permute("permute", (x,), (sent,)),
+            *casts,
+            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
+            *stores,
+            ExpertActivation("expert.act", saved, (act,), modules=("moe_act", "act")),
+            *more,
+            ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
+            Unpermute("unpermute", (back, chosen), (y,)),
+        ]
+
+    # ----------------------------------------------------------------------------------------- Mamba-2
+
+    def mamba(self, ssm: StateSpace, x: Tensor, y: Tensor) -> Mamba:
+        """Builds a Mamba-2 block from its input `x` [b, s, h] to its output `y` [b, s, h]: input projection,
+        convolution and scan, gated norm, output projection.
+
+        Heads and groups are sharded together: a rank has whole groups, with B and C of its own. Sources: Dao and Gu
+        2024 (arXiv 2405.21060), section 7 and figure 6; megatron/core/ssm/mamba_mixer.py of Megatron-Core.
+        """
+        heads = Dim(ssm.heads)
+        inner = Dim(ssm.inner, unit=ssm.head_dim)
+        shared = Dim(ssm.shared, unit=ssm.state)
+        widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
+        projected = tuple(self.act(f"ssm.{name}", a=width) for name, width in widths.items())
+        weights = [self.weight(f"wssm.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()]
+        convolved = {name: widths[name] for name in ("x", "B", "C")}
+        convolution = [
+            *(self.weight(f"conv.{name}.weight", a=width, taps=Dim(ssm.conv)) for name, width in convolved.items()),
+            *(self.weight(f"conv.{name}.bias", a=width) for name, width in convolved.items()),
+        ]
+        of_heads = [self.weight(name, a=heads) for name in ("A", "D", "dt.bias")]
+        scanned, normed = self.act("ssm.y", a=inner), self.act("ssm.norm", a=inner)
+        scales = (self.weight("ssm.norm.weight", a=inner),)
+        return Mamba(
+            "mamba",
+            (
+                *self.linear("in_proj", x, projected, *weights),
+                SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.state),
+                Norm("gated_norm", (scanned,), (normed,), scales, modules=("norm",)),
+                *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),
+            ),
+        )

@@ -1,0 +1,153 @@
+"""The modules in front of the layers, from token ids or other inputs to the residual stream, and behind the layers of a
+branch: its final norm, the projector to the hidden size of the trunk, and the contrastive loss of two branches.
+
+A contrastive loss (CLIP, Radford et al. 2021, arXiv 2103.00020, section 2.3) compares the vectors of all samples of a
+batch: every sample of one branch with every sample of the other, and the other way round. A data-parallel rank
+computes the rows of its own samples, for which it gathers the vectors of the other branch (`--local-loss` and
+`--gather-with-grad` of OpenCLIP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
+from simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
+from simulator.ir.ops import Gemm, Memory, Work
+from simulator.models.branches import Branch
+from simulator.models.shapes import Shapes
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Operator):
+    """One vector of every sequence: the state of one of its tokens, or the mean over all of them (`mean`)."""
+
+    mean: bool = False
+    sums = True
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*(self.ins if self.mean else self.outs)), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        # The gradients of the other tokens are set to zero.
+        return [Memory("add", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity(Operator):
+    """Scaled cosine similarities [b, n] of the samples b of one branch and the samples n of the other."""
+
+    sums = True
+
+    def _product(self, at: LocalShapes, rows: str, columns: str, inner: str, layout: str) -> Gemm:
+        own, others = self.ins
+        sizes = at.dims(others) | at.dims(own)
+        return Gemm(sizes[rows], sizes[columns], sizes[inner], 1, own.dtype, layout, what="similarity")
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [self._product(at, "b", "n", "h", "tn")]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [self._product(at, "b", "h", "n", "nn"), self._product(at, "n", "h", "b", "nt")]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+def make_table(shapes: Shapes) -> Tensor:
+    """The table of the vocabulary."""
+    return shapes.weight("embedding", v=Dim(shapes.vocab), h=shapes.hidden_dim)
+
+
+def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
+    """Builds the modules from token ids, or other inputs, to the residual stream; returns them and their output."""
+    model, x, h = shapes.model, shapes.act("embedded"), shapes.hidden_dim
+    modules: list[Module]
+    if isinstance(model, Branch) and model.input_width:
+        width = Dim(model.input_width)
+        weights = [shapes.weight("winput", i=width, h=h)]
+        weights += [shapes.weight("binput", h=h)] if model.input_bias else []
+        weights += [shapes.weight("class", h=h)] if model.class_token else []
+        modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
+    else:
+        modules = [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))]
+    if model.embedding_norm:
+        normed = shapes.act("embedded.norm")
+        modules.append(Norm("embedding_norm", (x,), (normed,), shapes.norm_weights("embedding")))
+        x = normed
+    if model.positions == "learned" or model.dropout > 0:
+        rows = Dim(model.position_rows)
+        learned = (shapes.weight("positions", p=rows, h=h),) if model.positions == "learned" else ()
+        end = shapes.act("placed")
+        modules.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
+        x = end
+    return modules, x
+
+
+def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
+    """Builds the final norm and the projector of a branch, as far as it has them, behind `x`; returns their output. In
+    a contrastive model one vector of a sequence is projected, and then normalised."""
+    modules: list[Module] = []
+    if branch.final_norm:
+        normed = shapes.act("norm.out")
+        modules.append(Norm("final_norm", (x,), (normed,), shapes.norm_weights("final_norm")))
+        x = normed
+    if branch.pool != "none":
+        pooled = shapes.of_sample("pooled", branch.hidden)
+        modules.append(Pool("pool", (x,), (pooled,), mean=branch.pool == "mean"))
+        x = pooled
+    if branch.projector != "none":
+        y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
+        modules.append(Projector("projector", tuple(_project(shapes, branch, x.rename_dims(h="c"), y))))
+        x = y
+    if branch.pool != "none":
+        unit = shapes.of_sample("normalised", branch.trunk_hidden)
+        modules.append(Norm("normalise", (x,), (unit,)))
+        x = unit
+    return modules, x
+
+
+def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Module]:
+    """Builds the linear layers of a projector from `x` to `y`."""
+    given, h = Dim(branch.hidden), Dim(branch.trunk_hidden)
+
+    def weights(name: str, **dims: Dim) -> list[Tensor]:
+        last = list(dims)[-1]
+        bias = [shapes.weight(f"b{name}", **{last: dims[last]})] if branch.projector_bias else []
+        return [shapes.weight(f"w{name}", **dims), *bias]
+
+    if branch.projector == "linear":
+        return shapes.linear("project", x, (y,), *weights("project", c=given, h=h))
+    rows = {name: dim for name, dim in x.dims.items() if name != "c"}
+    up, act = (Tensor(name, {**rows, "f": h}, x.dtype) for name in ("project.up", "project.act"))
+    return [
+        *shapes.linear("project.up", x, (up,), *weights("project.up", c=given, f=h)),
+        Activation("project.act", (up,), (act,), modules=("act",)),
+        *shapes.linear("project.down", act, (y,), *weights("project.down", f=h, h=h)),
+    ]
+
+
+def build_batch_loss(shapes: Shapes, width: int, own: Sequence[int]) -> BatchLossUnit:
+    """Builds the contrastive loss of two branches for the samples of a whole batch.
+
+    width: of the vectors that it compares.
+    own: the branches whose samples are the rows that it computes. The vectors of the other one, if it is not among
+        them, come from another pipeline stage.
+    """
+    vectors = [shapes.of_sample(f"vectors{i}", width) for i in (0, 1)]
+    held = [shapes.of_sample(f"held{i}", width) for i in (0, 1)]
+    modules: list[Module] = [Boundary(f"outputs{i}", (vectors[i],), (held[i],)) for i in (0, 1)]
+    for i in own:
+        pairs = {"b": shapes.token_dims["b"], "n": shapes.token_dims["b"]}
+        logits = Tensor(f"similarities{i}", pairs, shapes.dtype)
+        loss = Tensor(f"loss{i}", {"b": pairs["b"]}, "fp32")
+        modules += [
+            Similarity(f"similarity{i}", (held[i], held[1 - i].rename_dims(b="n")), (logits,)),
+            Loss(f"loss{i}", (logits,), (loss,), (), shapes.loss_traffic, shapes.loss_kept, shapes.loss_peaks),
+        ]
+    arriving = next((vectors[i] for i in (0, 1) if i not in own), None)
+    outputs = tuple(vectors[i] for i in own)
+    return BatchLossUnit("batch loss", tuple(modules), residual_in=arriving, stage_outputs=outputs)
