@@ -90,6 +90,7 @@ class Costs:
         launch: float = 0.0,
         hidden_launch: float = 0.0,
         pace: float = 1.0,
+        joint: tuple[str, Costs] | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -100,7 +101,9 @@ class Costs:
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
         hidden_launch: time of the host to launch one op of the framework while the GPU works [s].
         pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
+        joint: an axis along which other kinds of nodes follow, and the costs of collectives of all of them.
         """
+        self._joint = joint
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self._attention_format = attention_format(attention)
@@ -145,9 +148,11 @@ class Costs:
         prices = self._communication if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
-            known = self._price[type(work)](slowest_rank(work))
-            if self._launch:
-                known = known._replace(seconds=known.seconds + self._launch)
+            if self._joint and isinstance(work, Collective | Exchange) and self._joint[0] in work.axes:
+                known = self._joint[1].estimate(work)
+            else:
+                known = self._price[type(work)](slowest_rank(work))
+                known = known._replace(seconds=known.seconds + self._launch) if self._launch else known
             prices[work] = known
         return known
 

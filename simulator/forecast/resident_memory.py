@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from simulator.ir.ops import BYTES, Param
-from simulator.lowering.scope import shards_at_rest
+from simulator.lowering.scope import count_shards, shards_at_rest
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
 
@@ -38,9 +38,7 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
     if _place(plan, "optimizer") and not _place(plan, "gradients"):
         width = BYTES[plan.job.framework.gradients]
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        found["cpu"] += sum(
-            width * size / plan.mesh.size(shards_at_rest(plan.schemes, "optimizer", param)) for param, size in trained
-        )
+        found["cpu"] += sum(width * size / _count_shards(plan, "optimizer", param) for param, size in trained)
     return found
 
 
@@ -59,6 +57,11 @@ def _place(plan: Plan, state: str) -> str:
     return next((place for scheme in plan.schemes if (place := scheme.offloaded_to(state))), "")
 
 
+def _count_shards(plan: Plan, state: str, param: Param) -> float:
+    """What the elements of a state of a parameter divide by on the ranks of a plan."""
+    return count_shards(plan.mesh, plan.schemes, shards_at_rest(plan.schemes, state, param))
+
+
 def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
@@ -69,7 +72,7 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     found = dict.fromkeys(STATES, 0.0)
     for param, size in by_axes(params):
-        at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
+        at_rest = {state: _count_shards(plan, state, param) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
@@ -106,5 +109,5 @@ def stashed_weight_bytes(plan: Plan, params: tuple[tuple[Param, int], ...], vers
     """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in by_axes(params) if param.trained]
-    cut = (size / plan.mesh.size(shards_at_rest(plan.schemes, "parameters", param)) for param, size in trained)
+    cut = (size / _count_shards(plan, "parameters", param) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

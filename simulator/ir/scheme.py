@@ -86,7 +86,7 @@ class Scheme:
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `check_operators`, `alternatives`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
-    `buffer_bytes`, `unsynchronised_axes`, `period`.
+    `buffer_bytes`, `unsynchronised_axes`, `period`, `accumulates_by_unit`, `shard_sizes`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -247,6 +247,26 @@ class Scheme:
     def buffer_bytes(self, job: Any) -> int:
         """Bytes of buffers of the scheme on every rank that live through the whole step."""
         return 0
+
+    @property
+    def accumulates_by_unit(self) -> bool:
+        """Whether every unit runs all micro-batches of a step before the next unit does."""
+        return False
+
+    def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
+        """Relative sizes of the shards of states that ranks of several kinds hold along an axis; None: all equal.
+
+        memory: of the GPUs of each kind [bytes].
+        """
+        return None
+
+    def with_shards(self, axis: str, largest: float, own: float) -> Scheme:
+        """The scheme on ranks whose shards of states along `axis` are `own` times the mean, the largest `largest`."""
+        return self
+
+    def shard_size(self, axes: Sequence[str]) -> float:
+        """The size of its ranks' shards over `axes`, over that of equal shards."""
+        return 1.0
 
     @property
     def unsynchronised_axes(self) -> tuple[str, ...]:
