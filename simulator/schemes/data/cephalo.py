@@ -29,9 +29,9 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Stage
 from simulator.ir.ops import Op, StageOps
 from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.layered_accumulation import repeat_units
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from simulator.schemes.data.shared.layered_accumulation import repeat_units
 
 RelativeSize = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 

@@ -103,8 +103,8 @@ def test_metis() -> None:
 
 @pytest.mark.slow
 def test_cephalo() -> None:
-    """On P100 beside RTX A6000, in whose memory 6.7B parameters hardly fit, shares of batch and of states of their own are
-    1.2 to 10.8 times as fast as FSDP, and as the best plan with unlike shares of the batch alone (ICS 2025, abstract)."""
+    """On P100 beside RTX A6000, in whose memory 6.7B parameters hardly fit, shares of batch and of states of their own
+    are 1.2 to 10.8 times as fast as FSDP, and as the best plan with unlike shares of the batch alone (ICS 2025)."""
     model = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 50257, "seq": 512}
     nodes = [{"node": node, "nodes": 1} for node in ("p100-8", "rtx-a6000-8")]
     job = {"model": model, "cluster": {"groups": nodes}, "framework": "torchtitan", "precision": "fp32"}
