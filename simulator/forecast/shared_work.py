@@ -67,7 +67,8 @@ class SharedWork:
         launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        same = cluster, tuple(rates.items()), attention, launch, hidden, pace
+        decomposition = framework.gemm_decomposition or None
+        same = cluster, tuple(rates.items()), attention, launch, hidden, pace, decomposition
         joint = None
         if plan.positions is not None and cluster is not plan.job.cluster:
             joint = plan.positions[0], self.costs(plan, plan.job.cluster)
@@ -93,6 +94,7 @@ class SharedWork:
                 hidden_launch=hidden,
                 pace=pace,
                 joint=joint,
+                decomposition=decomposition,
             ),
         )
 
