@@ -86,7 +86,8 @@ class Scheme:
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `check_operators`, `alternatives`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
-    `buffer_bytes`, `unsynchronised_axes`, `period`, `accumulates_by_unit`, `shard_sizes`.
+    `buffer_bytes`, `unsynchronised_axes`, `period`, `accumulates_by_unit`, `shard_sizes`, `offloaded_share`,
+    `measures_memory`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -235,6 +236,24 @@ class Scheme:
         weights, gradients nor moments, but for example the error of a compressed reduction.
         """
         return {}
+
+    def offloaded_share(self, state: str) -> float:
+        """Share of `state` that is offloaded; the rest stays on the GPU."""
+        return 1.0 if self.offloaded_to(state) else 0.0
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether a warm-up step decides where states lie, see `place_states`."""
+        return False
+
+    def place_states(self, memory: float, used: float, states: Mapping[str, float]) -> Scheme:
+        """The scheme with states where a warm-up step finds room for them.
+
+        memory: of a GPU [bytes].
+        used: peak of what is not states in the warm-up step [bytes].
+        states: bytes of parameters, gradients and optimizer state of a rank, wherever they lie.
+        """
+        return self
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""

@@ -9,7 +9,7 @@ run. With t tiles on P multiprocessors, the one that runs longest has
 
 and the GEMM keeps t k / (P x that) of its rate busy. Stream-K runs all but the last whole wave tile by tile, so that at
 most two blocks share a tile; with fewer tiles than multiprocessors up to P / t share one, as many as pay off. Tiles
-that fill their waves stay data-parallel. One block runs on a multiprocessor at a time, and a share ends at any iteration.
+that fill their waves stay data-parallel. One block runs on a multiprocessor at a time; a share ends at any iteration.
 
 Osama et al. 2023, "Stream-K", PPoPP, arXiv 2301.03598: sections 2 to 5; time = a + b [peers > 1] + c iterations of a
 block + d (peers - 1). The hybrid and its choice of blocks: CUTLASS, threadblock_swizzle_streamk.h.

@@ -98,6 +98,10 @@ class ShardedScheme(DataScheme):
         """How many of the following units are gathered during the computation of one."""
         return int(self.gathers_ahead)
 
+    def join_modules(self, modules: tuple[GatheredModule, ...]) -> tuple[GatheredModule, ...]:
+        """The modules of a pass of a unit whose weights are gathered together, by default each by itself."""
+        return modules
+
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         """The all-gather of weights that are sharded over `axes`, whose shards come from where they are offloaded to.
 
@@ -240,7 +244,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
 
     def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
         if by_module:
-            return find_modules(fragment, sharded, forward, scheme.reuse)
+            return scheme.join_modules(find_modules(fragment, sharded, forward, scheme.reuse))
         return whole_pass(fragment.forward if forward else fragment.backward, add_up([one for _, one in sharded]))
 
     if not fragment.backward:  # no weights below are trained
