@@ -28,6 +28,7 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
+from simulator.costs.kernels.decomposition import Decomposition
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
     Relative,
@@ -36,7 +37,7 @@ from simulator.costs.kernels.libraries import (
     launches_each_group,
     training_library,
 )
-from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
+from simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
 from simulator.costs.regimes import GPU_REGIMES, Regime
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
@@ -90,6 +91,8 @@ class Costs:
         launch: float = 0.0,
         hidden_launch: float = 0.0,
         pace: float = 1.0,
+        joint: tuple[str, Costs] | None = None,
+        decomposition: Decomposition | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -100,7 +103,10 @@ class Costs:
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
         hidden_launch: time of the host to launch one op of the framework while the GPU works [s].
         pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
+        joint: an axis along which other kinds of nodes follow, and the costs of collectives of all of them.
+        decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         """
+        self._joint, self._decomposition = joint, decomposition
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self._attention_format = attention_format(attention)
@@ -145,9 +151,11 @@ class Costs:
         prices = self._communication if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
-            known = self._price[type(work)](slowest_rank(work))
-            if self._launch:
-                known = known._replace(seconds=known.seconds + self._launch)
+            if self._joint and isinstance(work, Collective | Exchange) and self._joint[0] in work.axes:
+                known = self._joint[1].estimate(work)
+            else:
+                known = self._price[type(work)](slowest_rank(work))
+                known = known._replace(seconds=known.seconds + self._launch) if self._launch else known
             prices[work] = known
         return known
 
@@ -216,7 +224,8 @@ class Costs:
             library = self._attention if name == "attention" else known
             section, dtype = SECTIONS[name], getattr(work, "dtype", "bf16")
             model = section.in_training(self.calibration.kernel_model(gpu, name, library.library, dtype).model)
-            made = section.price(work, gpu, model, rate(work) * library.rate)
+            stated = (self._decomposition,) if name in DENSE else ()
+            made = section.price(work, gpu, model, rate(work) * library.rate, *stated)
             return made._replace(sigma=math.hypot(made.sigma, library.sigma))
 
         return price

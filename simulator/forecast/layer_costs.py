@@ -13,12 +13,12 @@ import numpy as np
 from hardware.cluster import Cluster
 from simulator.engine.task_time import task_seconds
 from simulator.forecast.lowering import make_lowering
-from simulator.ir.ops import Transfer
+from simulator.ir.ops import Transfer, Work
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
-from simulator.program.block import CompiledBlocks, Price
+from simulator.program.block import FREE, CompiledBlocks, Price
 from simulator.program.task import make_task
 from simulator.scheduling.schedule import ActionKind
 
@@ -35,9 +35,21 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) ->
         device = plan.device(part)
         cluster, own = plan.clusters[device], plan.on(device)
         if (key := (cluster, own)) not in known:
-            known[key] = _layer_costs(own, price_on(own, cluster))
+            known[key] = _layer_costs(own, _leave_out_meetings(own, price_on(own, cluster)))
         found.append(known[key])
     return found
+
+
+def _leave_out_meetings(plan: Plan, price: Price) -> Price:
+    """Prices without the collectives of unlike replicas, in which all of them are equally long."""
+    if plan.positions is None:
+        return price
+    axis, _ = plan.positions
+
+    def price_alone(work: Work) -> tuple[float, float, float]:
+        return FREE if axis in getattr(work, "axes", ()) else price(work)
+
+    return price_alone
 
 
 def _layer_costs(plan: Plan, price: Price) -> LayerCosts:

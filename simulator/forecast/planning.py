@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from simulator.engine.peak_memory import peaks
 from simulator.engine.play import play
 from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
 from simulator.forecast.program import build_program, device_prices, host_launch_seconds
+from simulator.forecast.resident_memory import state_bytes
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.stages import device_params
 from simulator.ir.ops import Work
 from simulator.job.job import Job
+from simulator.plan.checks import check_alike
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolve import resolve
@@ -40,4 +45,24 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     def step_seconds(plan: Plan) -> float:
         return play(build_program(plan, prices(plan), shared)[1]).span
 
-    return resolve(job, layer_costs, work_seconds, slice_times, step_seconds, shared.divisible)
+    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, shared.divisible)
+    return _place_states(plan, prices, shared) if any(one.measures_memory for one in plan.every_scheme) else plan
+
+
+def _place_states(plan: Plan, prices: Callable[[Plan], Sequence[Price]], shared: SharedWork) -> Plan:
+    """The plan after a warm-up step, in which schemes measure what memory they may use for states.
+
+    Raises PlanError where stages or replicas differ.
+    """
+    check_alike(plan, next(scheme.use for scheme in plan.schemes if scheme.measures_memory))
+    stages, program = build_program(plan, prices(plan), shared)
+    used = [peak.total for peak in peaks(program, [{} for _ in range(plan.devices)])]
+    states = [state_bytes(plan, params) for params in device_params(plan, stages)]
+    # The device that has least room decides.
+    tightest = max(range(plan.devices), key=lambda device: used[device] + sum(states[device].values()))
+    memory = min(float(cluster.gpu.memory) for cluster in plan.clusters)
+    schemes = [
+        one.place_states(memory, used[tightest], states[tightest]) if one.measures_memory else one
+        for one in plan.schemes
+    ]
+    return replace(plan, schemes=tuple(schemes))

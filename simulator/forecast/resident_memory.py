@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from simulator.ir.ops import BYTES, Param
-from simulator.lowering.scope import shards_at_rest
+from simulator.lowering.scope import count_shards, shards_at_rest
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
 
@@ -15,7 +15,8 @@ STATES = ("parameters", "gradients", "optimizer")
 def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
     themselves count as optimizer state."""
-    found = {state: 0.0 if _place(plan, state) else nbytes for state, nbytes in _state_bytes(plan, params).items()}
+    states = state_bytes(plan, params)
+    found = {state: nbytes * (1 - _offloaded_share(plan, state)) for state, nbytes in states.items()}
     found["parameters"] += _secondary_bytes(plan, params)
     found["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
     return found
@@ -32,15 +33,13 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
             found[place] += nbytes
     if not any(_place(plan, state) for state in STATES):
         return found
-    for state, nbytes in _state_bytes(plan, params).items():
+    for state, nbytes in state_bytes(plan, params).items():
         if place := _place(plan, state):
-            found[place] += nbytes
+            found[place] += nbytes * _offloaded_share(plan, state)
     if _place(plan, "optimizer") and not _place(plan, "gradients"):
         width = BYTES[plan.job.framework.gradients]
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        found["cpu"] += sum(
-            width * size / plan.mesh.size(shards_at_rest(plan.schemes, "optimizer", param)) for param, size in trained
-        )
+        found["cpu"] += sum(width * size / _count_shards(plan, "optimizer", param) for param, size in trained)
     return found
 
 
@@ -59,7 +58,17 @@ def _place(plan: Plan, state: str) -> str:
     return next((place for scheme in plan.schemes if (place := scheme.offloaded_to(state))), "")
 
 
-def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+def _offloaded_share(plan: Plan, state: str) -> float:
+    """Share of a state that is offloaded."""
+    return next((share for scheme in plan.schemes if (share := scheme.offloaded_share(state))), 0.0)
+
+
+def _count_shards(plan: Plan, state: str, param: Param) -> float:
+    """What the elements of a state of a parameter divide by on the ranks of a plan."""
+    return count_shards(plan.mesh, plan.schemes, shards_at_rest(plan.schemes, state, param))
+
+
+def state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
@@ -69,7 +78,7 @@ def _state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str,
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     found = dict.fromkeys(STATES, 0.0)
     for param, size in by_axes(params):
-        at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
+        at_rest = {state: _count_shards(plan, state, param) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
@@ -106,5 +115,5 @@ def stashed_weight_bytes(plan: Plan, params: tuple[tuple[Param, int], ...], vers
     """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in by_axes(params) if param.trained]
-    cut = (size / plan.mesh.size(shards_at_rest(plan.schemes, "parameters", param)) for param, size in trained)
+    cut = (size / _count_shards(plan, "parameters", param) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

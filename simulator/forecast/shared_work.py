@@ -67,11 +67,22 @@ class SharedWork:
         launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        same = cluster, tuple(rates.items()), attention, launch, hidden, pace
+        decomposition = framework.gemm_decomposition or None
+        same = cluster, tuple(rates.items()), attention, launch, hidden, pace, decomposition
+        joint = None
+        if plan.positions is not None and cluster is not plan.job.cluster:
+            joint = plan.positions[0], self.costs(plan, plan.job.cluster)
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
-            (same, tuple(plan.mesh.axes.items()), tuple(plan.mesh.places.items()), plan.mesh.stage, plan.mesh.first),
+            (
+                same,
+                tuple(plan.mesh.axes.items()),
+                tuple(plan.mesh.places.items()),
+                plan.mesh.stage,
+                plan.mesh.first,
+                joint,
+            ),
             lambda: Costs(
                 cluster,
                 plan.mesh,
@@ -82,6 +93,8 @@ class SharedWork:
                 launch=launch,
                 hidden_launch=hidden,
                 pace=pace,
+                joint=joint,
+                decomposition=decomposition,
             ),
         )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from hardware.errors import PlanError
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
 from simulator.ir.modules import GradientSum, Update
-from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Param, StageOps
+from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, Param, StageOps
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.plan import Plan
-from simulator.program.program import EveryStageOps, one_of
+from simulator.program.program import EveryStageOps, one_of, variants_of
 from simulator.scheduling.batch_loss import coupled_stages
 
 LoweredStages = dict[Hashable, StageOps | Sequence[StageOps]]
@@ -30,8 +30,7 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
         for pipeline in plan.every_pipeline
         for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {})
     ]
-    for pipeline in plan.pipelines:
-        _check_independent(pipeline, stages)
+    _check_meetings(plan, stages)
     if plan.job.forward_only:
         return stages, []
     known: dict[Hashable, Fragment] = {}
@@ -57,7 +56,9 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
-        key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None)
+        schemes = tuple(scheme.lowering_key for scheme in own.schemes) if plan.positions else ()
+        repeats = own.microbatches_of_unit
+        key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
         if key not in known:
             lowering = make_lowering(own, units, idle)
             # Classes of micro-batches that differ in padding alone have the same ops.
@@ -78,17 +79,33 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages
     return stages
 
 
-def _check_independent(plan: Plan, stages: EveryStageOps) -> None:
-    """Raises PlanError if replicas that run unlike numbers of micro-batches meet in each of them."""
-    if plan.positions is None:
+def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
+    """Raises PlanError if unlike replicas meet in every micro-batch, and run unlike numbers of them or bring unlike
+    buffers."""
+    if not plan.pipelines or plan.pipelines[0].positions is None:
         return
-    for stage in dict.fromkeys(map(one_of, stages)):
-        for unit_run in stage.unit_runs:
-            for op in (*unit_run.fragment.forward, *unit_run.fragment.backward):
-                if isinstance(op.work, Collective | Exchange) and plan.positions[0] in op.work.axes:
-                    rule = f"all replicas meet in every micro-batch ({op.name}), of which they run unlike numbers"
-                    remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
-                    raise PlanError("plan.replicas", rule, remedy)
+    axis, _ = plan.pipelines[0].positions
+    found = list[list[Op]]()
+    for number, pipeline in enumerate(plan.pipelines):
+        own = [stage for index, stage in enumerate(stages) if plan.pipeline_of_stage(index)[0] == number]
+        passes = [[variants_of(stage)[which] for stage in own] for which in pipeline.shape.classes or (0,)]
+        found.append([op for one in passes for op in _meeting_ops(one, axis)])
+    if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
+        rule = f"all replicas meet in every micro-batch ({found[0][0].name}), of which they run unlike numbers"
+        remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
+        raise PlanError("plan.replicas", rule, remedy)
+    for op, *others in zip(*found, strict=True):
+        if any(other.work != op.work for other in others):
+            rule = f"all replicas meet in every micro-batch ({op.name}), and bring unlike buffers"
+            raise PlanError("plan.replicas", rule, "Use experts within a replica, or equal micro-batches")
+
+
+def _meeting_ops(stages: Sequence[StageOps], axis: str) -> Iterator[Op]:
+    """The collectives along an axis in one pass through some stages."""
+    for unit_run in (unit_run for stage in stages for unit_run in stage.unit_runs):
+        for op in (*unit_run.fragment.forward, *unit_run.fragment.backward):
+            if isinstance(op.work, Collective | Exchange) and axis in op.work.axes:
+                yield op
 
 
 def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:

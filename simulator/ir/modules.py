@@ -200,9 +200,13 @@ class MoE(CompositeModule):
 
 @dataclass(frozen=True, eq=False)
 class Stage(Module):
-    """The units of one virtual pipeline stage, with the embedding in the first and the loss in the last."""
+    """The units of one virtual pipeline stage, with the embedding in the first and the loss in the last.
+
+    microbatches: that every unit runs, one after another, before the next unit does.
+    """
 
     units: tuple[Unit, ...]
+    microbatches: int = 1
 
 
 class GradientSum(NamedTuple):

@@ -86,7 +86,8 @@ class Scheme:
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
     `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
-    `buffer_bytes`, `unsynchronised_axes`, `period`, `steps`, `at_step`.
+    `buffer_bytes`, `unsynchronised_axes`, `period`, `steps`, `at_step`, `accumulates_by_unit`, `shard_sizes`,
+    `offloaded_share`, `measures_memory`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -245,6 +246,24 @@ class Scheme:
         """
         return {}
 
+    def offloaded_share(self, state: str) -> float:
+        """Share of `state` that is offloaded; the rest stays on the GPU."""
+        return 1.0 if self.offloaded_to(state) else 0.0
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether a warm-up step decides where states lie, see `place_states`."""
+        return False
+
+    def place_states(self, memory: float, used: float, states: Mapping[str, float]) -> Scheme:
+        """The scheme with states where a warm-up step finds room for them.
+
+        memory: of a GPU [bytes].
+        used: peak of what is not states in the warm-up step [bytes].
+        states: bytes of parameters, gradients and optimizer state of a rank, wherever they lie.
+        """
+        return self
+
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""
         return None
@@ -256,6 +275,26 @@ class Scheme:
     def buffer_bytes(self, job: Any) -> int:
         """Bytes of buffers of the scheme on every rank that live through the whole step."""
         return 0
+
+    @property
+    def accumulates_by_unit(self) -> bool:
+        """Whether every unit runs all micro-batches of a step before the next unit does."""
+        return False
+
+    def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
+        """Relative sizes of the shards of states that ranks of several kinds hold along an axis; None: all equal.
+
+        memory: of the GPUs of each kind [bytes].
+        """
+        return None
+
+    def with_shards(self, axis: str, largest: float, own: float) -> Scheme:
+        """The scheme on ranks whose shards of states along `axis` are `own` times the mean, the largest `largest`."""
+        return self
+
+    def shard_size(self, axes: Sequence[str]) -> float:
+        """The size of its ranks' shards over `axes`, over that of equal shards."""
+        return 1.0
 
     @property
     def unsynchronised_axes(self) -> tuple[str, ...]:

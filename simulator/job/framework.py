@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
+from simulator.costs.kernels.decomposition import Decomposition
 from simulator.costs.kernels.libraries import AttentionLibrary
 from simulator.costs.regimes import Regime
 from simulator.ir.ops import BYTES
@@ -115,6 +116,8 @@ class Framework(FrameworkPart):
     """``flash``: a fused kernel that writes no scores to memory."""
     attention_library: AttentionLibrary | Literal[""] = ""
     """Library of the fused attention; empty: the one that training programs of today use on the GPU's architecture."""
+    gemm_decomposition: Decomposition | Literal[""] = ""
+    """How the output tiles of dense GEMMs are divided among multiprocessors; empty: as the measured library does."""
     gathers_apart: bool = False
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""

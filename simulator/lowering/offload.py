@@ -126,7 +126,13 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
 
 
 def update_on_host(
-    module: Update, fragment: Fragment, weights: int, to: str, gradients_on_host: bool = False, delayed: bool = False
+    module: Update,
+    fragment: Fragment,
+    weights: float,
+    to: str,
+    gradients_on_host: bool = False,
+    delayed: bool = False,
+    share: float = 1.0,
 ) -> Fragment:
     """Rewrites the update of states that are kept on the host: gradients are copied there, CPUs update the states, and
     weights are copied back.
@@ -135,15 +141,20 @@ def update_on_host(
     to: where the states are kept; from disks they are read into host memory, and written back, piece by piece.
     gradients_on_host: the gradients are on the host already and are not copied.
     delayed: the states are updated beside the passes of the next step, see `delayed_update`.
+    share: of the states; the GPU updates the rest at the same time.
     """
     rewrite = Rewrite(fragment)
     for op in fragment.forward:
         if not isinstance(op.work, Memory):
             continue
         read, write = op.work.read, op.work.write
+        stays: list[Op] = []
+        if share < 1.0:
+            kept = replace(op.work, read=round(read * (1 - share)), write=round(write * (1 - share)))
+            stays, read, write = [replace(op, work=kept)], read - kept.read, write - kept.write
         if op.work.what == "adam":
             elements = round(read / module.read)
-            sent, back = elements * module.grad_bytes, elements * weights
+            sent, back = elements * module.grad_bytes, round(elements * weights)
             disks = (read - sent, write - back) if to == "nvme" else (0, 0)
             step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
             ops = [] if delayed else [step]
@@ -152,9 +163,10 @@ def update_on_host(
                 step.after = ops[:1]
             if weights:
                 ops.append(Op("copy weights", IN, HostCopy(back, True), ops[-1:] or list(op.after), "U"))
-            rewrite.swap(op, ops)
+            rewrite.swap(op, [*stays, *ops], [*stays, *ops[-1:]])
         elif gradients_on_host:
-            rewrite.swap(op, [Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)])
+            there = Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)
+            rewrite.swap(op, [*stays, there], [*stays, there])
     return rewrite.apply()
 
 

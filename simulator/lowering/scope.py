@@ -221,6 +221,15 @@ def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple
     return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))
 
 
+def count_shards(mesh: Mesh, schemes: Iterable[Scheme], axes: Sequence[str]) -> float:
+    """Returns what a tensor that is sharded over `axes` divides by on these ranks: their number, where all shards are
+    equal, fewer where theirs are larger."""
+    count: float = mesh.size(axes)
+    for size in (scheme.shard_size(axes) for scheme in schemes):
+        count = count if size == 1.0 else count / size
+    return count
+
+
 def accumulation_shards(schemes: Iterable[Scheme], param: Param) -> tuple[str, ...]:
     """Returns the axes over which the gradient of a parameter is sharded while micro-batches add to it."""
     return tuple(axis for scheme in schemes for axis in scheme.accumulation_shards(param))

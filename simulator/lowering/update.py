@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 
 from simulator.ir.modules import Update
 from simulator.ir.ops import Collective, Fragment, Memory, Op, Param
-from simulator.lowering.scope import Scope, shards_at_rest
+from simulator.lowering.scope import Scope, count_shards, shards_at_rest
 
 
 def lower_update(scope: Scope, module: Update) -> Fragment:
@@ -22,11 +22,12 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
             copied[param.copies] += count * param.size // cut
     for param, size in by_axes(module.params):
         summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised_axes)}
-        held = size / scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
+        held = size / count_shards(scope.mesh, scope.schemes, shards_at_rest(scope.schemes, "gradients", param))
         if axes := tuple(axis for axis in param.partial if axis not in summed):
             rest[axes] += round(held)
         elements += held
-        shard += size / scope.mesh.size(axis for scheme in scope.schemes for axis in scheme.update_shards(param))
+        updated = [axis for scheme in scope.schemes for axis in scheme.update_shards(param)]
+        shard += size / count_shards(scope.mesh, scope.schemes, updated)
     sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
     for (axes, holders), n in sorted(copied.items()):
         sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))

@@ -227,6 +227,8 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
     base = resolver.uniform(_with_microbatches(job, _usual_microbatches(job)))
     axis, inner = _replica_axis(base)
     replicas = job.plan.replicas or _kinds_of_replicas(base, axis, inner)
+    if job.plan.share == "even" and any(one.microbatches is None for one in replicas):
+        replicas = tuple(one.model_copy(update={"microbatches": _usual_microbatches(job)}) for one in replicas)
     size = base.mesh.size(axis) * inner
     if sum(one.dp for one in replicas) != size:
         rule = f"the replicas of all entries are the {size} along the outermost data-parallel axis"
@@ -256,7 +258,21 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
     for one, places in zip(replicas, ends, strict=True):
         plan = resolver.uniform(_with_microbatches(job, one.microbatches or 1))
         found.append(replace(plan, positions=(axis, places)))
-    return _join(found, job)
+    return _join(_shard_states(found), job)
+
+
+def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of unlike replicas with the shards of the states that their schemes give the ranks of each."""
+    positions = [plan.positions for plan in plans if plan.positions is not None]
+    axis, counts = positions[0][0], [len(places) for _, places in positions]
+    memory = [min(float(cluster.gpu.memory) for cluster in plan.clusters) for plan in plans]
+    schemes = [list(plan.schemes) for plan in plans]
+    for number, scheme in enumerate(plans[0].schemes):
+        if sizes := scheme.shard_sizes(axis, memory):
+            mean = sum(size * count for size, count in zip(sizes, counts, strict=True)) / sum(counts)
+            for own, size in zip(schemes, sizes, strict=True):
+                own[number] = own[number].with_shards(axis, max(sizes) / mean, size / mean)
+    return [replace(plan, schemes=tuple(own)) for plan, own in zip(plans, schemes, strict=True)]
 
 
 def _check_flush(plan: Plan) -> None:

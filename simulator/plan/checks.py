@@ -192,6 +192,9 @@ def check_classes(plan: Plan) -> None:
         rule = f"micro-batches are of at most {MAX_CLASSES} classes"
         raise PlanError("batch.lengths", rule, "Round lengths up to a larger multiple (batch.samples.multiple)", count)
     schedule = plan.schedule
+    if whole := next((scheme for scheme in plan.schemes if scheme.accumulates_by_unit), None):
+        rule = f"micro-batches of unlike length do not go with {whole.use}, whose layers run all of a step as one pass"
+        raise PlanError("batch.lengths", rule, "Set layered: false, or use micro-batches that are alike")
     reasons = {
         "slices sequences of one length": len(schedule.slices) != 1,
         "runs several micro-batches in one pass": schedule.microbatches_per_forward > 1,

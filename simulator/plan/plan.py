@@ -212,7 +212,18 @@ class Plan:
 
     def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
         """The modules of one part of the model. blocks: those of one slice; of whole sequences by default."""
-        return (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
+        made = (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
+        return replace(made, microbatches=self.microbatches_of_unit) if self.microbatches_of_unit > 1 else made
+
+    @property
+    def microbatches_of_unit(self) -> int:
+        """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
+        unit by unit; they are then one pass."""
+        if not any(scheme.accumulates_by_unit for scheme in self.schemes):
+            return 1
+        batch = self.job.batch
+        assert batch.total is not None
+        return batch.total // (batch.micro * self.schedule.microbatches_per_forward * self.replicas)
 
     def batch_loss(self, part: int) -> BatchLossUnit:
         """The loss over the samples of a batch, on the stage that has one part of the model."""

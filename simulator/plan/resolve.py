@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.job.locate import locate_errors
 from simulator.plan.asymmetric import resolve_replicas, resolve_stages
@@ -30,6 +32,12 @@ def resolve(
     with locate_errors(*job.origin):
         if job.plan.has_stages:
             return resolve_stages(job, resolver)
-        if job.plan.replicas or job.plan.share != "even":
+        if job.plan.replicas or job.plan.share != "even" or _has_unlike_shards(job):
             return resolve_replicas(job, resolver)
         return resolver.uniform(job)
+
+
+def _has_unlike_shards(job: Job) -> bool:
+    """Whether a scheme may give ranks on unlike nodes unlike shards of the states."""
+    kinds = [find_scheme(entry.use) for entry in job.plan.schemes] if job.cluster.groups else []
+    return any(kind.shard_sizes is not Scheme.shard_sizes for kind in kinds)

@@ -205,6 +205,7 @@ def _shape(plan: Plan) -> PipelineShape:
     batch, p = plan.job.batch, plan.mesh.size(plan.pipeline_axis)
     assert batch.total is not None
     microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
+    microbatches //= plan.microbatches_of_unit
     if batch.lengths:
         microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))

@@ -85,7 +85,7 @@ def describe_device(plan: Plan, device: int) -> str:
 def describe_microbatches(plan: Plan) -> str:
     """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of unlike replicas those of each."""
     each = plan.schedule.microbatches_per_forward
-    counts = [one.shape.m * each for one in plan.every_pipeline]
+    counts = [one.shape.m * each * one.microbatches_of_unit for one in plan.every_pipeline]
     words = f"{counts[0]} micro-batch{'' if counts[0] == 1 else 'es'} of {plan.job.batch.micro}"
     if plan.pipelines:
         others = (f"{count} in {name_replicas(plan, i)}" for i, count in enumerate(counts) if i)

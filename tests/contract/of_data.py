@@ -100,7 +100,7 @@ class DataRanks(DataSetting):
 def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
     """The collectives of a data scheme in a step: of every micro-batch, and once per step."""
     stage_ops, plan, (update,) = setting.lower_stages(use)
-    ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
+    ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * plan.shape.m
     ops += side_ops_of((*stage_ops.ahead, *stage_ops.behind)) + update.forward
     return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
 
@@ -174,6 +174,7 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
 OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
     "offload": (True,),
+    "layered": (False,),
     "across_microbatches": (True,),
     "keep_state": ("gathered",),
     "weights": ("broadcast shards", "broadcast parameters"),

@@ -68,6 +68,7 @@ class Forecaster:
             alone=True,
             calibration=self.calibration,
             attention=job.framework.attention_library,
+            decomposition=job.framework.gemm_decomposition or None,
         )
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:

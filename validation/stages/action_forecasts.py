@@ -33,6 +33,7 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
         framework.effective_rates,
         calibration=forecaster.calibration,
         attention=framework.attention_library,
+        decomposition=framework.gemm_decomposition or None,
     )
 
     def price(work: Work) -> tuple[float, float, float]:

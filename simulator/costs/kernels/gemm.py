@@ -21,10 +21,13 @@
 - Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
   `reuse_distance` GEMMs of this size, fits in it.
+- That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
+  time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +36,7 @@ import numpy as np
 from hardware.gpu import GPU
 from simulator.costs.coefficients import coefficient, estimate_sigma
 from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.kernels.decomposition import Decomposition, loop_seconds
 from simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
 from simulator.ir.ops import BYTES, Gemm
 
@@ -115,25 +119,36 @@ class Fp8GemmCostModel(GemmCostModel):
     )
 
 
-def seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+def seconds(
+    work: Gemm,
+    gpu: GPU,
+    model: GemmCostModel,
+    speed: float = 1.0,
+    decomposition: Decomposition | None = None,
+    tiles: Sequence[tuple[int, int]] = TILES,
+) -> tuple[Any, Any]:
     """Computes the time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
 
     speed: rate of the multiprocessors against the calibrated one.
+    decomposition: of the output tiles; None: that of the measured library.
+    tiles: of which the fastest is taken.
     """
-    busy = _busy(work, gpu, model, speed)
+    busy = _busy(work, gpu, model, speed, decomposition, tiles)
     over = busy - model.power_limit_delay
     limited = np.maximum(over, 0.0) if isinstance(busy, np.ndarray) else max(over, 0.0)
     compute = busy + (1 / model.power_limited_rate - 1) * limited
     return combine(compute, _traffic_seconds(work, gpu, model), model.overlap_sharpness) + model.launch, model.launch
 
 
-def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Estimate:
+def price(
+    work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0, decomposition: Decomposition | None = None
+) -> Estimate:
     """Estimates the time of one GEMM."""
     if not work.flops:
         return NOTHING
     if not uses_tensor_cores(work) and "fp32" in gpu.peak:
         speed *= min(1.0, UNALIGNED_RATE * peak(gpu, "fp32") / peak(gpu, work.dtype))
-    taken, launch = seconds(work, gpu, model, speed)
+    taken, launch = seconds(work, gpu, model, speed, decomposition)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
     return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
@@ -144,7 +159,14 @@ def uses_tensor_cores(work: Gemm) -> bool:
     return work.batch == 1 or width != 2 or not any(size * width % ALIGNMENT for size in (work.n, work.k))
 
 
-def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
+def _busy(
+    work: Gemm,
+    gpu: GPU,
+    model: GemmCostModel,
+    speed: float,
+    decomposition: Decomposition | None,
+    shapes: Sequence[tuple[int, int]],
+) -> Any:
     """Computes the seconds of the tensor cores, with the best tile and split."""
     m, n, k, batch = work.m, work.n, work.k, work.batch
     arrays = any(isinstance(one, np.ndarray) for one in (m, n, k, batch))
@@ -157,10 +179,15 @@ def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
     read = BYTES[work.dtype] / READ_RATE * number / gpu.memory_bandwidth
     partial = PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
     best: Any = None
-    for tm, tn in TILES:
+    for tm, tn in shapes:
         own_m, own_n = low(m, tm), low(n, tn)
         step = high((tm * tn + model.tile_overhead) * element, (own_m + own_n) * read)
         tiles = -(-m // tm) * -(-n // tn) * batch
+        if decomposition is not None:
+            peer, overhead = own_m * own_n * partial, model.split_overhead
+            taken = loop_seconds(tiles, k, number, decomposition, step, model.pipeline_depth, overhead, peer)
+            best = taken if best is None else low(best, taken)
+            continue
         waves = count_waves(high(tiles, number), number, model.wave_rounding)
         whole = waves * (k + model.pipeline_depth) * step
         peer = own_m * own_n * partial

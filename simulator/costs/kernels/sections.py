@@ -41,6 +41,9 @@ SECTIONS = {
 }
 """By the names of sections."""
 
+DENSE = ("gemm", "gemm-fp8")
+"""Sections of GEMMs on a GPU whose decomposition a framework may state."""
+
 CPU_SECTIONS = {
     "gemm": "cpu-gemm",
     "gemm-fp8": "cpu-gemm",

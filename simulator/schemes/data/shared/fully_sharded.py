@@ -19,6 +19,7 @@ from simulator.ir.modules import Module, Stage, Update
 from simulator.ir.ops import BYTES, COMPUTE, Fragment, HostCopy, Memory, Op, Param, StageOps, TensorUse, UnitRun
 from simulator.ir.scheme import LowerModule, LowerStage
 from simulator.lowering.offload import IN, OUT, update_on_host
+from simulator.schemes.data.shared.arrivals import mark_arrival, relay_arrivals
 from simulator.schemes.data.shared.data_parallel import DataScheme
 from simulator.schemes.data.shared.gather_plan import (
     GatheredModule,
@@ -97,6 +98,10 @@ class ShardedScheme(DataScheme):
     def prefetch_depth(self, forward: bool) -> int:
         """How many of the following units are gathered during the computation of one."""
         return int(self.gathers_ahead)
+
+    def join_modules(self, modules: tuple[GatheredModule, ...]) -> tuple[GatheredModule, ...]:
+        """The modules of a pass of a unit whose weights are gathered together, by default each by itself."""
+        return modules
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         """The all-gather of weights that are sharded over `axes`, whose shards come from where they are offloaded to.
@@ -240,7 +245,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
 
     def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
         if by_module:
-            return find_modules(fragment, sharded, forward, scheme.reuse)
+            return scheme.join_modules(find_modules(fragment, sharded, forward, scheme.reuse))
         return whole_pass(fragment.forward if forward else fragment.backward, add_up([one for _, one in sharded]))
 
     if not fragment.backward:  # no weights below are trained
@@ -323,7 +328,7 @@ def _lower_pass(
     first, last = ops[0], ops[-1]
     mine = [_gather_all(scheme, one.weights, forward) for one in own]
     asked = dict[int, list[Op]]()
-    marks = _relay_arrivals(fetch.reach, phase)
+    marks = relay_arrivals(fetch.reach, phase)
     waits = marks[:1]
     inserted = defaultdict[Op | None, list[Op]](list, {first: marks})
     """Ops that stand before an op of the pass; None: behind all."""
@@ -349,7 +354,7 @@ def _lower_pass(
                 made.tensor_uses += _lifetime(key, _bytes_in_flight(scheme, gather.weights, found), here[0], last)
                 waits += arrived if gather.later == 1 else []
                 # A mark stands behind the ops that it waits for.
-                issued += [_mark_arrival(phase, gather.later - 1, arrived)] if gather.later > 1 else []
+                issued += [mark_arrival(phase, gather.later - 1, arrived)] if gather.later > 1 else []
         inserted[spot] += issued
     if fetch.ahead:
         made.tensor_uses += _lifetime(
@@ -414,25 +419,6 @@ def _serialise(ops: list[Op]) -> None:
     """Lets each op wait for the one before."""
     for one, other in pairwise(ops):
         other.after.append(one)
-
-
-def _relay_arrivals(reach: int, phase: str) -> list[Op]:
-    """Ops without work that pass on to later units that their weights have arrived; the next unit waits for the first.
-
-    Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
-    from unit to unit on a stream of its own, arrivals for units further on on other streams; every unit hands them to
-    the stream before.
-    """
-    marks = [_mark_arrival(phase, 1, [])] if reach else []
-    for stream in range(1, reach):
-        marks.append(_mark_arrival(phase, stream + 1, []))
-        marks.append(_mark_arrival(phase, stream, marks[-1:]))
-    return marks
-
-
-def _mark_arrival(phase: str, stream: int, after: list[Op]) -> Op:
-    name = "data-forward" if phase == "F" else "data-backward"
-    return Op("weights arrived", f"{name}-{stream}", None, after, phase)
 
 
 def _gradient_buckets(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str, ...]) -> list[tuple[list[Param], Op]]:

@@ -163,6 +163,19 @@ def find_modules(
     return tuple(modules)
 
 
+def join_modules(modules: Sequence[GatheredModule], elements: int) -> tuple[GatheredModule, ...]:
+    """Neighbouring modules joined until at least so many elements are gathered together."""
+    joined: list[list[GatheredModule]] = []
+    for module in modules:
+        if not joined or sum(one.weights.elements for one in joined[-1]) >= elements:
+            joined.append([])
+        joined[-1].append(module)
+    return tuple(
+        GatheredModule(add_up([one.weights for one in own]), own[0].begin, max(one.end for one in own))
+        for own in joined
+    )
+
+
 def add_up(every: Sequence[GatheredWeights]) -> GatheredWeights:
     """Weights that are gathered together, with one all-gather for each set of axes."""
     groups: dict[tuple[str, ...], int] = {}

@@ -40,6 +40,19 @@ class CoordinatorOptions(SchemeOptions):
     """Elements of gradients that are reduced together; a larger matrix alone."""
 
 
+def fill_buckets(params: Sequence[Param], elements: int) -> list[list[Param]]:
+    """Parameters in buckets of up to so many elements; a larger one alone."""
+    buckets: list[list[Param]] = []
+    room = 0
+    for param in params:
+        if not buckets or param.size > room:
+            buckets.append([])
+            room = elements
+        buckets[-1].append(param)
+        room -= param.size
+    return buckets
+
+
 class CoordinatedScheme(ShardedScheme):
     """Base of the stages of ZeRO that shard weights, as DeepSpeed runs them."""
 
@@ -50,15 +63,7 @@ class CoordinatedScheme(ShardedScheme):
         return float(self.options.max_reuse_distance)
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
-        buckets: list[list[Param]] = []
-        room = 0
-        for param in params:
-            if not buckets or param.size > room:
-                buckets.append([])
-                room = self.options.reduce_bucket
-            buckets[-1].append(param)
-            room -= param.size
-        return buckets
+        return fill_buckets(params, self.options.reduce_bucket)
 
     def reach(self, forward: bool, sizes: Sequence[int]) -> Sequence[int]:
         if not self.gathers_ahead:

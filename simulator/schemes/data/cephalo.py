@@ -1,0 +1,101 @@
+"""Cephalo: fully sharded data parallelism on unlike GPUs, whose shares of batch and of states are independent.
+
+A rank gets samples by its speed (`plan.share: by-speed`, or `plan.replicas`) and a shard of weights, gradients and
+optimizer states by its memory. Gradients are accumulated layer by layer: a unit runs all micro-batches of the step
+before the next unit does, so it is all-gathered once for each pass and reduced once a step, however many micro-batches
+each rank runs. The unit after the current one is gathered meanwhile, as in FSDP.
+
+    gather 1 | gather 2                          gather 3                          ..  reduce-scatter 2   ..
+             | layer 1 of micro-batches 1, 2, 3  layer 2 of micro-batches 1, 2, 3  ..
+
+A rank with the share f_i of the states stores 16 f_i bytes per parameter, beside the activations of all its
+micro-batches and two units. N ranks send 3 (N-1)/N M bytes each per step for M bytes of weights and of gradients,
+max(f_i) N times as many where shards are uneven: collectives pad all shards to the largest. `shards: by-memory` makes
+f_i proportional to the memory of a GPU; a list has the relative sizes of the shards of each entry of `plan.replicas`.
+
+Not modelled: memory of the padding; a rank that is fast in one unit and slow in another waits at the end of the step.
+
+References: Guo et al., ICS 2025, arXiv 2411.01075; layered gradient accumulation: Lamy-Poirier 2021, arXiv 2106.02679.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from copy import copy
+from math import ceil
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.ir.modules import Stage
+from simulator.ir.ops import Op, StageOps
+from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataSetting
+from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from simulator.schemes.data.shared.layered_accumulation import repeat_units
+
+RelativeSize = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class Cephalo(ShardedScheme):
+    paper = Paper("arXiv:2411.01075", "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformers", 2025)
+    least_axes = 1
+
+    class Options(SchemeOptions):
+        shards: Literal["by-memory", "even"] | tuple[RelativeSize, ...] = "by-memory"
+        """Sizes of the shards of states: by the memory of each rank's GPU, even, or a list of the relative sizes of a
+        rank of each entry of `plan.replicas`."""
+        layered: bool | None = None
+        """Off: a micro-batch runs through all layers before the next one, and is gathered and reduced by itself.
+        Default: on without a pipeline. With one all micro-batches pass its stages together."""
+
+    largest = own = 1.0
+    """The largest shard along the axis of unlike ranks, and that of its ranks, over the mean."""
+    uneven_axis = ""
+
+    @property
+    def accumulates_by_unit(self) -> bool:
+        layered = not self.pipelined if self.options.layered is None else bool(self.options.layered)
+        return layered and self.mesh.size(self.over) > 1
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self.uneven_axis, self.largest, self.own
+
+    def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
+        if self.options.shards == "even" or axis not in self.over:
+            return None
+        if self.options.shards == "by-memory":
+            return memory
+        if len(self.options.shards) != len(memory):
+            rule = f"it has the size of a shard of each of the {len(memory)} kinds of replicas"
+            remedy = "Give one for each entry of plan.replicas, or by-memory"
+            raise PlanError(f"{self.use}.shards", rule, remedy, list(self.options.shards))
+        return tuple(self.options.shards)
+
+    def with_shards(self, axis: str, largest: float, own: float) -> "Cephalo":
+        found = copy(self)
+        found.uneven_axis, found.largest, found.own = axis, largest, own
+        return found
+
+    def shard_size(self, axes: Sequence[str]) -> float:
+        return self.own if self.uneven_axis in axes else 1.0
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        return super().lower_stage(stage, lambda part: repeat_units(inner(part), stage.microbatches))
+
+    def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        return super().reduce(axes, self._pad(axes, elements), phase, when)
+
+    def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        return super().gather(axes, self._pad(axes, elements), phase, when)
+
+    def _pad(self, axes: Sequence[str], elements: int) -> int:
+        """Elements of a collective whose shards are all padded to the largest."""
+        return ceil(elements * self.largest) if self.uneven_axis in axes else elements
+
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
+        n, passes = setting.n, setting.batches if self.options.layered is False else 1
+        moved = (n - 1) / n * (2 * setting.weight_bytes + setting.grad_bytes)
+        yield ClosedForm("sent_per_step", passes * moved, "layered accumulation: 3 times the parameters once a step")
+        if n > 1:
+            yield ClosedForm("state_bytes_per_parameter", 16 / n, "16 f_i bytes, here of equal ranks")
