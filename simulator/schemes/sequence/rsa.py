@@ -13,8 +13,8 @@ message, as in the public code. Masked scores are computed too.
 
 Not modelled: sparse attention by a Linformer projection of keys and values.
 
-References: Li et al. 2021, arXiv 2105.13120; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/parallel_sequence/
-_operation.py.
+References: Li et al. 2021, arXiv 2105.13120; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/
+parallel_sequence/_operation.py.
 """
 
 from collections.abc import Iterable
