@@ -56,8 +56,14 @@ class BurstAttention(RingScheme):
         yield ClosedForm("sent_forward", 2 * hops * setting.kv_width * 2, "section 3.2: keys and values, p-1 hops")
         rows = 2 * hops * setting.heads * 4
         queries = (2 * hops + (n if p > 1 else 0)) * setting.h * 2
-        where = "section 3.2: queries and gradients of outputs p-1 hops, of queries p hops, and values of rows"
-        yield ClosedForm("sent_backward", queries + rows, where)
+        yield ClosedForm(
+            "sent_backward",
+            queries + rows,
+            "section 3.2: queries and gradients of outputs p-1 hops, of queries p hops, and two values a row",
+        )
         efficiency = {"contiguous": p / (2 * p - 1), "striped": setting.s / (setting.s + p - 1), "zigzag": 1.0}
-        where = "attention of all ranks over that of the slowest rank of each step"
-        yield ClosedForm("attention_efficiency", efficiency[self.token_order], where)
+        yield ClosedForm(
+            "attention_efficiency",
+            efficiency[self.token_order],
+            "attention of all ranks over that of the slowest rank of each step",
+        )

@@ -15,7 +15,7 @@ one frame or one place nothing is left to shard.
 
 Not modelled: padding of axes that p does not divide; the splits and gathers at the ends of the network.
 
-References: Zhao et al. 2024, arXiv 2403.10266, section 4; VideoSys, https://github.com/NUS-HPC-AI-Lab/VideoSys.
+References: Zhao et al. 2024, arXiv 2403.10266; VideoSys, https://github.com/NUS-HPC-AI-Lab/VideoSys.
 """
 
 from collections.abc import Iterable
@@ -49,6 +49,6 @@ class Dsp(SequenceScheme):
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, n = setting.cp, setting.b * setting.s
         moved = 2 * n * setting.h / p * (p - 1) / p * 2
-        yield ClosedForm("sent_forward", moved, "section 4: two all-to-alls in a pair of layers")
-        yield ClosedForm("sent_backward", moved, "section 4: the same of the gradients")
+        yield ClosedForm("sent_forward", moved, "two all-to-alls in a pair of layers")
+        yield ClosedForm("sent_backward", moved, "two all-to-alls of gradients in a pair of layers")
         yield ClosedForm("attention_efficiency", 1.0, "every rank has whole axes")

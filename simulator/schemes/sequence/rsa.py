@@ -13,7 +13,7 @@ message, as in the public code. Masked scores are computed too.
 
 Not modelled: sparse attention by a Linformer projection of keys and values.
 
-References: Li et al. 2021, arXiv 2105.13120, section 3; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/
+References: Li et al. 2021, arXiv 2105.13120; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/
 parallel_sequence/_operation.py.
 """
 
@@ -42,10 +42,10 @@ class Rsa(RingScheme):
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, n = setting.cp, setting.b * setting.s
         hops = (p - 1) / p * n * setting.kv_width * 2
-        yield ClosedForm("sent_forward", 2 * hops, "section 3.2: a ring of keys and a ring of values")
+        yield ClosedForm("sent_forward", 2 * hops, "a ring of keys and a ring of values")
         yield ClosedForm(
             "sent_backward", 6 * hops, "two rings, and all-reduces of the gradients of all keys and values"
         )
         scores = setting.heads * setting.b * setting.s**2 / p
         if p > 1:
-            yield ClosedForm("scores_kept", 2 * scores, "section 3.2: the rows of a rank's queries, in bf16")
+            yield ClosedForm("scores_kept", 2 * scores, "the rows of a rank's queries, in bf16")

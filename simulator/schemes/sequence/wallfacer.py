@@ -19,7 +19,7 @@ of outputs r-1 hops, gradients of queries r hops, all of them also between the g
 
 Not modelled: other token orders.
 
-References: Liu et al. 2024, arXiv 2407.00611, section 3.
+References: Liu et al. 2024, arXiv 2407.00611.
 """
 
 from collections.abc import Iterable
@@ -82,4 +82,4 @@ class WallFacer(RingScheme):
         team = (c - 1) * n * (2 * h + 2 * k + rows) + (c - 1) * n * (h + 2 * k)
         yield ClosedForm("sent_backward", around + team, "queries and their gradients go round, and meet in the team")
         yield ClosedForm("attention_efficiency", 1.0, "zigzag over the teams")
-        yield ClosedForm("ring_hops", ring - 1, "section 3: p/C^2 - 1")
+        yield ClosedForm("ring_hops", ring - 1, "p/C^2 - 1")
