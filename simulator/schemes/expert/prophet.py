@@ -9,10 +9,10 @@ the choice is known early, Trans runs while earlier layers compute, and Agg besi
     kernels   layer 0   layer 1   layer 2   layer 3  ...  layer 2   layer 1   layer 0
 
 The planner takes the largest unshadowed expert of the most loaded rank as long as its estimate of a layer falls: with
-t_c and t_x seconds of kernels and all-to-alls under even loads, L the largest load over the mean, and b and r seconds
-to broadcast and to reduce each of s shadows,
+t_c and t_x seconds of the experts' kernels and of all-to-alls under even loads, t_n of the linear layers before them
+forward, L the largest load over the mean, and b and r seconds to broadcast and to reduce each of s shadows,
 
-    T = (t_c + t_x) L + max(0, s b - t_c / 3) + max(0, s r - 2 t_c / 3).
+    T = (t_c + t_x) L + max(0, s b - t_c / 3 - t_n) + max(0, s r - 2 (t_c / 3 + t_n)).
 
 An expert of W weights of D bytes goes to P - 1 - n ranks if n are skipped, and its gradients come back from them. Even
 loads have no shadow: what is left is the exchange of the token counts.
@@ -57,8 +57,9 @@ class Prophet(BalancedScheme):
 
         def seconds(placement: Placement) -> float:
             shadows = sum(len(one) > 1 for one in placement.hosts)
-            trans = max(0.0, shadows * times.broadcast - times.compute / 3)
-            return times.of_load(last, placement) + trans + max(0.0, shadows * times.reduce - 2 * times.compute / 3)
+            hiding = times.compute / 3 + times.others
+            trans = max(0.0, shadows * times.broadcast - hiding)
+            return times.of_load(last, placement) + trans + max(0.0, shadows * times.reduce - 2 * hiding)
 
         now = Placement(tuple(hosts), stays=True)
         while True:

@@ -44,6 +44,7 @@ class LayerTimes:
     ranks, experts: ranks that hold the experts, and number of these.
     exchange: its all-to-alls under even routing.
     compute: the kernels of a rank's experts under even routing.
+    others: forward kernels of the linear layers between two layers of experts.
     broadcast, reduce: the weights, or gradients, of one expert to or from all ranks.
     all_reduce: the gradients of one expert among all ranks.
     move: weights and optimizer states of one expert, from one rank to another.
@@ -53,6 +54,7 @@ class LayerTimes:
     experts: int
     exchange: float
     compute: float
+    others: float
     broadcast: float
     reduce: float
     all_reduce: float
@@ -127,6 +129,8 @@ class BalancedScheme(ExpertScheme):
         own, weights = experts // self.ranks, sum(n * k for n, k in sizes)
         products = [Gemm(rows / own, n, k, own, self.framework.weights, groups=((own, rows / own),)) for n, k in sizes]
         exchange = Collective("all_to_all", round(rows * model.hidden * width), axes)
+        between = model.moe.every * 4 * model.hidden + (model.moe.every - 1) * (3 if model.gated else 2) * model.ffn
+        others = Gemm(rows / model.moe.top_k, between, model.hidden, dtype=self.framework.weights)
         gradients = round(weights * BYTES[self.framework.gradients])
         one = np.zeros((self.ranks, self.ranks), dtype=int)
         one[0, 1] = 1
@@ -135,6 +139,7 @@ class BalancedScheme(ExpertScheme):
             experts=experts,
             exchange=passes * 4 * measure(exchange),
             compute=passes * 3 * sum(map(measure, products)),
+            others=passes * measure(others),
             broadcast=measure(Collective("broadcast", round(weights * width), axes)),
             reduce=measure(Collective("reduce", gradients, axes)),
             all_reduce=measure(Collective("all_reduce", gradients, axes)),
