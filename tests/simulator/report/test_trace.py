@@ -67,6 +67,14 @@ JOBS: dict[str, dict[str, Any]] = {
             "schemes": [{"use": "pipeline/graphpipe", "over": "pp", "trunk": 2}, {"use": "data/zero-1", "over": "dp"}],
         },
     },
+    "contrastive": {
+        **BASE,
+        "model": {**MODEL, "layers": 0, "contrastive": 64, "branches": [{"layers": 4}] * 2},
+        "plan": {
+            "mesh": {"pp": 4, "dp": 2},
+            "schemes": [{"use": "pipeline/distmm", "over": "pp", "branches": 2}, {"use": "data/zero-1", "over": "dp"}],
+        },
+    },
     "two ways": {**BASE, "plan": {"pp": 4, "schedule": "chimera"}},
     "pairs": {**BASE, "batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, "framework": SLOW},
     "a real one": {
