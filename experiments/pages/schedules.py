@@ -20,7 +20,7 @@ from simulator.program.timetable import Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
-COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red"}
+COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red", "N": "cyan", "Y": "red"}
 """By kind of action; activation transfers are grey."""
 
 PAGE_COLUMNS = 100

@@ -28,6 +28,9 @@ from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_seconds, name_device
 
 KINDS = {
+    "N": ("forward, output alone", style.SKY),
+    "Y": ("loss of the batch", style.PURPLE),
+    "Z": ("gradients of outputs", style.PURPLE),
     "F": ("forward", style.BLUE),
     "BW": ("backward", style.ORANGE),
     "B": ("backward, inputs", style.ORANGE),

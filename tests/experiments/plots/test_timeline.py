@@ -43,6 +43,18 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
         assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span * (1 + 1e-12)
 
 
+def test_the_loss_of_a_batch_is_drawn_between_its_phases() -> None:
+    from experiments.plots.timeline import legend_entries
+
+    plan = {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 6}, {"dp": 2}]}
+    batch = {"global": 48, "microbatches": 2}
+    report = simulate({"model": "clip-vit-l-14", "cluster": "dgx-a100:1", "batch": batch, "plan": plan})
+    for row in rows(report):
+        assert [kind for kind in row.kind if kind != "O"] == ["N", "N", "Y", "Z", "F", "BW", "F", "BW"]
+    words = [words for words, _ in legend_entries(rows(report), [], 1)]
+    assert "loss of the batch" in words and "forward, output alone" in words
+
+
 def test_the_passes_of_a_pair_share_one_bar() -> None:
     plan = {"pp": 2, "tp": 8, "schedule": "dualpipe"}
     report = simulate(

@@ -67,6 +67,14 @@ JOBS: dict[str, dict[str, Any]] = {
             "schemes": [{"use": "pipeline/graphpipe", "over": "pp", "trunk": 2}, {"use": "data/zero-1", "over": "dp"}],
         },
     },
+    "contrastive": {
+        **BASE,
+        "model": {**MODEL, "layers": 0, "contrastive": 64, "branches": [{"layers": 4}] * 2},
+        "plan": {
+            "mesh": {"pp": 4, "dp": 2},
+            "schemes": [{"use": "pipeline/distmm", "over": "pp", "branches": 2}, {"use": "data/zero-1", "over": "dp"}],
+        },
+    },
     "two ways": {**BASE, "plan": {"pp": 4, "schedule": "chimera"}},
     "pairs": {**BASE, "batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, "framework": SLOW},
     "a real one": {
@@ -291,7 +299,8 @@ def test_arrows_join_sends_and_waiting_ops(name: str, folder: Path) -> None:
         assert reader["ts"] >= end(send)
         stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]
         table = report(name).play.program.timetable
-        takers, kinds = (table.successors, "F") if kind == "F" else (table.predecessors, "BW?")
+        takers, kinds = (table.successors, kind) if kind in "FN" else (table.predecessors, "BW?")
+        takers, kinds = (table.coupled, {"X": "Y", "Y": "Z"}[kind]) if kind in "XY" else (takers, kinds)
         stages = "|".join(map(str, takers[int(stage)]))
         # A pair is named after both of its passes.
         assert re.search(rf"\b({stages}){kinds}{microbatch}\b", reader["args"]["action"])
