@@ -91,7 +91,7 @@ class Costs:
         launch: float = 0.0,
         hidden_launch: float = 0.0,
         pace: float = 1.0,
-        joint: tuple[str, Costs] | None = None,
+        joint: tuple[str, tuple[Costs, ...]] | None = None,
         decomposition: Decomposition | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
@@ -103,7 +103,8 @@ class Costs:
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
         hidden_launch: time of the host to launch one op of the framework while the GPU works [s].
         pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
-        joint: an axis along which other kinds of nodes follow, and the costs of collectives of all of them.
+        joint: an axis along which other kinds of nodes follow, and the costs on each kind: what ranks on all of them do
+            together takes as long as on the slowest.
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         """
         self._joint, self._decomposition = joint, decomposition
@@ -152,7 +153,7 @@ class Costs:
         known = prices.get(work)
         if known is None:
             if self._joint and isinstance(work, Collective | Exchange) and self._joint[0] in work.axes:
-                known = self._joint[1].estimate(work)
+                known = _slowest(one.estimate(work) for one in self._joint[1])
             else:
                 known = self._price[type(work)](slowest_rank(work))
                 known = known._replace(seconds=known.seconds + self._launch) if self._launch else known

@@ -62,30 +62,31 @@ class SharedWork:
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
+        own = cluster or plan.job.cluster
+        if plan.positions is None or own is plan.job.cluster:
+            return self._costs_on(own, plan)
+        axis, _ = plan.positions
+        return self._costs_on(
+            own, plan, (axis, tuple(self._costs_on(one, plan) for one in plan.job.cluster.kinds.values()))
+        )
+
+    def _costs_on(self, cluster: Cluster, plan: Plan, joint: tuple[str, tuple[Costs, ...]] | None = None) -> Costs:
+        """The costs of ops of the plan on a cluster. joint: see `Costs`."""
         framework = plan.job.framework
-        cluster, rates, attention = cluster or plan.job.cluster, framework.effective_rates, framework.attention_library
+        rates, attention = framework.effective_rates, framework.attention_library
         launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         decomposition = framework.gemm_decomposition or None
         same = cluster, tuple(rates.items()), attention, launch, hidden, pace, decomposition
-        joint = None
-        if plan.positions is not None and cluster is not plan.job.cluster:
-            joint = plan.positions[0], self.costs(plan, plan.job.cluster)
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
+        mesh = plan.mesh
         return _get_or_make(
             self._costs,
-            (
-                same,
-                tuple(plan.mesh.axes.items()),
-                tuple(plan.mesh.places.items()),
-                plan.mesh.stage,
-                plan.mesh.first,
-                joint,
-            ),
+            (same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint),
             lambda: Costs(
                 cluster,
-                plan.mesh,
+                mesh,
                 rates,
                 kernels=kernels,
                 calibration=self.calibration,
