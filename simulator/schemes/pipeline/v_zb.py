@@ -48,7 +48,7 @@ class VZB(VShape):
         kept, limit = durations.kept_for_weights or (1.0,) * shape.stages, 2 * (self.options.memory_limit or shape.p)
         for choices in product((True, False), repeat=2):
             idle, granted = inf, [0.0] * shape.p
-            while max((run := _Search(self, shape, durations, limit, kept).search(granted, *choices)).idle) < idle:
+            while max((run := _GapFiller(self, shape, durations, limit, kept).search(granted, *choices)).idle) < idle:
                 found.append(run)
                 idle, granted = max(run.idle), [max(run.idle) - own for own in run.idle]
         return min(found, key=lambda run: run.step_time(durations.barrier)).orders
@@ -60,7 +60,7 @@ class VZB(VShape):
             yield ClosedForm("bubble_span", 0, "table 1")
 
 
-class _Search(MemoryBoundedSchedule):
+class _GapFiller(MemoryBoundedSchedule):
     """The order that one choice of the gaps to fill gives."""
 
     def search(self, granted: Sequence[float], before_forward: bool, before_up: bool) -> Self:
