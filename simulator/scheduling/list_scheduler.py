@@ -94,10 +94,13 @@ class PartialSchedule:
 
 
 class MemoryBoundedSchedule(PartialSchedule):
-    """F, B and W of one stage a device, each kind in the order of the micro-batches, in bounded memory.
+    """F, B and W of the stages of each device, on a stage each kind in the order of the micro-batches, in bounded
+    memory.
 
-    pass_durations: by kind, of every device.
-    count: by kind, the passes that every device has run.
+    pass_durations: by kind, of every stage.
+    count: by kind, the passes that every stage has run.
+    pending: by device, the stages whose W's have not run although their B has, in the order of the B's.
+    idle: by device, what `fill_gap` left idle.
     """
 
     def __init__(
@@ -108,31 +111,63 @@ class MemoryBoundedSchedule(PartialSchedule):
         limit: float,
         kept_for_weights: Sequence[float],
     ) -> None:
-        """limit: micro-batches whose activations a device may hold. kept_for_weights: by device, the share of a
-        micro-batch's activations that stays from B to W."""
+        """limit: chunks whose activations a device may hold. kept_for_weights: by stage, the share of a chunk's
+        activations that stays from B to W."""
         backward = [
             once + again for once, again in zip(durations.input_gradients, durations.recomputation, strict=True)
         ]
         self.pass_durations = {"F": durations.forward, "B": backward, "W": durations.weight_gradients}
         super().__init__(schedule, shape, self._duration, durations.hop)
         self.limit, self.kept_for_weights = limit * (1 + 1e-9), kept_for_weights
-        self.count = {kind: [0] * shape.p for kind in self.pass_durations}
+        self.count = {kind: [0] * shape.stages for kind in self.pass_durations}
+        self.stages: list[list[int]] = [[] for _ in range(shape.p)]
+        for stage, device in enumerate(self.device):
+            self.stages[device].append(stage)
+        self.pending: list[list[int]] = [[] for _ in range(shape.p)]
+        self.idle = [0.0] * shape.p
 
     def _duration(self, item: ScheduleItem) -> float:
         assert isinstance(item, Action)
         return self.pass_durations[item.kind][item.stage]
 
-    def next_pass(self, kind: str, device: int) -> Action:
-        """The next pass of a kind on a device."""
-        return Action(device, kind, self.count[kind][device])
+    def next_pass(self, kind: str, stage: int) -> Action:
+        """The next pass of a kind on a stage."""
+        return Action(stage, kind, self.count[kind][stage])
 
-    def append_next(self, kind: str, device: int) -> None:
-        """Runs the next pass of a kind on a device."""
-        self.append(self.next_pass(kind, device))
-        self.count[kind][device] += 1
+    def is_ready(self, kind: str, stage: int) -> bool:
+        """Whether all that the next pass of a kind on a stage needs has been placed."""
+        most = self.count["F"][stage] if kind == "B" else self.shape.m
+        return self.count[kind][stage] < most and self.arrival(self.next_pass(kind, stage)) < inf
+
+    def append_next(self, kind: str, stage: int) -> None:
+        """Runs the next pass of a kind on a stage."""
+        self.append(self.next_pass(kind, stage))
+        self.count[kind][stage] += 1
+        if kind == "B":
+            self.pending[self.device[stage]].append(stage)
+        elif kind == "W":
+            self.pending[self.device[stage]].remove(stage)
+
+    def append_weight_pass(self, device: int) -> None:
+        """Runs the earliest pending W of a device."""
+        self.append_next("W", self.pending[device][0])
+
+    def fill_gap(self, kind: str, stage: int, patience: float) -> None:
+        """Runs the next pass of a kind on a stage, and before it W's while its inputs are on their way.
+
+        patience: what is then left of the gap stays idle, unless it is longer: a W runs that ends behind it.
+        """
+        device, arrival = self.device[stage], self.arrival(self.next_pass(kind, stage))
+        pending, weights = self.pending[device], self.pass_durations["W"]
+        while pending and self.free_at[device] + weights[pending[0]] <= arrival:
+            self.append_weight_pass(device)
+        if pending and arrival - self.free_at[device] > patience:
+            self.append_weight_pass(device)
+        self.idle[device] += max(0.0, arrival - self.free_at[device])
+        self.append_next(kind, stage)
 
     def follow_split_1f1b(self, rounds: int) -> Self:
-        """Runs all passes in the orders of `split_1f1b`."""
+        """Runs all passes of one stage a device in the orders of `split_1f1b`."""
         remaining = [split_1f1b(self.shape, device, rounds)[::-1] for device in range(self.shape.p)]
         while any(remaining):
             for device, order in enumerate(remaining):
@@ -140,20 +175,18 @@ class MemoryBoundedSchedule(PartialSchedule):
                     self.append_next(order.pop().kind, device)
         return self
 
-    def pending_weight_passes(self, device: int) -> int:
-        """Passes B of a device whose W has not run."""
-        return self.count["B"][device] - self.count["W"][device]
-
     def excess(self, device: int, more: float) -> float:
-        """Micro-batches above the limit if a device takes the activations of `more` micro-batches."""
-        full = self.count["F"][device] - self.count["B"][device]
-        held = full + self.kept_for_weights[device] * self.pending_weight_passes(device)
+        """Chunks above the limit if a device takes the activations of `more` chunks."""
+        held, count = 0.0, self.count
+        for stage in self.stages[device]:
+            held += count["F"][stage] - count["B"][stage]
+            held += self.kept_for_weights[stage] * (count["B"][stage] - count["W"][stage])
         return held + more - self.limit
 
     def free_memory(self, device: int, more: float) -> None:
-        """Runs pending W's until the activations of `more` micro-batches fit, or none is left."""
-        while self.pending_weight_passes(device) and self.excess(device, more) > 0:
-            self.append_next("W", device)
+        """Runs pending W's until the activations of `more` chunks fit, or none is left."""
+        while self.pending[device] and self.excess(device, more) > 0:
+            self.append_weight_pass(device)
 
 
 def reorder_at_run_time(

@@ -14,7 +14,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from simulator.scheduling.schedule import PipelineShape, Schedule, VShape
 from tests.contract.composed import SCHEMES, of_family
 from tests.contract.of_pipeline import exists
 from tests.contract.played import PAID, Played, play_job
@@ -127,7 +127,7 @@ def slots(table: Timetable) -> int:
     return max(free)
 
 
-V_SHAPES = ("pipeline/dualpipe-v", "pipeline/v-half", "pipeline/v-min", "pipeline/zb-v")
+V_SHAPES = [use for use in of_family("pipeline") if issubclass(find_scheme(use), VShape)]
 
 INTERLEAVED = "pipeline/interleaved-1f1b"
 

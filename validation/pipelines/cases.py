@@ -83,6 +83,8 @@ class ScheduleCase(BaseModel):
     group: int | None = None
     pairs: int | None = None
     concatenation: str | None = None
+    policy: str | None = None
+    in_flight: int | None = None
     memory_limit: float | None = None
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
@@ -102,7 +104,9 @@ class FixedDuration:
     flops = 0.0
 
 
-SCHEDULE_OPTIONS = ("slices", "waves", "group", "pairs", "concatenation", "memory_limit", "path")
+SCHEDULE_OPTIONS = (
+    "slices", "waves", "group", "pairs", "concatenation", "policy", "in_flight", "memory_limit", "path",
+)  # fmt: skip
 """Keys of a case that are options of some schedules."""
 
 

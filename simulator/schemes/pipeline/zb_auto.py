@@ -56,35 +56,28 @@ class _Search(MemoryBoundedSchedule):
     """The order that one combination of ALLOW, PRIO and GREEDY gives."""
 
     def search(self, allow: bool, prio: bool, greedy: bool) -> Self:
-        devices, self.m, self.idle = range(self.shape.p), self.shape.m, [0.0] * self.shape.p
+        devices, self.m = range(self.shape.p), self.shape.m
         self.allow, self.prio, self.greedy = allow, prio, greedy
         for j in devices:
             self.append_next("F", j)  # a device is not idle before its first pass
         for j in (j for j, more in enumerate(self.warmup_passes()) for _ in range(more)):
-            self.fill_gap("F", j)
+            self.fill_gap("F", j, self.patience(j))
         for k in range(self.m):
             for j in self.forward_devices() if k else ():
                 self.free_memory(j, 1.0)
-                self.fill_gap("F", j)
+                self.fill_gap("F", j, self.patience(j))
             for j in reversed(devices):
                 # No device waits for the last backward passes of the first one: all its W's may run before them.
                 drains = j == 0 and self.count["F"][0] == self.m
                 self.free_memory(j, inf if drains else self.kept_for_weights[j] - 1)
-                self.fill_gap("B", j)
+                self.fill_gap("B", j, self.patience(j))
         for j in devices:
             self.free_memory(j, inf)
         return self
 
-    def fill_gap(self, kind: str, j: int) -> None:
-        """Runs the next pass of a kind on device j, and before it W's while its inputs are on their way."""
-        arrival = self.arrival(self.next_pass(kind, j))
-        while self.pending_weight_passes(j) and self.free_at[j] + self.pass_durations["W"][j] <= arrival:
-            self.append_next("W", j)
-        gap = arrival - self.free_at[j]
-        if self.pending_weight_passes(j) and gap > 0 and (self.greedy or gap > max(self.idle) - self.idle[j]):
-            self.append_next("W", j)
-        self.idle[j] += max(0.0, arrival - self.free_at[j])
-        self.append_next(kind, j)
+    def patience(self, j: int) -> float:
+        """How long device j idles before a pass rather than to run a W that ends behind the gap."""
+        return 0.0 if self.greedy else max(self.idle) - self.idle[j]
 
     def warmup_passes(self) -> list[int]:
         """Forward passes of every device between the first and its first backward pass."""
@@ -116,5 +109,5 @@ class _Search(MemoryBoundedSchedule):
         forward, backward, weights = self.pass_durations.values()
         gap = self.free_at[j + 1] + forward[j + 1] + backward[j + 1] + self.hop - self.free_at[j]
         freed = ceil(max(0.0, self.excess(j, 1.0)) / (self.kept_for_weights[j] or inf))
-        w_time = min(self.pending_weight_passes(j), freed) * weights[j]
+        w_time = min(len(self.pending[j]), freed) * weights[j]
         return gap <= 0 or (forward[j] + w_time > gap and gap <= max(self.idle) - self.idle[j])

@@ -18,7 +18,7 @@ from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.program.timetable import timetable
 from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem, actions_of
 from tests.contract.played import PAID
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, examples
@@ -409,3 +409,36 @@ def test_the_solver_refuses_durations_that_are_no_multiples_of_a_step() -> None:
     assert solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
     with pytest.raises(PlanError, match="Round the durations"):
         solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 1e-7, 1, 1))
+
+
+# --------------------------------------------------------------------------------------------------- v-zb
+
+
+@pytest.mark.parametrize("p", [4, 8])
+def test_v_zb_idles_less_than_zb_v_if_passes_take_unequal_times(p: int) -> None:
+    """In chunk times of 4, 5 and 3 the authors' generator leaves 4 p - 7, their order for equal ones 4 (p - 1)."""
+    case = {"p": p, "m": 3 * p, "v": 2, "t_f": 8, "t_b": 10, "t_w": 6}
+    found, fixed = (answer({"schedule": name, **case}) for name in ("v-zb", "zb-v"))
+    assert found["span_max"] - 3 * p * 24 == pytest.approx(4 * p - 7)
+    assert fixed["span_max"] - 3 * p * 24 == pytest.approx(4 * (p - 1))
+    assert max(found["in_flight_w"]) == 2 * p
+    roomy = answer({"schedule": "v-zb", "memory_limit": 2 * p, **case})
+    assert roomy["span_max"] < found["span_max"]
+
+
+@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), more=st.sampled_from([0, 0.5, 3]))
+@examples(60)
+def test_v_zb_stays_within_its_memory_and_never_deadlocks(data: st.DataObject, p: int, m: int, more: float) -> None:
+    times = data.draw(unequal_durations(2 * p))
+    one = schedule("v-zb", memory_limit=p + more)
+    kept = times.kept_for_weights or (1.0,) * (2 * p)
+    for order in timetable(one, PipelineShape(p, m, 2), times).orders:
+        held = 0.0
+        for action in actions_of(order):
+            held += {"F": 1.0, "B": kept[action.stage] - 1, "W": -kept[action.stage]}[action.kind]
+            assert held <= 2 * (p + more) * (1 + 1e-6)
+
+
+def test_v_zb_says_how_much_memory_it_needs() -> None:
+    with pytest.raises(PlanError, match="holds 4 before the first is back"):
+        schedule("v-zb", memory_limit=3).check(PipelineShape(4, 8, 2))

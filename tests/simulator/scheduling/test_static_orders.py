@@ -111,6 +111,12 @@ PRINTED = {
         "F0 F1 F2 f0 F3 f1 F4 f2 b0 f3 b1 B0 b2 B1 b3 B2 F5 B3 F6 f4 F7 f5 f6 b4 f7 b5 B4 b6 B5 b7 B6 B7",
         "F0 f0 F1 f1 F2 f2 F3 f3 b0 B0 b1 B1 b2 B2 b3 B3 F4 f4 F5 f5 F6 f6 F7 f7 b4 B4 b5 B5 b6 B6 b7 B7",
     ],
+    ("dapple", 4, 8, 1): [
+        "F0 F1 F2 F3 F4 F5 F6 B0 F7 B1 B2 B3 B4 B5 B6 B7",
+        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 F7 B3 B4 B5 B6 B7",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7",
+    ],
 }  # fmt: skip
 
 
@@ -543,3 +549,36 @@ def test_other_chunks_are_refused(use: str, options: dict[str, int]) -> None:
     assert f"pipeline/{use}" in found["reason"] and "chunk" in found["reason"]
     with pytest.raises(PlanError):
         shipped("v-min").check(PipelineShape(2, 4, 1))
+
+
+# ------------------------------------------------------------------------------------------------- dapple
+
+
+@pytest.mark.parametrize("p", [2, 4, 7])
+def test_policy_b_hides_messages_that_policy_a_waits_for(p: int) -> None:
+    m, hop = 4 * p, 0.5
+    deep, plain, one = (
+        played("dapple", p, m, hop=hop, policy=policy) if policy else played("1f1b", p, m, hop=hop)
+        for policy in ("B", "A", None)
+    )
+    assert plain == one
+    assert bubbles(deep, m)[0] == near((p - 1) * sum(ALIKE) + 2 * (p - 1) * hop)
+    assert bubbles(plain, m)[0] == near((p - 1) * sum(ALIKE) + (2 * (p - 1) * m / p + 2 * p - 4) * hop)
+
+
+@pytest.mark.parametrize(("policy", "in_flight"), [("A", 2), ("B", 2), ("B", 3)])
+def test_dapple_holds_no_more_micro_batches_than_memory_allows(policy: str, in_flight: int) -> None:
+    found = played("dapple", 4, 12, policy=policy, in_flight=in_flight)
+    assert max(found["in_flight_b"]) == in_flight
+    assert found["makespan"] > played("dapple", 4, 12)["makespan"]
+
+
+# --------------------------------------------------------------------------------------------------- gems
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_gems_idles_as_chimeras_authors_state(p: int) -> None:
+    """(D-1)/(D+1/2) of a long step with t_B = 2 t_f: arXiv 2107.06925, table 2."""
+    found = played("gems", p, 400, (1, 1, 1))
+    assert found["bubble_rate"] == pytest.approx((p - 1) / (p + 0.5), rel=2e-3)
+    assert found["in_flight_b"] == [1] * p
