@@ -26,12 +26,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from simulator.ir.modules import Module, Update
-from simulator.ir.ops import BYTES, Fragment, HostCopy, Op, Param
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme, SchemeOptions
-from simulator.lowering.offload import IN, OUT, update_on_host
+from simulator.ir.ops import Param
+from simulator.ir.scheme import ClosedForm, Paper, Scheme, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 from simulator.schemes.data.shared.gather_plan import GatheredModule, join_modules
 from simulator.schemes.data.shared.parameter_coordinator import fill_buckets
 
@@ -91,26 +89,6 @@ class Gemini(ShardedScheme):
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         return fill_buckets(params, self.options.chunk)
-
-    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        brought = super().gather_unit(axes, elements, forward) if axes else GatherOps([])
-        if share := self.offloaded_share("parameters") * BYTES[self.framework.weights]:
-            work = HostCopy(round(share * elements / self.mesh.size(axes)), True)
-            brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
-        return brought
-
-    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        ops = super().reduce_unit(axes, elements)
-        share = self.offloaded_share("gradients") * BYTES[self.framework.gradients]
-        work = HostCopy(round(share * elements / self.mesh.size(axes)))
-        return [*ops, Op("copy gradients", OUT, work, [], "W")] if share else ops
-
-    def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment, share = super().lower(module, inner), self.offloaded_share("optimizer")
-        if share and isinstance(module, Update):
-            back = BYTES[self.framework.weights] * (1 - self.offloaded_share("parameters"))
-            fragment = update_on_host(module, fragment, back, "cpu", True, share=share)
-        return fragment
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, weights, optimizer = setting.n, self.offloaded_share("parameters"), self.offloaded_share("optimizer")

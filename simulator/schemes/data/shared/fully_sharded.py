@@ -112,7 +112,8 @@ class ShardedScheme(DataScheme):
         ops = [self.gather(axes, elements, phase, "every")] if axes else []
         if place := self.offloaded_to("parameters"):
             dtype = self.framework.main_weights if self.updates_weights and axes else self.framework.weights
-            shard = HostCopy(elements * BYTES[dtype] // self.mesh.size(axes), True, place)
+            share = self.offloaded_share("parameters") * BYTES[dtype]
+            shard = HostCopy(round(share * elements / self.mesh.size(axes)), True, place)
             ops.insert(0, Op("copy shard", IN, shard, [], phase))
         return GatherOps(ops)
 
@@ -123,7 +124,8 @@ class ShardedScheme(DataScheme):
         ops = self.reductions(axes, elements, "W", "every")
         if place := self.offloaded_to("gradients"):
             ranks = self.mesh.size(self.split_replica_axes(axes)[0])
-            shard = HostCopy(elements * BYTES[self.framework.gradients] // ranks, False, place)
+            share = self.offloaded_share("gradients") * BYTES[self.framework.gradients]
+            shard = HostCopy(round(share * elements / ranks), False, place)
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
         return ops
 
@@ -134,8 +136,9 @@ class ShardedScheme(DataScheme):
         fragment, place = super().lower(module, inner), self.offloaded_to("optimizer")
         if not isinstance(module, Update) or not place:
             return fragment
-        back = 0 if self.offloaded_to("parameters") else BYTES[self.framework.weights]
-        return update_on_host(module, fragment, back, place, True, self.delays_update)
+        back = BYTES[self.framework.weights] * (1 - self.offloaded_share("parameters"))
+        share = self.offloaded_share("optimizer")
+        return update_on_host(module, fragment, back, place, True, self.delays_update, share)
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
