@@ -75,15 +75,17 @@ class CoCoNeT(TensorOverlap):
             rewrite.fragment.tensor_uses = [use for use in uses if not (use.op is op and use.made)]
 
     def _point_wise(self, rewrite: Rewrite, pair: GemmCollective) -> Sequence[Op]:
-        """The kernels that act on each element of the sum alone, right behind it."""
+        """The kernels that act on each element of the sum alone, and wait for nothing that is issued behind it."""
         issued = rewrite.fragment.forward if pair.collective.phase == "F" else rewrite.fragment.backward
+        place = {op: i for i, op in enumerate(issued)}
         return [
             op
             for op in issued
             if isinstance(op.work, Memory)
             and op.work.what == "residual"
             and op.phase == pair.collective.phase
-            and pair.collective in working_predecessors(op)
+            and pair.collective in (before := working_predecessors(op))
+            and all(place.get(other, -1) <= place[pair.collective] for other in before)
         ]
 
     def _split(self, rewrite: Rewrite, pair: GemmCollective, behind: Sequence[Op]) -> None:
