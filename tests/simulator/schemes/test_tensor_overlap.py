@@ -582,8 +582,8 @@ def test_what_coconet_saves_is_at_most_the_shorter_of_gemm_and_all_reduce() -> N
 @pytest.mark.parametrize("schedule", ["split", "fuse", "overlap"])
 def test_a_sum_of_two_all_reduces_is_fused_with_the_later_one(schedule: str) -> None:
     """Attention and MLP of a parallel residual have one addition, which waits for both."""
-    model = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq": 128, "parallel_residual": True}
-    plan = {"mesh": {"tp": 4}, "schemes": [{"use": COCONET, "schedule": schedule}, {"use": MEGATRON, "over": "tp"}]}
+    model = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128, "parallel_residual": True}
+    plan = {"mesh": {"tp": 8}, "schemes": [{"use": COCONET, "schedule": schedule}, {"use": MEGATRON, "over": "tp"}]}
     job = {"model": model, "cluster": "dgx-a100:1", "batch": {"global": 2, "micro": 2}, "plan": plan}
     played, other = (simulate(job, engine=engine) for engine in ("matrices", "simpy"))
     assert played.step_time == pytest.approx(other.step_time, rel=1e-9)
