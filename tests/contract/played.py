@@ -182,6 +182,15 @@ class Played:
             whole = parts["inputs"] + sum(2 * tokens * of / seq * hidden * model.hidden for hidden, of in linear)
             narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp + encoders)
             parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow + whole)
+        # Ranks that share a key/value head project it again.
+        ranks = mesh.size([axis for one in tensor for axis in one.over])
+        trunk = (model, seq, len(model.every_layer) - sum(one.layers for one in model.branches) + model.mtp)
+        towers = zip(model.branches, model.branch_tokens(seq), (one.layers for one in model.branches), strict=True)
+        for one, of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
+            again = max(0, ranks - (one.kv_heads or one.heads))
+            parts["shared heads"] = parts.get("shared heads", 0) + (
+                4 * tokens * of / seq * one.hidden * (one.head_dim or 0) * again * layers
+            )
         attention = parts.pop("attention")
         linear = sum(parts.values())
         return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}

@@ -30,13 +30,16 @@ from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
 from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 
+MOST_PARTS = 256
+"""Most micro-ops of an all-to-all: each is forecast by itself."""
+
 
 class Lina(ExpertScheme):
     paper = Paper("arXiv:2210.17223", "Accelerating Distributed MoE Training and Inference with Lina", 2022)
 
     class Options(ExpertScheme.Options):
         micro: int | None = Field(default=30_000_000, ge=1, strict=True)
-        """Bytes of a micro-op of an all-to-all; null: none is split."""
+        """Bytes of a micro-op of an all-to-all, of which there are at most 256; null: none is split."""
         priority: bool = True
         """Whether all-to-alls go before other communication."""
 
@@ -56,7 +59,7 @@ class Lina(ExpertScheme):
 
     def _number_of_parts(self, nbytes: float) -> int:
         """Micro-ops of an all-to-all of `nbytes`."""
-        return ceil(nbytes / self.options.micro) if self.options.micro else 1
+        return min(MOST_PARTS, ceil(nbytes / self.options.micro)) if self.options.micro else 1
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token

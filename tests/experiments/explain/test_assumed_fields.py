@@ -57,7 +57,8 @@ def test_a_field_is_listed_until_the_job_states_it() -> None:
 def test_a_plan_in_long_form_leaves_only_options_open() -> None:
     plan = {"mesh": {"dp": 16}, "schemes": [{"use": "data/fsdp", "over": "dp", "reshard": True}]}
     found = {name for name in names({**JOB, "plan": plan}) if name.startswith("plan.")}
-    assert found == {"plan.schemes.data/fsdp.backward_prefetch", "plan.schemes.data/fsdp.across_microbatches"}
+    options = ("backward_prefetch", "across_microbatches", "offload")
+    assert found == {f"plan.schemes.data/fsdp.{option}" for option in options}
 
 
 def test_who_states_zero_has_stated_that_it_is_not_fsdp() -> None:

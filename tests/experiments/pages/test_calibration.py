@@ -240,7 +240,7 @@ def test_figures(tmp_path, table):
 
 
 @pytest.fixture(scope="module")
-def fit_models(tmp_path_factory):
+def fitted(tmp_path_factory):
     """Streams of two GPUs, and their calibrations."""
     folder = tmp_path_factory.mktemp("fitted")
     rows = [row | {"gpu": gpu, "TBps": 1.5 + 0.01 * i} for gpu in ("h100", "a100") for i in range(4) for row in STREAMS]
