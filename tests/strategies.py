@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -125,9 +126,15 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 
 
+def installed(use: str) -> bool:
+    """Whether the package of an extra that a scheme needs is there; most need none."""
+    package = find_scheme(use).needs_package
+    return not package or importlib.util.find_spec(package) is not None
+
+
 def complete(use: str) -> bool:
-    """Whether a scheme has no required option, such as the file of an order."""
-    return not any(option.is_required() for option in find_scheme(use).Options.model_fields.values())
+    """Whether a scheme can run without a required option, such as the file of an order."""
+    return installed(use) and not any(option.is_required() for option in find_scheme(use).Options.model_fields.values())
 
 
 EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and complete(use))

@@ -287,6 +287,7 @@ class CoreAttention(Operator):
     window: number of latest positions that a query attends to (sliding window); None: all.
     tokens_before: tokens of the sequence before this slice.
     tokens_after: tokens of the sequence after this slice.
+    balanced: of a sliced sequence, the devices of a pipeline exchange scores so that each slice takes the mean of all.
     document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: one
         document.
     chunk: tokens of the chunks of a sequence, within each of which fused kernels attend (Llama 4); None: one chunk.
@@ -306,6 +307,7 @@ class CoreAttention(Operator):
     chunk: int | None = None
     block: ScoreBlock | None = None
     bidirectional: bool = False
+    balanced: bool = False
     label = "core_attn"
 
     @property
@@ -317,7 +319,7 @@ class CoreAttention(Operator):
         """Number of positions before `position` that a query there attends to."""
         return position % self.chunk if self.chunk else min(self.window or position, position)
 
-    def _pairs(self, position: int) -> float:
+    def pairs_before(self, position: int) -> float:
         """Pairs of queries before `position` and keys that the causal mask, window, chunks and documents leave."""
         chunk = min(self.chunk or position, position)
         return position // chunk * self._pairs_of(chunk) + self._pairs_of(position % chunk) if position else 0.0
@@ -351,12 +353,17 @@ class CoreAttention(Operator):
             q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
             pace = float(most.computed_share(own) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
+        if self.balanced:
+            every = self.tokens_before + own + self.tokens_after
+            t = (every + own) // 2
+            share = self.pairs_before(every) / every / t
+            return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
         d = min(own, self.document or own, self.chunk or own)
         if d < own and self.tokens_before % d == 0:
             # Documents or chunks are so many short sequences. The last chunk may be shorter: the share is a mean.
-            share = self._pairs(own) / (own * d)
+            share = self.pairs_before(own) / (own * d)
             return [Attention(b * q / d, d, d, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
-        share = (self._pairs(self.tokens_before + own) - self._pairs(self.tokens_before)) / (own * t)
+        share = (self.pairs_before(self.tokens_before + own) - self.pairs_before(self.tokens_before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
     def _add_slice_gradients(self, at: LocalShapes) -> list[Work]:

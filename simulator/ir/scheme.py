@@ -120,6 +120,8 @@ class Scheme:
     """Whether it has kernels of its own, which also a single rank runs."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
+    needs_package: ClassVar[str] = ""
+    """A Python package that only an extra installs; empty: none."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions

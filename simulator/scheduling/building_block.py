@@ -17,6 +17,10 @@ from simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_
 from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
 from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem, actions_of
 
+BACKWARD = ("B", "W", "BW")
+"""Kinds of backward passes, and those that end the life of a chunk's activations."""
+LAST = ("W", "BW")
+
 STEPS = 10**9
 """Steps in which the longest pass is timed: of whole steps, equal times are equal whatever they were added up from."""
 
@@ -70,22 +74,27 @@ def reorder_warmup_and_cooldown(
 
 
 def reorder_both_ends(
-    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]], durations: PassDurations | None = None
+    schedule: Schedule,
+    shape: PipelineShape,
+    orders: Sequence[Sequence[Action]],
+    durations: PassDurations | None = None,
+    peak: int | None = None,
 ) -> list[list[Action]]:
-    """Orders whose idle time is filled, at no higher peak of chunks than that of the fullest device.
+    """Orders whose idle time is filled, at no higher peak of chunks than `peak`; by default that of the fullest device.
 
     First in slots: forwards from the start a device that would idle takes the next ready pass of its order, then
     backwards from the end W's and B's move behind passes that other devices wait for. Then, of that and of the given
     orders, as long as passes take: backwards, and forwards, where a device waits for a pass of its order rather than to
-    delay it. The shortest step is kept of those whose last stage holds one micro-batch, if any does.
+    delay it. The shortest step is kept of those whose last stage holds one micro-batch, if any does; with a `peak`, of
+    the given orders, too.
     """
-    peaks = [max(map(_peak_chunks, orders))] * len(orders)
-    in_slots = _Filling(schedule, shape, peaks)
-    found = in_slots.backwards(in_slots.forwards(orders), "WB")
+    peaks = [peak or max(map(_peak_chunks, orders))] * len(orders)
+    in_slots = _Filling(schedule, shape, peaks, any(action.kind == "W" for order in orders for action in order))
+    found = in_slots.backwards(in_slots.forwards(orders), *BACKWARD)
     if durations is None:
         return found
     timed = in_slots.with_durations(durations)
-    again = [timed.forwards(timed.backwards(one, "WB"), patience=1.0) for one in (found, orders)]
+    again = [timed.forwards(timed.backwards(one, *BACKWARD), patience=1.0) for one in (found, orders)]
     last = shape.stages - 1
 
     def step_time(candidate: Sequence[Sequence[ScheduleItem]]) -> tuple[bool, float, float]:
@@ -93,7 +102,8 @@ def reorder_both_ends(
         own = (action for action in actions_of(candidate[timed.device[last]]) if action.stage == last)
         return (_peak_chunks(list(own)) > 1, *played.step_time(durations.barrier))
 
-    return min((found, *again), key=step_time)
+    given = [] if peak is None else [[list(order) for order in orders]]
+    return min((*given, found, *again), key=step_time)
 
 
 def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
@@ -101,10 +111,10 @@ def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
 
 
 def _peak_chunks(order: Sequence[Action]) -> int:
-    """Peak number of chunks whose activations a device holds, each from its F to its W."""
+    """Peak number of chunks whose activations a device holds, each from its F to its last pass."""
     held = peak = 0
     for action in order:
-        held += (action.kind == "F") - (action.kind == "W")
+        held += (action.kind == "F") - (action.kind in LAST)
         peak = max(peak, held)
     return peak
 
@@ -115,18 +125,19 @@ class _Filling:
     No pass is moved so that the last stage holds a second micro-batch, whose logits would take memory, too.
     """
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, peaks: Sequence[int]) -> None:
-        """peaks: chunks that each device may hold."""
+    def __init__(self, schedule: Schedule, shape: PipelineShape, peaks: Sequence[int], split: bool = True) -> None:
+        """peaks: chunks that each device may hold. split: backward passes are B and W."""
         self.peaks, self.last = peaks, shape.stages - 1
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
-        self.dependencies = pass_dependencies(schedule, shape, split_backward=True)
+        self.dependencies = pass_dependencies(schedule, shape, split_backward=split)
         self.dependents = invert_dependencies(self.dependencies)
-        self.hop, self.steps = 0, {kind: [1] * shape.stages for kind in "FBW"}
+        self.hop, self.steps = 0, {kind: [1] * shape.stages for kind in ("F", *BACKWARD)}
 
     def with_durations(self, durations: PassDurations) -> Self:
         """The same, with passes that take as long as given; as it is made, all take one slot."""
         again = zip(durations.input_gradients, durations.recomputation, strict=True)
         seconds = {"F": durations.forward, "B": [sum(both) for both in again], "W": durations.weight_gradients}
+        seconds["BW"] = [sum(both) for both in zip(seconds["B"], seconds["W"], strict=True)]
         longest = max(map(max, seconds.values())) or 1.0
         timed = copy(self)
         timed.steps = {kind: [round(t / longest * STEPS) for t in times] for kind, times in seconds.items()}
@@ -140,19 +151,20 @@ class _Filling:
 
     def forwards(self, orders: Sequence[Sequence[Action]], patience: float = 0.0) -> list[list[Action]]:
         """Fills idle time from the start."""
-        return self._fill(orders, self.dependencies, self.dependents, ("F", "W"), "FBW", patience)
+        return self._fill(orders, self.dependencies, self.dependents, (("F",), LAST), ("F", *BACKWARD), patience)
 
-    def backwards(self, orders: Sequence[Sequence[Action]], movable: str) -> list[list[Action]]:
+    def backwards(self, orders: Sequence[Sequence[Action]], *movable: str) -> list[list[Action]]:
         """Fills idle time from the end."""
-        return _reverse(self._fill(_reverse(orders), self.dependents, self.dependencies, ("W", "F"), movable, 0.0))
+        kinds = LAST, ("F",)
+        return _reverse(self._fill(_reverse(orders), self.dependents, self.dependencies, kinds, movable, 0.0))
 
     def _fill(
         self,
         orders: Sequence[Sequence[Action]],
         dependencies: Dependencies,
         dependents: Dependencies,
-        memory: tuple[str, str],
-        movable: str,
+        memory: tuple[Sequence[str], Sequence[str]],
+        movable: Sequence[str],
         patience: float,
     ) -> list[list[Action]]:
         """Orders in which each free device takes the next pass of its order or, if that is not ready, the first movable
@@ -172,7 +184,7 @@ class _Filling:
         filled: list[list[Action]] = [[] for _ in orders]
 
         def change(action: Action) -> int:
-            return (action.kind == allocating) - (action.kind == freeing)
+            return (action.kind in allocating) - (action.kind in freeing)
 
         def pick(device: int, now: int) -> Action | None:
             peak = after = held[device]

@@ -9,13 +9,24 @@ length.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, SliceDuration
+from simulator.ir.scheme import ClosedForm
+from simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    SliceDuration,
+    interleaved_passes,
+    one_forward_one_backward,
+    smallest_interleaved_group,
+)
 
 MAX_SLICES = 1024
 """Most slices of one sequence."""
@@ -55,6 +66,35 @@ class SlicedSchedule(Schedule):
 def forward_slices(shape: PipelineShape, stage: int) -> list[Action]:
     """The forward passes of all slices through a stage, in the order of the sequence."""
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
+
+
+def sliced_1f1b(shape: PipelineShape, device: int) -> list[Action]:
+    """1F1B over slices: backward passes of a micro-batch from its last slice to its first; with several chunks a device
+    interleaved, in groups of `slice_group` micro-batches."""
+    if shape.v > 1:
+        group = slice_group(shape.p, shape.m, shape.slices)
+        return one_forward_one_backward(*interleaved_passes(shape, device, group))
+    forward, s = forward_slices(shape, device), shape.slices
+    backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
+    return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
+
+
+def sliced_1f1b_forms(setting: PipelineSetting, slices: int) -> Iterable[ClosedForm]:
+    """Closed forms of `sliced_1f1b` for slices that take equally long."""
+    p, m, v, s = setting.shape.p, setting.shape.m, setting.shape.v, slices
+    group = slice_group(p, m, s)
+    if v == 1 or group * s >= p:
+        yield ClosedForm("bubble", (p - 1) * setting.t_total / (v * s), "section 3.2; with chunks, replay of the order")
+    if v == 1:
+        yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")
+    elif m % group == 0:
+        held = [min(m * v * s, 2 * (p - 1 - i) + (v - 1) * group * s + s) for i in range(p)]
+        yield ClosedForm("in_flight_b", held, "replay of the order")
+
+
+def slice_group(p: int, m: int, slices: int) -> int:
+    """Micro-batches that run through a chunk in a row: the fewest whose slices keep all devices busy."""
+    return smallest_interleaved_group(m, -(-p // slices))
 
 
 def tabulate_seconds(

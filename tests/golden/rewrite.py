@@ -9,6 +9,7 @@ forecast. Jobs are small where their subject allows it: all are played in a few 
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from hardware.errors import MeshcastError
 from hardware.load import read_yaml
 from simulator import simulate
 from simulator.forecast.shared_work import SharedWork
+from simulator.ir.registry import find_scheme
+from simulator.job.load import load_job
 from simulator.report.report import Report
 
 HERE = Path(__file__).parent
@@ -77,6 +80,12 @@ def stored(name: str) -> Golden:
     job = fields["job"]
     job = str(ROOT / job) if isinstance(job, str) else job
     return Golden(job, fields.get("keep") == "all", fields.get("forecast"))
+
+
+def playable(name: str) -> bool:
+    """Whether the packages are installed that the schemes of a job need."""
+    needed = (find_scheme(entry.use).needs_package for entry in load_job(stored(name).job).plan.schemes)
+    return all(importlib.util.find_spec(package) is not None for package in needed if package)
 
 
 def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -229,7 +238,7 @@ def write(name: str, forecast: Mapping[str, Any]) -> None:
 def main() -> int:
     """Rewrites the forecasts that changed; all are made first, so a mistake leaves every file as it was."""
     try:
-        found = dict(forecasts(names()))
+        found = dict(forecasts(filter(playable, names())))
     except MeshcastError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 1

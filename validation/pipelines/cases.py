@@ -85,6 +85,8 @@ class ScheduleCase(BaseModel):
     concatenation: str | None = None
     policy: str | None = None
     in_flight: int | None = None
+    placement: str | None = None
+    split_backward: bool | None = None
     memory_limit: float | None = None
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
@@ -105,7 +107,8 @@ class FixedDuration:
 
 
 SCHEDULE_OPTIONS = (
-    "slices", "waves", "group", "pairs", "concatenation", "policy", "in_flight", "memory_limit", "path",
+    "slices", "waves", "group", "pairs", "concatenation", "policy", "in_flight", "memory_limit",
+    "placement", "split_backward", "path",
 )  # fmt: skip
 """Keys of a case that are options of some schedules."""
 

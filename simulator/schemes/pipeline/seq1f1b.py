@@ -25,21 +25,14 @@ from collections.abc import Iterable
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import (
-    Action,
-    PipelineSetting,
-    PipelineShape,
-    SliceDuration,
-    interleaved_passes,
-    one_forward_one_backward,
-    smallest_interleaved_group,
-)
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
 from simulator.scheduling.sequence_slicing import (
     SliceCount,
     SlicedSchedule,
     SliceLengths,
     choose_balanced_slices,
-    forward_slices,
+    sliced_1f1b,
+    sliced_1f1b_forms,
 )
 
 
@@ -71,26 +64,7 @@ class Seq1F1B(SlicedSchedule):
         return [choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))]
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        if shape.v > 1:
-            return one_forward_one_backward(*interleaved_passes(shape, device, _group(shape.p, shape.m, shape.slices)))
-        forward, s = forward_slices(shape, device), shape.slices
-        backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
-        return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
+        return sliced_1f1b(shape, device)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, v, s = setting.shape.p, setting.shape.m, setting.shape.v, len(self.slices)
-        group = _group(p, m, s)
-        if v == 1 or group * s >= p:
-            yield ClosedForm(
-                "bubble", (p - 1) * setting.t_total / (v * s), "section 3.2; with chunks, replay of the order"
-            )
-        if v == 1:
-            yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")
-        elif m % group == 0:
-            held = [min(m * v * s, 2 * (p - 1 - i) + (v - 1) * group * s + s) for i in range(p)]
-            yield ClosedForm("in_flight_b", held, "replay of the order")
-
-
-def _group(p: int, m: int, slices: int) -> int:
-    """Micro-batches that run through a chunk in a row: the fewest whose slices keep all devices busy."""
-    return smallest_interleaved_group(m, -(-p // slices))
+        return sliced_1f1b_forms(setting, len(self.slices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -442,3 +443,41 @@ def test_v_zb_stays_within_its_memory_and_never_deadlocks(data: st.DataObject, p
 def test_v_zb_says_how_much_memory_it_needs() -> None:
     with pytest.raises(PlanError, match="holds 4 before the first is back"):
         schedule("v-zb", memory_limit=3).check(PipelineShape(4, 8, 2))
+
+
+# ------------------------------------------------------------------------------------------------- tessel
+
+
+def search(p: int, m: int, **case: Any) -> dict[str, Any]:
+    pytest.importorskip("ortools", reason="needs ortools: pip install 'meshcast[search]'")
+    return answer({"schedule": "tessel", "p": p, "m": m, "order": True, **case})
+
+
+def test_tessel_finds_1f1b_on_a_chain_of_equal_stages() -> None:
+    """README of the authors' repository: forward passes of 1, backward of 2, memory for 4 micro-batches."""
+    case = {"p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1}
+    assert search(**case, memory_limit=4)["order"] == answer({"schedule": "1f1b", "order": True, **case})["order"]
+
+
+@pytest.mark.parametrize(("p", "limit"), [(3, 2), (4, 2)])
+def test_tessel_uses_the_memory_that_it_is_given(p: int, limit: int) -> None:
+    """Less memory than 1F1B needs makes the kernel longer, but not past what the forward passes of 1F1B in it take."""
+    case = {"m": 4 * p, "t_f": 1, "t_b": 1, "t_w": 1}
+    found = search(p, memory_limit=limit, **case)
+    assert max(found["in_flight_b"]) <= limit
+    same = answer({"schedule": "dapple", "policy": "A", "in_flight": limit, "p": p, **case})
+    assert search(p, **case)["makespan"] < found["makespan"] <= same["makespan"] * (1 + 1e-9)
+
+
+def test_tessel_balances_a_stage_that_takes_longer() -> None:
+    """A step takes no longer than the way of one micro-batch, 18, and a period of the slowest device, 9, for every
+    other one."""
+    times = {"t_f": [1, 3, 1, 1], "t_b": [1, 3, 1, 1], "t_w": [1, 3, 1, 1]}
+    found, fixed = search(4, 12, **times), answer({"schedule": "1f1b", "p": 4, "m": 12, **times})
+    assert 1 + 12 * 9 + 2 <= found["makespan"] <= min(18 + 11 * 9, fixed["makespan"])
+
+
+def test_tessel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(PlanError, match=r"needs OR-Tools.*meshcast\[search\]"):
+        schedule("tessel").orders(PipelineShape(2, 4))

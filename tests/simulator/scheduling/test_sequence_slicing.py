@@ -8,7 +8,7 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hardware import load_cluster
@@ -157,11 +157,13 @@ def sliced_jobs(draw: st.DrawFn, schedules: Sequence[str] = SLICED, **how: Any) 
     """Jobs with sequences in equal or unequal slices."""
     job = draw(jobs(("pipeline/gpipe",), **how))
     weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    equal = draw(st.booleans())
+    use = draw(st.sampled_from(schedules))
+    equal = draw(st.booleans()) or find_scheme(use).Options.model_fields["slices"].annotation is int
     count = len(weights) if equal else sum(weights)
-    entry = {"use": draw(st.sampled_from(schedules)), "over": "pp", "slices": len(weights) if equal else weights}
+    entry = {"use": use, "over": "pp", "slices": len(weights) if equal else weights}
     schemes = [entry, *job["plan"]["schemes"][1:]]
     batch = {**job["batch"], "sequence": job["model"].seq * count}
+    job = changed(job, attention="flash") if use == "pipeline/slimpipe" else job
     return {**job, "batch": batch, "plan": {**job["plan"], "schemes": schemes}}
 
 
@@ -169,7 +171,8 @@ def sliced_jobs(draw: st.DrawFn, schedules: Sequence[str] = SLICED, **how: Any) 
 @given(job=sliced_jobs(recompute=False))
 def test_slices_have_the_flops_of_whole_sequences(job: dict[str, Any]) -> None:
     """Without experts, whose capacity is rounded up in every slice, and with fused attention: unfused kernels skip the
-    scores of later slices, which they compute for whole sequences."""
+    scores of later slices, which they compute for whole sequences. Tensor ranks share no head of keys."""
+    assume((job["model"].kv_heads or 0) % job["plan"]["mesh"]["tp"] == 0)
     plain = {**job, "model": job["model"].model_copy(update={"moe": None}), "plan": {**job["plan"], "views": {}}}
     plain["plan"]["schemes"] = [one for one in job["plan"]["schemes"] if not one["use"].startswith("expert/")]
     played = play_job(changed(plain, attention="flash"), engine="sweep")
@@ -220,7 +223,11 @@ def uncut(job: dict[str, Any]) -> dict[str, Any]:
     return {**job, "plan": {**job["plan"], "schemes": schemes}}
 
 
-WHOLE_SEQUENCES = {"pipeline/seq1f1b": "pipeline/1f1b", "pipeline/terapipe": "pipeline/gpipe"}
+WHOLE_SEQUENCES = {
+    "pipeline/seq1f1b": "pipeline/1f1b",
+    "pipeline/slimpipe": "pipeline/1f1b",
+    "pipeline/terapipe": "pipeline/gpipe",
+}
 """Schedules of slices, and the schedule of whole sequences that each is with one slice."""
 
 
@@ -457,3 +464,15 @@ def test_slices_are_not_shorter_than_a_granule() -> None:
     assert sum(played.plan.slice_lengths) == 48 and all(length % 8 == 0 for length in played.plan.slice_lengths)
     job = small(9, "seq1f1b", mesh={"tp": 4, "cp": 2}, balanced=True)
     assert play_job(job).plan.slice_lengths == (8,) * 6, "there are six granules only"
+
+
+def test_slices_that_exchange_attention_take_equally_long() -> None:
+    """Two of eight slices have about the mean; the bubble of equal slices comes back, at equal work."""
+    alone, chosen, exchanged = (
+        simulate(small(**{**one, "slices": 8}, model={**LONG, "seq": 65536}, mesh={"pp": 4})).to_dict()["breakdown_s"]
+        for one in ({"use": "seq1f1b"}, {"use": "seq1f1b", "balanced": True}, {"use": "slimpipe"})
+    )
+    work = {name: one["compute"]["attention"] for name, one in (("alone", alone), ("exchanged", exchanged))}
+    assert work["exchanged"] == pytest.approx(work["alone"], rel=0.05)
+    assert exchanged["bubble"] < chosen["bubble"] < alone["bubble"]
+    assert exchanged["exposed"]["pp"] > alone["exposed"]["pp"]
