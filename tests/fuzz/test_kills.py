@@ -35,7 +35,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     ("kind", "seed"),
     [
         ("kills", 1),
-        *((kind, 0) for kind in ATTACKS),
+        *(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ATTACKS),
         *(pytest.param(kind, seed, marks=pytest.mark.slow) for kind in ATTACKS for seed in range(3, 8)),
     ],
 )

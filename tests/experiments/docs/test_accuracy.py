@@ -38,6 +38,7 @@ def text(rows: list[dict], fit: dict) -> str:
     return page(rows, fit, forecast_forgotten(named))
 
 
+@pytest.mark.slow
 def test_the_tables_have_the_figures_of_the_runs(rows: list[dict], text: str) -> None:
     found = compute_figures(rows)
     (counted,) = re.findall(r"^(\d+) runs, (\d+) forecast, (\d+) compared\.$", text, re.MULTILINE)

@@ -247,6 +247,7 @@ def test_a_folder_of_parts_that_no_sweep_made_is_not_emptied(tmp_path: Path) -> 
     assert (tmp_path / "0000000.parquet").exists()
 
 
+@pytest.mark.slow
 def test_millions_of_points_take_little_memory(tmp_path: Path) -> None:
     of = sweep(
         vary={"run.tokens": {"range": [1, 10_000]}, "plan.tp": [1, 2], "batch.micro": [1, 2]},

@@ -111,7 +111,7 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[s
     }
 
 
-@pytest.mark.parametrize("launch", [0.0, 2e-6, 1e-3])
+@pytest.mark.parametrize("launch", [pytest.param(0.0, marks=pytest.mark.slow), 2e-6, 1e-3])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
     "plan", [{"pp": 4}, {"pp": 4, "tp": 2, "dp": 2}, {"pp": 2, "chunks": 2}, {"pp": 4, "tp": 2, "chunks": 2}]

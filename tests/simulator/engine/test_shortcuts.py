@@ -24,7 +24,7 @@ def peaks(report: Report) -> list[dict[str, float]]:
     return [peak.by for peak in report.play.peaks]
 
 
-@examples(200)
+@examples(100)
 @given(job=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
 def test_without_any_shortcut_the_step_and_its_memory_are_the_same(job: dict[str, Any]) -> None:
     """Op by op, every round, nothing shared with other jobs; and every rank by itself."""

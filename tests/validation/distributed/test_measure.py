@@ -118,6 +118,7 @@ def test_both_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.calibration == str(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_collectives(tmp_path: Path) -> None:
     from validation.distributed.collectives import OPERATIONS
     from validation.distributed.measure import measure_collectives

@@ -90,6 +90,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, fake_cuda: Any) -> Any:
     return fake_cuda
 
 
+@pytest.mark.slow
 def test_every_slice_of_the_gpu_campaign_runs(campaign: Path, tmp_path: Path, one_gpu: Any) -> None:
     out = tmp_path / "measured"
     command_line._campaign(campaign, out, None, as_json=True)

@@ -167,6 +167,7 @@ def test_memory_is_as_forecast(schedule: str, recompute: str, off: float, tmp_pa
         assert row.forecasts["catalog"].value == pytest.approx(row.samples[0] - before, rel=off), row
 
 
+@pytest.mark.slow
 def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
     out, seen = tmp_path / "stages.json", []
 
