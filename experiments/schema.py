@@ -195,7 +195,7 @@ def _plan(defs: Schema) -> Schema:
     pipelines = [use.partition("/")[2] for use in scheme_names() if use.startswith("pipeline/")]
     short["schedule"]["examples"] = pipelines
     for plan in short, long:
-        plan["partition"]["examples"] = ["even", "ends-as-layers", "by-cost", [8, 8, 8, 8]]
+        plan["partition"]["examples"] = ["even", "ends-as-layers", "by-cost", "by-memory", [8, 8, 8, 8]]
     return {"anyOf": [_ref("ShortPlan"), _ref("LongPlan")]}
 
 

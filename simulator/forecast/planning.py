@@ -9,7 +9,7 @@ from simulator.engine.peak_memory import peaks
 from simulator.engine.play import play
 from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
 from simulator.forecast.program import build_program, device_prices, host_launch_seconds
-from simulator.forecast.resident_memory import state_bytes
+from simulator.forecast.resident_memory import resident_of_devices, state_bytes
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
 from simulator.ir.ops import Work
@@ -45,7 +45,12 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     def step_seconds(plan: Plan) -> float:
         return play(build_program(plan, prices(plan), shared)[1]).span
 
-    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, shared.divisible)
+    def device_peaks(plan: Plan) -> list[float]:
+        stages, program = build_program(plan, prices(plan), shared)
+        resident = resident_of_devices(plan, device_params(plan, stages), program)
+        return [float(peak.total) for peak in peaks(program, resident)]
+
+    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, shared.divisible)
     return _place_states(plan, prices, shared) if any(one.measures_memory for one in plan.every_scheme) else plan
 
 

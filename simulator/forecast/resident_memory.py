@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from simulator.ir.ops import BYTES, Param
 from simulator.lowering.scope import count_shards, shards_at_rest
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
+from simulator.program.program import Program
+from simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
+
+
+def resident_of_devices(
+    plan: Plan, every_params: Sequence[tuple[tuple[Param, int], ...]], program: Program
+) -> list[dict[str, float]]:
+    """By device, the bytes on a GPU that live through the whole step, by category. every_params: of every device."""
+    own = [plan.on(device) for device in range(plan.devices)]
+    resident = [resident_bytes(*one) for one in zip(own, every_params, strict=True)]
+    for device, params in enumerate(every_params) if plan.update_interval else ():
+        versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
+        resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
+    buffers = {
+        one: max(sum(scheme.buffer_bytes(each.job) for scheme in one.schemes) for each in one.classes)
+        for one in dict.fromkeys(own)
+    }
+    for states, params, one in zip(resident, every_params, own, strict=True):
+        if nbytes := buffers[one] + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
+            states["buffers"] = float(nbytes)
+    return resident
 
 
 def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:

@@ -14,12 +14,7 @@ from simulator.costs.regimes import least_known
 from simulator.engine.play import Engine, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
-from simulator.forecast.resident_memory import (
-    dummy_gradient_bytes,
-    offloaded_bytes,
-    resident_bytes,
-    stashed_weight_bytes,
-)
+from simulator.forecast.resident_memory import offloaded_bytes, resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
 from simulator.job.job import Job
@@ -29,7 +24,6 @@ from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, Program, variants_of
 from simulator.report.forecast import Forecast
 from simulator.report.report import Report
-from simulator.scheduling.no_flush import peak_weight_versions
 
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
 """Assumption of the engine `shared`."""
@@ -110,16 +104,6 @@ def play_forecast(
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
     every_params = device_params(plan, stages)
     own = [plan.on(device) for device in range(plan.devices)]
-    resident = [resident_bytes(*one) for one in zip(own, every_params, strict=True)]
     offloaded = [offloaded_bytes(*one) for one in zip(own, every_params, strict=True)]
-    for device, params in enumerate(every_params) if plan.update_interval else ():
-        versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
-        resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
-    buffers = {
-        one: max(sum(scheme.buffer_bytes(each.job) for scheme in one.schemes) for each in one.classes)
-        for one in dict.fromkeys(own)
-    }
-    for states, params, one in zip(resident, every_params, own, strict=True):
-        if nbytes := buffers[one] + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
-            states["buffers"] = float(nbytes)
+    resident = resident_of_devices(plan, every_params, program)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assumed)

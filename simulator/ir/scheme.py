@@ -87,7 +87,7 @@ class Scheme:
     `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
     `buffer_bytes`, `unsynchronised_axes`, `period`, `steps`, `at_step`, `accumulates_by_unit`, `shard_sizes`,
-    `offloaded_share`, `measures_memory`.
+    `offloaded_share`, `measures_memory`, `adapts_recompute`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -265,6 +265,15 @@ class Scheme:
         states: bytes of parameters, gradients and optimizer state of a rank, wherever they lie.
         """
         return self
+
+    @property
+    def adapts_recompute(self) -> bool:
+        """Whether layers and how many of them are recomputed are chosen for every stage, see `recompute_layers`."""
+        return False
+
+    def recompute_layers(self, count: int) -> Scheme:
+        """The scheme that recomputes so many layers of a stage, of those that `adapts_recompute`."""
+        raise NotImplementedError(self.use)
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""

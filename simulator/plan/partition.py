@@ -14,7 +14,7 @@ from simulator.models.model import Model
 
 Partition = str | tuple[int, ...]
 
-WORDS = "even, ends-as-layers, by-cost, or a list of layers"
+WORDS = "even, ends-as-layers, by-cost, by-memory, or a list of layers"
 
 
 class LayerCosts(NamedTuple):
@@ -136,22 +136,50 @@ def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
     """Returns the number of layers of every stage that minimises the largest cost of a stage, then the sum of squared
     costs.
 
-    The first and the last stage may have no layer, because they have the embedding and the output layer.
-
     layer_costs: by stage, the layer costs on its device.
     """
-    stages, layers = len(layer_costs), len(layer_costs[0].layers)
-    costs = []
-    for stage, (begin, each, end) in enumerate(layer_costs):
-        reached = np.array([0.0, *accumulate(each)])
-        cost = reached[None] - reached[:, None]  # cost of the layers from one (row) up to another (column)
-        cost += begin * (stage == 0) + end * (stage == stages - 1)
-        least = int(0 < stage < stages - 1)
-        cost[np.arange(layers + 1)[None] - np.arange(layers + 1)[:, None] < least] = np.inf
-        costs.append(cost)
+    return minimise_largest([stage_costs(one, stage, len(layer_costs)) for stage, one in enumerate(layer_costs)])
+
+
+def stage_costs(costs: LayerCosts, stage: int, stages: int) -> np.ndarray:
+    """Returns the cost of a stage with the layers from one (row) up to another (column); infinite for too few layers.
+
+    The first and the last stage may have no layer, because they have the embedding and the output layer.
+    """
+    reached, layers = np.array([0.0, *accumulate(costs.layers)]), np.arange(len(costs.layers) + 1)
+    found = reached[None] - reached[:, None]
+    found += costs.begin * (stage == 0) + costs.end * (stage == stages - 1)
+    found[layers[None] - layers[:, None] < int(0 < stage < stages - 1)] = np.inf
+    return found
+
+
+def minimise_largest(costs: Sequence[np.ndarray]) -> list[int]:
+    """Returns the number of layers of every stage for the least largest cost, then the least sum of squared costs.
+
+    costs: by stage, as `stage_costs` gives them.
+    """
     worst = _best(costs, np.maximum)[0]
     squares = [np.where(cost <= worst * (1 + 1e-12), cost, np.inf) ** 2 for cost in costs]
     return _best(squares, np.add)[1]
+
+
+def is_reachable(costs: Sequence[np.ndarray]) -> bool:
+    """Returns whether there is a partition of finite cost."""
+    return bool(np.isfinite(_best(costs, np.maximum)[0]))
+
+
+def minimise_step(costs: Sequence[np.ndarray], microbatches: int) -> list[int]:
+    """Returns the number of layers of every stage for which a step of 1F1B is shortest: a micro-batch's way through all
+    stages, and one less than the micro-batches times the slowest stage."""
+    every = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in costs]))
+    least, best, found = _best(costs, np.maximum)[0], np.inf, minimise_largest(costs)
+    for largest in every[every >= least * (1 - 1e-12)].tolist():
+        if (microbatches - 1) * largest >= best:
+            break
+        total, layers = _best([np.where(cost <= largest * (1 + 1e-12), cost, np.inf) for cost in costs], np.add)
+        if total + (microbatches - 1) * largest < best:
+            best, found = total + (microbatches - 1) * largest, layers
+    return found
 
 
 def _best(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, list[int]]:

@@ -9,6 +9,7 @@ from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.job.locate import locate_errors
 from simulator.plan.asymmetric import resolve_replicas, resolve_stages
+from simulator.plan.by_memory import DevicePeaks
 from simulator.plan.plan import Plan
 from simulator.plan.resolver import Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
 
@@ -19,6 +20,7 @@ def resolve(
     work_seconds: WorkSeconds,
     slice_seconds: SliceSeconds,
     step_seconds: StepSeconds,
+    device_peaks: DevicePeaks,
     divisible: set[Hashable] | None = None,
 ) -> Plan:
     """Resolves and checks the plan of `job`.
@@ -27,7 +29,12 @@ def resolve(
     Raises PlanError for the first rule that the plan breaks.
     """
     resolver = Resolver(
-        layer_costs, work_seconds, slice_seconds, step_seconds, divisible if divisible is not None else set()
+        layer_costs,
+        work_seconds,
+        slice_seconds,
+        step_seconds,
+        device_peaks,
+        divisible if divisible is not None else set(),
     )
     with locate_errors(*job.origin):
         if job.plan.has_stages:

@@ -21,6 +21,7 @@ from simulator.ir.ops import Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
+from simulator.plan.by_memory import DevicePeaks, adapt_recompute, partition_by_memory
 from simulator.plan.checks import (
     ALWAYS,
     check_classes,
@@ -53,7 +54,7 @@ StepSeconds = Callable[[Plan], float]
 
 @dataclass(frozen=True)
 class Resolver:
-    """Resolves plans with durations that are forecast.
+    """Resolves plans with durations and peaks of memory that are forecast.
 
     divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
     """
@@ -62,6 +63,7 @@ class Resolver:
     work_seconds: WorkSeconds
     slice_seconds: SliceSeconds
     step_seconds: StepSeconds
+    device_peaks: DevicePeaks
     divisible: set[Hashable]
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
@@ -109,8 +111,21 @@ class Resolver:
             self.check_divisible(plan)
             return self.layer_costs(plan)
 
+        if partition == "by-memory":
+            self.check_divisible(plan)
+            return partition_by_memory(plan, self.sliced_peaks)
         before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
         return tuple(layers_of_graph(partition, plan.job.model, before, plan.schedule.use, costs))
+
+    def sliced_peaks(self, plan: Plan) -> Sequence[float]:
+        """Peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
+        return self.device_peaks(self.slice_sequences(plan))
+
+    def adapt_recompute(self, plan: Plan) -> Plan:
+        """The plan with layers and recomputation of every stage chosen for the memory of its device."""
+        self.check_divisible(plan)
+        memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
+        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory)
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
@@ -130,6 +145,8 @@ class Resolver:
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
         plan = self.choose_alternatives(self.prepare(job))
+        if any(scheme.adapts_recompute for scheme in plan.schemes):
+            return self.slice_sequences(self.adapt_recompute(plan))
         plan = replace(plan, layers=self.layers(plan, job.plan.partition))
         self.check_divisible(plan)
         return self.slice_sequences(plan)

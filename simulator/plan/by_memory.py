@@ -1,0 +1,154 @@
+"""Partitions by memory: the peak of every device, profiled as a line over the layers of its stage.
+
+`partition: by-memory` minimises the largest peak (Dreuning et al. 2022, Euro-Par, pages 155-170). Recompute schemes
+that adapt to memory choose for every stage how many layers it has and how many of them are recomputed, for the shortest
+step that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil, inf
+from typing import NamedTuple
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.plan.partition import LayerCosts, is_reachable, minimise_largest, minimise_step, stage_costs
+from simulator.plan.plan import Plan
+
+ROUNDS = 4
+"""Most times that memory is profiled again around the partition that was found."""
+
+DevicePeaks = Callable[[Plan], Sequence[float]]
+"""Returns the peak memory of every device of a plan with layers [bytes]."""
+
+
+class StageMemory(NamedTuple):
+    """Peak memory of the device of a stage [bytes]: `fixed`, and `layer` for each of its layers."""
+
+    fixed: float
+    layer: float
+
+
+def check_one_stage_a_device(plan: Plan, what: str) -> None:
+    """Raises PlanError unless every device holds one part of a chain of layers, all under the same schemes."""
+    if plan.parts != plan.shape.p or plan.shape.stages != plan.shape.p or plan.stage_plans or plan.job.model.branches:
+        rule = f"{what} gives every device one stage, and all stages the same degrees"
+        raise PlanError("plan.partition", rule, "Use a schedule with one chunk a device, or by-cost")
+
+
+def partition_by_memory(plan: Plan, peaks: DevicePeaks) -> tuple[int, ...]:
+    """The layers of every stage for which the fullest device is least full.
+
+    The profile is made at an even partition and, as long as that helps, again around the one that was found.
+    """
+    check_one_stage_a_device(plan, "partition: by-memory")
+    layers, stages = len(plan.job.model.every_layer), plan.parts
+    best, least = spread_layers(layers, stages), inf
+    tried = best
+    for _ in range(ROUNDS):
+        largest = max(peaks(replace(plan, layers=tuple(tried))))
+        if largest >= least:
+            break
+        best, least = tried, largest
+        tried = minimise_largest(memory_costs(profile_stages(plan, best, peaks), layers))
+    return tuple(best)
+
+
+def spread_layers(layers: int, stages: int) -> list[int]:
+    """Layers as evenly as they go, the first stages with one more."""
+    if layers < max(stages - 2, 1):
+        rule = f"with {layers} layers on {stages} stages one inside the pipeline would be without"
+        raise PlanError("plan.partition", rule, f"At most {layers + 2} stages would work")
+    inner = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    # Where there are fewer layers than stages, the ends have none.
+    return inner if min(inner) or stages == 1 else [0, *[1] * min(layers, stages - 1), 0][:stages]
+
+
+def profile_stages(plan: Plan, layers: Sequence[int], peaks: DevicePeaks) -> list[StageMemory]:
+    """The memory of every stage, from partitions in which neighbours have swapped a layer (incremental profiling)."""
+    at = peaks(replace(plan, layers=tuple(layers)))
+    slopes: dict[int, float] = {}
+    for begin in (0, 1):
+        moved = list(layers)
+        for stage in range(begin, len(layers) - 1, 2):
+            giver, taker = (stage, stage + 1) if layers[stage] > 1 else (stage + 1, stage)
+            if moved[giver] > 1:
+                moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
+        if moved != list(layers):
+            there = peaks(replace(plan, layers=tuple(moved)))
+            slopes |= {
+                i: (there[i] - at[i]) / (new - old)
+                for i, (old, new) in enumerate(zip(layers, moved, strict=True))
+                if new != old
+            }
+    mean = sum(slopes.values()) / len(slopes) if slopes else 0.0
+    return [
+        StageMemory(total - slopes.get(i, mean) * count, slopes.get(i, mean))
+        for i, (total, count) in enumerate(zip(at, layers, strict=True))
+    ]
+
+
+def memory_costs(profile: Sequence[StageMemory], layers: int) -> list[np.ndarray]:
+    """By stage, the peak memory with the layers from one (row) up to another (column)."""
+    slopes = (LayerCosts(0.0, [one.layer] * layers, 0.0) for one in profile)
+    found = [stage_costs(one, stage, len(profile)) for stage, one in enumerate(slopes)]
+    return [one.fixed + costs for one, costs in zip(profile, found, strict=True)]
+
+
+def adapt_recompute(
+    plan: Plan, peaks: DevicePeaks, layer_costs: Callable[[Plan], Sequence[LayerCosts]], memory: Sequence[float]
+) -> Plan:
+    """The plan whose stages have layers, and recompute as many of them, as make the shortest step that fits.
+
+    With every range of layers a stage recomputes as few as its memory asks for; a dynamic programme takes the ranges.
+    Where nothing fits, all layers are recomputed.
+
+    memory: of every device [bytes].
+    """
+    (which,) = (i for i, scheme in enumerate(plan.schemes) if scheme.adapts_recompute)
+    scheme = plan.schemes[which]
+    check_one_stage_a_device(plan, scheme.use)
+    layers, stages = len(plan.job.model.every_layer), plan.parts
+
+    def recomputing(counts: Sequence[int], parts: Sequence[int] = ()) -> Plan:
+        """The plan whose stages recompute so many layers each. parts: layers of every stage, once they are known."""
+        schemes = {count: scheme.recompute_layers(count) for count in counts}
+        every = [
+            replace(plan, layers=tuple(parts), schemes=(*plan.schemes[:which], one, *plan.schemes[which + 1 :]))
+            for one in (schemes[count] for count in counts)
+        ]
+        return replace(every[0], stage_plans=tuple(every)) if len(schemes) > 1 else every[0]
+
+    even = spread_layers(layers, stages)
+    none, every = (recomputing([count] * stages) for count in (0, layers))
+    kept, freed = (profile_stages(one, even, peaks) for one in (none, every))
+    saved = [max(before.layer - after.layer, 1.0) for before, after in zip(kept, freed, strict=True)]
+    needed = [
+        np.ceil(np.maximum(held - limit, 0.0) / one)
+        for held, limit, one in zip(memory_costs(kept, layers), memory, saved, strict=True)
+    ]
+    plain, again = layer_costs(none), layer_costs(every)
+    costs = [stage_costs(one, stage, stages) for stage, one in enumerate(plain)]
+    slower = [stage_costs(one, stage, stages) for stage, one in enumerate(again)]
+    count = np.arange(layers + 1)[None] - np.arange(layers + 1)[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = [np.where(most <= count, most / np.maximum(count, 1), np.inf) for most in needed]
+        times = [
+            one + np.nan_to_num((two - one) * share, posinf=np.inf)
+            for one, two, share in zip(costs, slower, shares, strict=True)
+        ]
+    found = minimise_step(times if is_reachable(times) else slower, plan.shape.m)
+    begins = np.cumsum([0, *found]).tolist()
+    counts = [min(int(needed[i][begins[i], begins[i + 1]]), found[i]) for i in range(stages)]
+    for turn in range(2 * ROUNDS):
+        # The profile is a line, so the peaks say first by how much to correct it both ways, and then what still misses.
+        over = [peak - limit for peak, limit in zip(peaks(recomputing(counts, found)), memory, strict=True)]
+        least = -layers if turn == 0 else 0
+        wanted = [counts[i] + max(least, ceil(over[i] / saved[i])) for i in range(stages)]
+        if (more := [min(max(count, 0), found[i]) for i, count in enumerate(wanted)]) == counts:
+            break
+        counts = more
+    return recomputing(counts, found)

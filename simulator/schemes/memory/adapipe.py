@@ -1,0 +1,57 @@
+"""AdaPipe: every stage recomputes as little as its memory asks for, and stages that recompute more have fewer layers.
+
+In 1F1B the first stages hold activations of more micro-batches than the last. Recomputation that is the same on all of
+them wastes the memory of the last; recomputation that differs makes their times unequal. So both are chosen together:
+for every range of layers that a stage could have the fewest recomputed ones with which it fits, and by dynamic
+programming the ranges of the shortest step: a micro-batch's way through all stages and m - 1 times the slowest.
+
+    memory of stage i of n layers, r of them recomputed: fixed_i + n layer_i - r saved_i
+
+The terms are read from forecasts of a few partitions. Where all fits, nothing is recomputed and the partition balances
+times; where memory is too small even for full recomputation, all is.
+
+Not modelled: recomputation of parts of a layer (units), which the paper chooses by a knapsack.
+
+References: Sun et al. 2024 (ASPLOS), https://doi.org/10.1145/3620666.3651359.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from simulator.ir.modules import Module, Stage, Unit
+from simulator.ir.ops import Fragment, StageOps
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
+from simulator.ir.settings import LayerSetting
+from simulator.schemes.memory.shared.recompute import mark_layers, recompute
+
+
+class AdaPipe(MemoryScheme):
+    role = "recompute scheme"
+    paper = Paper(
+        "https://doi.org/10.1145/3620666.3651359",
+        "AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning",
+        2024,
+    )
+
+    class Options(SchemeOptions):
+        layers: int | None = Field(default=None, ge=0)
+        """Layers of each stage, from the first on, that are recomputed; null: found for every stage."""
+
+    @property
+    def adapts_recompute(self) -> bool:
+        return self.options.layers is None
+
+    def recompute_layers(self, count: int) -> Scheme:
+        return self.with_options(layers=count)
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        return inner(mark_layers(stage, self.options.layers or 0, self.role))
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        if not isinstance(module, Unit) or self.role not in module.marks:
+            return inner(module)
+        return recompute(module, inner)
+
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
+        yield ClosedForm("recomputed_forward_share", 0.0, "nothing is recomputed before a stage is short of memory")

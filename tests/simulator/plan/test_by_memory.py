@@ -1,0 +1,111 @@
+"""Partitions by memory, and recomputation that adapts to it, against all partitions of small models."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.report.report import Report
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 8192, "seq": 1024, "positions": "rope", "tied": False}
+
+
+def job(
+    partition: Any = "even", pp: int = 3, micro: int = 4, recompute: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    schemes = [{"use": "pipeline/1f1b", "over": "pp"}, *([recompute] if recompute else [])]
+    plan = {"mesh": {"pp": pp}, "schemes": schemes, "partition": partition, **more}
+    batch = {"global": 8 * micro, "micro": micro}
+    return {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": pp}, "batch": batch, "plan": plan}
+
+
+def fullest(report: Report) -> float:
+    return max(peak.total for peak in report.play.peaks)
+
+
+def lists(layers: int, stages: int) -> list[list[int]]:
+    every = product(range(layers + 1), repeat=stages)
+    return [list(one) for one in every if sum(one) == layers and min(one[1:-1], default=1) >= 1]
+
+
+@pytest.mark.parametrize("micro", [1, 8])
+def test_no_partition_has_a_lower_peak_than_that_by_memory(micro: int) -> None:
+    found = fullest(simulate(job("by-memory", micro=micro)))
+    assert found <= min(fullest(simulate(job(one, micro=micro))) for one in lists(8, 3)) * (1 + 1e-9)
+
+
+def test_a_partition_by_memory_gives_the_first_stages_fewer_layers() -> None:
+    """They hold activations of more micro-batches; a step takes longer than with equal stages."""
+    found, even = simulate(job("by-memory", pp=4, micro=8)), simulate(job(pp=4, micro=8))
+    layers = found.play.plan.layers
+    assert sum(layers) == 8 and layers[0] < layers[2] and fullest(found) < 0.9 * fullest(even)
+    assert found.step_time > even.step_time
+
+
+def test_a_partition_by_memory_of_a_model_that_does_not_divide() -> None:
+    layers = simulate(job("by-memory", pp=5)).play.plan.layers
+    assert sum(layers) == 8 and len(layers) == 5
+
+
+def test_chunks_are_not_partitioned_by_memory() -> None:
+    chunked = job("by-memory", pp=2)
+    chunked["plan"]["schemes"] = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
+    with pytest.raises(PlanError, match="gives every device one stage"):
+        simulate(chunked)
+
+
+# ------------------------------------------------------------------------------------------------ adaptive
+
+ADAPTIVE = {"use": "memory/adapipe"}
+
+
+def recomputed(report: Report) -> list[int]:
+    """Layers that every stage recomputes."""
+    plan = report.play.plan
+    return [plan.on(device).schemes[-1].options.layers for device in range(plan.shape.p)]
+
+
+def test_nothing_is_recomputed_where_all_fits() -> None:
+    found = simulate(job(recompute=ADAPTIVE))
+    assert recomputed(found) == [0, 0, 0]
+    assert found.play.plan.layers == simulate(job("by-cost")).play.plan.layers
+    assert found.step_time == pytest.approx(simulate(job("by-cost")).step_time)
+
+
+def test_all_is_recomputed_where_nothing_fits() -> None:
+    found = simulate(job(micro=8192, recompute=ADAPTIVE))
+    assert recomputed(found) == list(found.play.plan.layers)
+
+
+def test_first_stages_recompute_and_the_step_is_shorter_than_with_full_recompute() -> None:
+    sizes = {"micro": 352, "pp": 4}
+    plain, full = (simulate(job(recompute=one, **sizes)) for one in (None, {"use": "memory/recompute-full"}))
+    found = simulate(job(recompute=ADAPTIVE, **sizes))
+    memory = float(found.play.plan.clusters[0].gpu.memory)
+    assert fullest(plain) > memory >= fullest(found) > fullest(full)
+    counts = recomputed(found)
+    assert counts[0] > counts[-1] == 0
+    assert plain.step_time < found.step_time < full.step_time
+
+
+@pytest.mark.parametrize("micro", [352, 448])
+def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
+    """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
+    found = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
+    memory, best = float(found.play.plan.clusters[0].gpu.memory), float("inf")
+    for first in range(2, 7):
+        for counts in product(range(first + 1), range(9 - first)):
+            stages = [
+                {"layers": n, "schemes": [{"use": "memory/adapipe", "layers": r}]}
+                for n, r in zip((first, 8 - first), counts, strict=True)
+            ]
+            given = job(pp=2, micro=micro)
+            given["plan"] = {"schedule": "1f1b", "stages": [{**one, "mesh": {}} for one in stages]}
+            report = simulate(given)
+            if fullest(report) <= memory:
+                best = min(best, report.step_time)
+    assert fullest(found) <= memory and found.step_time <= best * 1.02
