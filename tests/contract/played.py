@@ -183,7 +183,7 @@ class Played:
             narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp + encoders)
             parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow + whole)
         # Ranks that share a key/value head project it again.
-        ranks = mesh.size([axis for one in tensor for axis in one.over])
+        ranks = min(mesh.size([axis for one in tensor for axis in one.over]), self.plan.head_ranks)
         trunk = (model, seq, len(model.every_layer) - sum(one.layers for one in model.branches) + model.mtp)
         towers = zip(model.branches, model.branch_tokens(seq), (one.layers for one in model.branches), strict=True)
         for one, of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
