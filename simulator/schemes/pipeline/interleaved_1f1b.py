@@ -2,9 +2,9 @@
 
 Of p devices, chunk c of device i is stage c p + i. The m micro-batches run in groups of N: a device runs chunk 0 for
 all of a group, then chunk 1, and so on; backward the same with the chunks in reverse order. Passes in warm-up and
-cool-down are those of one chunk. A micro-batch crosses p v - 1 borders of stages each way, 1F1B's p - 1: v times as many
-messages, those from the last device back to the first included. N = p, the default, holds least; a larger N admits any
-m >= p and gives messages more time (N = m: all of the batch at once).
+cool-down are those of one chunk. A micro-batch crosses p v - 1 borders of stages each way, from the last device to the
+first, too, where 1F1B has p - 1. N = p, the default, holds least; a larger N admits any m >= p and gives messages more
+time (N = m: all of the batch at once).
 
     p = 2, v = 2, m = 4 (upper case: chunk 0, lower case: chunk 1)
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3

@@ -255,15 +255,6 @@ def test_groups_that_would_wait_are_refused_with_their_numbers(m: int, group: in
     assert words in answer(case)["reason"]
 
 
-@given(p=st.integers(1, 6), m=st.integers(2, 16), times=st.tuples(SECONDS, SECONDS, SECONDS).map(sorted))
-def test_zb_v_has_a_bubble_between_barriers(p: int, m: int, times: Any) -> None:
-    """A step that ends with a barrier takes the makespan, which is longer than the longest span of a device."""
-    t_w, t_f, t_b = times
-    found = played("zb-v", p, max(m, 2 * p), (t_f, t_b, t_w))
-    makespan, span = bubbles(found, max(m, 2 * p), times)
-    assert span == near((p - 1) * (t_b - t_w)) and makespan == near((p - 1) * max(t_b / 2, t_b - t_w))
-
-
 def order_in_groups_of_slices(p: int, m: int, v: int, s: int, device: int) -> list[Action]:
     """Seq1F1B-I as its code states it (thunlp/Seq1F1B @6893466, schedules.py): slice k of all chunks' forward passes is
     one of a group of p slices; backward the queue of a micro-batch's slices is taken from its end."""
