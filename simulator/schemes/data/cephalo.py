@@ -15,7 +15,7 @@ and takes 25 % longer, as Cephalo's planner assumes. A list in `shards` has the 
 entry of `plan.replicas`.
 
 Cephalo recomputes every unit and keeps its inputs in host memory, so that further micro-batches take no memory of the
-GPU: add memory/recompute-full and memory/offload.
+GPU: add memory/recompute-full and memory/offload, which leaves the inputs of two units on the GPU.
 
 Simplified: `by-memory` makes f_i proportional to the memory of a GPU, while Cephalo fills what activations leave until
 all GPUs are equally full, and shards evenly where none would be more than half full; micro-batches are equally large on
