@@ -128,7 +128,7 @@ def time_orders(
                 if (known := [time for time in arrivals if time is not None]) != arrivals:
                     break
                 begin = max(free_at[device], *known)
-                free_at[device] = begin + sum(_pass_duration(action, durations) for action in actions_of([item]))
+                free_at[device] = begin + sum(map(durations.of, actions_of([item])))
                 for action in actions_of([item]):
                     if action.kind in ("F", "BW", "B"):
                         ends[action.stage, action.kind == "F", action.microbatch, action.slice] = free_at[device]
@@ -138,16 +138,3 @@ def time_orders(
     found.sort(key=lambda one: one.end)
     stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
     return found + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
-
-
-def _pass_duration(action: Action, durations: PassDurations) -> float:
-    stage = action.stage
-    inputs, weights = durations.input_gradients[stage], durations.weight_gradients[stage]
-    known = {
-        "F": durations.forward[stage],
-        "BW": inputs + weights,
-        "B": inputs,
-        "W": weights,
-        "R": durations.recomputation[stage],
-    }
-    return known.get(action.kind, 0.0)
