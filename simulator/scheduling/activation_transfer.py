@@ -40,6 +40,29 @@ class ActivationTransfer:
     load_during: Action
 
 
+def bounded_1f1b_transfers(
+    shape: PipelineShape, device: int, most: int, keepers: Sequence[int]
+) -> list[ActivationTransfer]:
+    """The transfers by which a device of 1F1B holds at most `most` micro-batches; none if it holds no more by itself.
+
+    Micro-batch n-most+2 is evicted during F(n): the device then holds that one, the most-3 after it, n itself, and the
+    one whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
+
+    keepers: devices to which micro-batches go in turn.
+    """
+    if min(shape.m, shape.p - device) <= most:
+        return []
+    return [
+        ActivationTransfer(
+            Action(device, "F", k),
+            keepers[k % len(keepers)],
+            Action(device, "F", k + most - 2),
+            Action(device, "BW", k - 1),
+        )
+        for k in range(1, shape.m - most + 2)
+    ]
+
+
 class TimedItem(NamedTuple):
     """A schedule item with its device, and its begin and end in the unit of the durations."""
 
