@@ -158,7 +158,7 @@ def describe_envelope(envelope: Envelope) -> dict[str, Any]:
         "run": best.run,
         "gpus": best.gpus,
         "source": best.source,
-        "printed": dict(best.printed),
+        "printed": best.printed,
         "of": {"gpu": envelope.gpu, "format": envelope.number, "class": envelope.kind},
         "borrowed": envelope.borrowed,
         "large": envelope.large,

@@ -75,7 +75,7 @@ def measured_combinations(task: Task) -> tuple[Combination, ...]:
 def read_combinations() -> tuple[Combination, ...]:
     """All measured combinations: the table that ships with meshcast."""
     table = read_yaml(resources.files("validation.published.measured_range") / FILE).data
-    return tuple(_read(entry) for entry in table["combinations"])
+    return tuple(_read(entry) for entry in table)
 
 
 def _read(entry: dict[str, Any]) -> Combination:

@@ -6,7 +6,8 @@ never the printed figure of a source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -17,7 +18,12 @@ from simulator.costs.regimes import StepClass, step_class
 from simulator.ir.operators import QUANTISED
 from simulator.job.job import Job
 
-FILE = "envelope.yaml"
+FILE, JOBS = "envelope.yaml", "envelope_jobs.jsonl"
+
+PLACES = ("best", "best_causal", "large")
+"""The runs of an entry."""
+
+ROOM = resources.files("validation.published.measured_range")
 
 SAME_PEAK = {"fp16": "bf16"}
 """Number formats that share an entry: GPUs of the catalog have one peak rate for both."""
@@ -38,8 +44,7 @@ class BestRun:
     model: its name.
     source: paper or repository, and the place in it.
     trust: how certain its figures are; empty if not stated.
-    printed: utilisation or TFLOP/s as its source prints it, in the source's convention.
-    job: of the forecast of the run.
+    printed: utilisation and TFLOP/s as its source prints them, in the source's convention; empty if it prints none.
     """
 
     mfu: float
@@ -50,8 +55,12 @@ class BestRun:
     model: str
     source: str
     trust: str
-    printed: Mapping[str, Any]
-    job: Mapping[str, Any]
+    printed: str
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        """The job of the run, as it is forecast."""
+        return _read_jobs()[self.run]
 
 
 @dataclass(frozen=True)
@@ -148,20 +157,18 @@ def _compare_by_size(entry: EnvelopeEntry, gpus: int, borrowed: bool) -> Envelop
 @cache
 def read_envelope() -> tuple[EnvelopeEntry, ...]:
     """All entries: the table that ships with meshcast."""
-    return read_entries(read_yaml(resources.files("validation.published.measured_range") / FILE).data["envelope"])
+    return tuple(_read_entry(entry) for entry in read_yaml(ROOM / FILE).data)
 
 
-def read_entries(table: Iterable[Mapping[str, Any]]) -> tuple[EnvelopeEntry, ...]:
-    """The entries of a table."""
-    return tuple(
-        EnvelopeEntry(
-            entry["gpu"],
-            entry["format"],
-            entry["class"],
-            BestRun(**entry["best"]),
-            *(BestRun(**entry[key]) if key in entry else None for key in ("best_causal", "large")),
-            int(entry["runs"]),
-            tuple(entry["sources"]),
-        )
-        for entry in table
-    )
+def _read_entry(entry: Mapping[str, Any]) -> EnvelopeEntry:
+    best, best_causal, large = (BestRun(**entry[key]) if key in entry else None for key in PLACES)
+    assert best is not None
+    keys = (entry["gpu"], entry["format"], entry["class"])
+    return EnvelopeEntry(*keys, best, best_causal, large, int(entry["runs"]), tuple(entry["sources"]))
+
+
+@cache
+def _read_jobs() -> dict[str, Mapping[str, Any]]:
+    """Jobs of the runs of the table, by the id of the run."""
+    lines = (ROOM / JOBS).read_text("utf-8").splitlines()
+    return {job["id"]: job for job in map(json.loads, lines)}

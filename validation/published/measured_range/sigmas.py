@@ -7,15 +7,14 @@ against the nearest of them. With the fields F that lie outside of it, the error
 
 where b is the sigma of the interval on the side of the error, and Q makes the 90 % interval of the t distribution that
 of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most likely values, with
-the weights of sources of `refit`. One field is fitted at a time; `pooled` gives one value to all. Most fields lie
-outside in a few sources only, so a field has a value of its own only where its gain in log-likelihood is more than
-`LEAST_GAIN`, and stays so without any one source; all others have the pooled one.
+the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in log-likelihood is more
+than `LEAST_GAIN`, also without any one source; the kept ones are then fitted together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +28,9 @@ from validation.published.measured_range.survey import SurveyedRun
 Q = Z90 / 2.132
 """Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same
 5 % and 95 % quantiles."""
+
+ROUNDS = 6
+"""Times that each sigma is fitted with the others held, until none moves."""
 
 GRID = np.arange(0.0, 0.4005, 0.005)
 """Sigmas that are tried."""
@@ -56,9 +58,10 @@ class HeldRun:
 class FieldSigma:
     """The widening that a field outside of what was run needs.
 
-    field: name; ``pooled``: one for all.
+    field: name.
     runs, sources: with the field outside.
-    bias: weighted mean of log(measured / forecast) of these runs, and of all others.
+    bias: weighted mean of log(measured / forecast) of these runs less that of all others.
+    bias_error: its standard error, over sources left out.
     covered: share of these runs inside their 90 % interval.
     sigma: most likely.
     gain: in log-likelihood over 0.
@@ -69,6 +72,7 @@ class FieldSigma:
     runs: int
     sources: int
     bias: float
+    bias_error: float
     covered: float
     sigma: float
     gain: float
@@ -77,8 +81,8 @@ class FieldSigma:
     least_gain: float
 
     @property
-    def own(self) -> bool:
-        """Whether the runs determine a value of its own."""
+    def kept(self) -> bool:
+        """Whether the runs say that the interval needs to be wider."""
         return min(self.gain, self.least_gain) > LEAST_GAIN
 
 
@@ -97,73 +101,103 @@ def hold_runs(runs: Sequence[SurveyedRun]) -> list[HeldRun]:
     return found
 
 
-def fit_sigmas(runs: Sequence[SurveyedRun]) -> list[FieldSigma]:
-    """The widening of every field that lies outside in some run, the pooled one first."""
-    held = hold_runs(runs)
-    fields = [key for key in (*NAMED, *NUMBERS) if any(key in one.outside for one in held)]
-    return [_fit(held, "pooled", fields), *(_fit(held, key, (key,)) for key in fields)]
+def fit_sigmas(held: Sequence[HeldRun]) -> list[FieldSigma]:
+    """The widening of every field that lies outside in some run, fitted alone."""
+    return [_fit(held, key) for key in (*NAMED, *NUMBERS) if any(key in one.outside for one in held)]
 
 
-def _fit(held: Sequence[HeldRun], name: str, fields: Collection[str]) -> FieldSigma:
-    out = [one for one in held if _count(one, fields)]
-    sigma, gain = _most_likely(held, fields)
+def fit_together(held: Sequence[HeldRun], fields: Sequence[str]) -> dict[str, float]:
+    """The most likely widenings of some fields, fitted together."""
+    found = dict.fromkeys(fields, 0.0)
+    for _ in range(ROUNDS):
+        for field in fields:
+            values = [_likelihood(held, found | {field: float(sigma)}) for sigma in GRID]
+            found[field] = float(GRID[int(np.argmax(values))])
+    return found
+
+
+def cover(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> tuple[float, float]:
+    """Share of the runs with one of these fields outside that lie in their interval, as it is and widened."""
+    out = [one for one in held if any(field in sigmas for field in one.outside)]
+    weights, ratios = _weigh(held)[[one in out for one in held]], np.array([abs(one.log_ratio) for one in out])
+    reaches = (np.array([one.base for one in out]), np.sqrt(_variances(out, sigmas)))
+    before, after = (float((weights * (ratios <= Z90 * reach)).sum() / weights.sum()) for reach in reaches)
+    return before, after
+
+
+def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
+    out = [one for one in held if field in one.outside]
     sources = sorted({one.source for one in out})
-    without = [_most_likely([one for one in held if one.source != source], fields) for source in sources]
-    weights = source_weights([{"source": one.source} for one in held])
-    ratios = np.array([one.log_ratio for one in held])
-    chosen = np.array([_count(one, fields) > 0 for one in held])
+    rest = [[one for one in held if one.source != source] for source in sources]
+    sigma, gain = _most_likely(held, field)
+    without = [_most_likely(some, field) for some in rest]
+    biases = [found for some in rest if (found := _bias(some, field)) is not None]
+    weights = _weigh(held) * [field in one.outside for one in held]
     inside = np.array([abs(one.log_ratio) <= Z90 * one.base for one in held])
-    own = weights * chosen
-    sigmas = [found for found, _ in without] or [0.0]
     return FieldSigma(
-        field=name,
+        field=field,
         runs=len(out),
         sources=len(sources),
-        bias=float((own * ratios).sum() / own.sum()) if out else 0.0,
-        covered=float((own * inside).sum() / own.sum()) if out else 1.0,
+        bias=_bias(held, field) or 0.0,
+        bias_error=math.sqrt((len(biases) - 1) * float(np.var(biases))) if len(biases) > 1 else math.inf,
+        covered=float((weights * inside).sum() / weights.sum()),
         sigma=sigma,
         gain=gain,
-        least=min(sigmas),
-        most=max(sigmas),
-        least_gain=min((one for _, one in without), default=0.0),
+        least=min(found for found, _ in without),
+        most=max(found for found, _ in without),
+        least_gain=min(one for _, one in without),
     )
 
 
-def _count(run: HeldRun, fields: Collection[str]) -> int:
-    return sum(field in fields for field in run.outside)
+def _bias(held: Sequence[HeldRun], field: str) -> float | None:
+    """How much longer than forecast, in the logarithm, runs with the field outside took than the others."""
+    outside, ratios = np.array([field in one.outside for one in held]), np.array([one.log_ratio for one in held])
+    if outside.all() or not outside.any():
+        return None
+    weights = _weigh(held)
+    out, rest = (float(np.average(ratios[some], weights=weights[some])) for some in (outside, ~outside))
+    return out - rest
 
 
-def _most_likely(held: Sequence[HeldRun], fields: Collection[str]) -> tuple[float, float]:
-    """The most likely sigma of every one of `fields`, and its gain in log-likelihood over 0."""
-    likelihood = _likelihood(held, fields)
-    values = [likelihood(float(sigma)) for sigma in GRID]
+def _most_likely(held: Sequence[HeldRun], field: str) -> tuple[float, float]:
+    """The most likely sigma of a field, and its gain in log-likelihood over 0."""
+    values = [_likelihood(held, {field: float(sigma)}) for sigma in GRID]
     best = int(np.argmax(values))
     return float(GRID[best]), values[best] - values[0]
 
 
-def _likelihood(held: Sequence[HeldRun], fields: Collection[str]) -> Callable[[float], float]:
-    weights = source_weights([{"source": one.source} for one in held])
-    ratios, bases = np.array([one.log_ratio for one in held]), np.array([one.base for one in held])
-    counts = np.array([_count(one, fields) for one in held])
-
-    def likelihood(sigma: float) -> float:
-        scale = Q * np.sqrt(bases**2 + counts * sigma**2)
-        terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((ratios / scale) ** 2 / FREEDOM)
-        return float((weights * terms).sum())
-
-    return likelihood
+def _likelihood(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> float:
+    ratios, scale = np.array([one.log_ratio for one in held]), Q * np.sqrt(_variances(held, sigmas))
+    terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((ratios / scale) ** 2 / FREEDOM)
+    return float((_weigh(held) * terms).sum())
 
 
-def format_sigmas(found: Sequence[FieldSigma]) -> str:
-    """The fit as a table in Markdown."""
+def _variances(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> np.ndarray:
+    """Squares of the sigma of every run, widened by its fields outside."""
+    return np.array([one.base**2 + sum(sigmas.get(field, 0.0) ** 2 for field in one.outside) for one in held])
+
+
+def _weigh(held: Sequence[HeldRun]) -> np.ndarray:
+    return source_weights([{"source": one.source} for one in held])
+
+
+def format_fit(held: Sequence[HeldRun]) -> str:
+    """The fit as a page in Markdown."""
+    found = fit_sigmas(held)
     lines = [
-        "| field outside | runs | sources | bias % | inside % | sigma | gain | sigma, a source left out | its gain |",
+        "| field outside | runs | sources | longer % | inside % | sigma | gain | sigma without a source | gain |",
         "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for one in found:
-        lines.append(
-            f"| {TITLES.get(one.field, one.field)} | {one.runs} | {one.sources} | {100 * one.bias:+.1f} | "
-            f"{100 * one.covered:.0f} | {one.sigma:.3f} | {one.gain:.1f} | {one.least:.3f} to {one.most:.3f} | "
-            f"{one.least_gain:.1f} |"
-        )
+        longer = f"{100 * one.bias:+.1f} +- {100 * one.bias_error:.1f}"
+        without = f"{one.least:.3f} to {one.most:.3f} | {one.least_gain:.1f}"
+        figures = f"{longer} | {100 * one.covered:.0f} | {one.sigma:.3f} | {one.gain:.1f} | {without}"
+        lines.append(f"| {TITLES[one.field]} | {one.runs} | {one.sources} | {figures} |")
+    kept = fit_together(held, [one.field for one in found if one.kept])
+    nothing = sum(not one.outside for one in held)
+    lines += ["", f"{len(held)} runs whose task other sources have; {nothing} with no field outside."]
+    if kept:
+        before, after = cover(held, kept)
+        together = ", ".join(f"{TITLES[field]} {sigma:.3f}" for field, sigma in kept.items())
+        lines.append(f"Kept, fitted together: {together}. Inside, of runs with one of them: {before:.0%}, {after:.0%}.")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ python -m validation.published.measured_range.tables runs.jsonl
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,10 +16,10 @@ import yaml
 from validation.published.measured_range.combinations import FILE as COMBINATIONS
 from validation.published.measured_range.combinations import condense, write_entry
 from validation.published.measured_range.envelope import FILE as ENVELOPE
-from validation.published.measured_range.envelope import LARGE
-from validation.published.measured_range.sigmas import fit_sigmas, format_sigmas
+from validation.published.measured_range.envelope import JOBS, LARGE, PLACES
+from validation.published.measured_range.sigmas import format_fit, hold_runs
 from validation.published.measured_range.survey import SurveyedRun, survey_runs
-from validation.published.rows import PublishedRun, read_files
+from validation.published.rows import PublishedFigures, PublishedRun, read_files
 
 ENVELOPE_HEAD = """\
 # Best published utilisation by GPU, number format of the GEMMs and class of model. Made by `make docs-envelope`; do not
@@ -53,27 +54,41 @@ def _write_group(gpu: str, number: str, kind: str, runs: Sequence[SurveyedRun]) 
 
 
 def _write_run(run: SurveyedRun) -> dict[str, Any]:
-    keys = ("mfu", "hfu", "tflops_per_gpu", "flops_convention")
-    printed = {key: getattr(run.measured, key) for key in keys}
-    has_figure = any(printed[key] is not None for key in keys[:3])
+    figures = {key: round(getattr(run, key), 4) for key in ("mfu", "causal", "hfu")}
     return {
-        **{key: round(getattr(run, key), 4) for key in ("mfu", "causal", "hfu")},
+        **figures,
         **{"run": run.id, "gpus": run.gpus, "model": run.model, "source": run.citation, "trust": run.trust or ""},
-        "printed": {key: value for key, value in printed.items() if value is not None} if has_figure else {},
-        "job": run.job,
+        "printed": _describe_printed(run.measured),
     }
 
 
+def _describe_printed(measured: PublishedFigures) -> str:
+    found = (
+        f"{measured.tflops_per_gpu:g} TFLOP/s a GPU" if measured.tflops_per_gpu else "",
+        f"MFU {measured.mfu:.1%}" if measured.mfu else "",
+        f"HFU {measured.hfu:.1%}" if measured.hfu else "",
+    )
+    return ", ".join(word for word in found if word)
+
+
 def write_tables(runs: Sequence[SurveyedRun], folder: Path) -> None:
-    """Writes both tables into a folder."""
-    table = {"envelope": best_runs(runs)}
-    combinations = {"combinations": [write_entry(one) for one in condense(run.plan for run in runs)]}
-    for name, head, data in (
-        (ENVELOPE, ENVELOPE_HEAD.format(large=LARGE), table),
-        (COMBINATIONS, COMBINATIONS_HEAD, combinations),
-    ):
-        text = yaml.dump(data, sort_keys=False, width=120, default_flow_style=None, allow_unicode=True)
-        (folder / name).write_text(head + text, "utf-8")
+    """Writes both tables, and the jobs of the runs of the envelope, into a folder."""
+    entries = best_runs(runs)
+    combinations = [write_entry(one) for one in condense(run.plan for run in runs)]
+    _write_list(folder / ENVELOPE, ENVELOPE_HEAD.format(large=LARGE), entries, flow=None)
+    _write_list(folder / COMBINATIONS, COMBINATIONS_HEAD, combinations, flow=True)
+    named = {entry[key]["run"] for entry in entries for key in PLACES if key in entry}
+    jobs = [json.dumps(run.job) for run in sorted(runs, key=lambda run: run.id) if run.id in named]
+    (folder / JOBS).write_text("".join(f"{job}\n" for job in jobs), "utf-8")
+
+
+def _write_list(file: Path, head: str, entries: Sequence[dict[str, Any]], flow: bool | None) -> None:
+    """Writes a list as YAML. flow: whether an entry is one flow mapping; None: each of its inner mappings is."""
+    text = yaml.dump(entries, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
+    if flow:
+        each = (yaml.dump(one, sort_keys=False, width=116, default_flow_style=True) for one in entries)
+        text = "".join(f"- {one.rstrip()}\n".replace("\n  ", "\n    ") for one in each)
+    file.write_text(head + text, "utf-8")
 
 
 def main(paths: Sequence[str]) -> None:
@@ -82,7 +97,7 @@ def main(paths: Sequence[str]) -> None:
     every = [one for one in given if isinstance(one, PublishedRun)]
     runs = [one for one in survey_runs(every) if one is not None]
     write_tables(runs, Path(__file__).parent)
-    print(format_sigmas(fit_sigmas(runs)))
+    print(format_fit(hold_runs(runs)))
 
 
 if __name__ == "__main__":
