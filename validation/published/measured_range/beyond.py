@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from simulator.forecast.shared_work import SharedWork
@@ -21,7 +22,7 @@ from simulator.forecast.simulate import simulate
 from simulator.program.block import SUMS
 from simulator.program.categories import COMPUTING, EXPOSED, HOST
 from simulator.report.report import COMMUNICATION, Report
-from validation.published.measured_range.envelope import Envelope, published_envelope
+from validation.published.measured_range.envelope import BestRun, Envelope, published_envelope
 
 MATRIX = ("gemm", "attention")
 NAMED_TERMS = 3
@@ -98,8 +99,10 @@ class BeyondEnvelope:
 def beyond_envelope(report: Report, shared_work: SharedWork | None = None) -> BeyondEnvelope | None:
     """How far a forecast exceeds the best published utilisation of its GPU, number format and class.
 
-    It is beyond if its MFU exceeds the envelope in both conventions, with attention in full and by half. The envelope's
-    run is forecast once, if `report` is beyond it. None within the envelope, and where there is none.
+    It is beyond if its MFU exceeds the envelope in both conventions, with attention in full and by half. Only then is
+    the envelope's run forecast. None within the envelope, and where there is none.
+
+    shared_work: that of `report`, if it was forecast with a calibration of its own.
     """
     envelope = published_envelope(report.job)
     if envelope is None:
@@ -107,9 +110,16 @@ def beyond_envelope(report: Report, shared_work: SharedWork | None = None) -> Be
     excess = min(report.mfu["palm"] / envelope.mfu, report.mfu["causal"] / envelope.causal) - 1
     if excess <= 0:
         return None
-    published = simulate(envelope.best.job, shared_work=shared_work)
+    best = envelope.best
+    published = simulate(best.job, shared_work=shared_work) if shared_work else _forecast_run(best)
     terms = compare_terms(report, published)
     return BeyondEnvelope(report.mfu["palm"], envelope, excess, published.mfu["palm"], tuple(terms))
+
+
+@lru_cache(maxsize=4)
+def _forecast_run(best: BestRun) -> Report:
+    """The forecast of a run of the envelope, with shipped calibrations."""
+    return simulate(best.job)
 
 
 def compare_terms(report: Report, published: Report) -> list[Term]:

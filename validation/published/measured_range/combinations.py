@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from hardware.load import read_yaml
-from validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, Task
+from validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, TrainingTask
 
 FILE = "combinations.yaml"
 
@@ -24,7 +24,7 @@ class Combination:
     sources: of these runs.
     """
 
-    task: Task
+    task: TrainingTask
     names: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]
     runs: int
@@ -41,14 +41,14 @@ class Combination:
 class MeasuredPlan:
     """The plan of a published run."""
 
-    task: Task
+    task: TrainingTask
     fields: PlanFields
     source: str
 
 
 def condense(plans: Iterable[MeasuredPlan]) -> list[Combination]:
     """The combinations of some plans, in the order of their tasks and names."""
-    groups: dict[tuple[Task, tuple[str, ...]], list[MeasuredPlan]] = {}
+    groups: dict[tuple[TrainingTask, tuple[str, ...]], list[MeasuredPlan]] = {}
     for plan in plans:
         groups.setdefault((plan.task, tuple(getattr(plan.fields, key) for key in NAMED)), []).append(plan)
     found = []
@@ -66,7 +66,7 @@ def find_nearest(fields: PlanFields, known: Sequence[Combination]) -> tuple[Comb
 
 
 @cache
-def measured_combinations(task: Task) -> tuple[Combination, ...]:
+def measured_combinations(task: TrainingTask) -> tuple[Combination, ...]:
     """The measured combinations of a task; empty if nobody has published a run of it."""
     return tuple(one for one in read_combinations() if one.task == task)
 
@@ -85,7 +85,7 @@ def _read(entry: dict[str, Any]) -> Combination:
         value = entry.get(key, 1)
         low, high = value if isinstance(value, list) else (value, value)
         ranges.append((int(low), int(high)))
-    task = Task(entry["architecture"], entry["program"], entry["class"])
+    task = TrainingTask(entry["architecture"], entry["program"], entry["class"])
     return Combination(task, names, tuple(ranges), int(entry["runs"]), tuple(entry["sources"]))
 
 

@@ -24,7 +24,7 @@ from validation.published.measured_range.plan_fields import (
     NUMBERS,
     TITLES,
     PlanFields,
-    Task,
+    TrainingTask,
     fields_of_plan,
     task_of,
 )
@@ -50,15 +50,15 @@ class Distance:
     outside: fields of the plan that it does not have; all without one.
     """
 
-    task: Task
+    task: TrainingTask
     fields: PlanFields
     nearest: Combination | None
     outside: tuple[str, ...]
 
     @property
     def measured(self) -> bool:
-        """Whether somebody has run a plan like this one."""
-        return not self.outside
+        """Whether somebody has run a plan like this one, with whatever program."""
+        return self.nearest is not None and not set(self.outside) - {"program"}
 
     @property
     def sigma(self) -> float:
@@ -91,19 +91,16 @@ def distance_from_measured(plan: Plan) -> Distance:
     return max(found, key=lambda one: (one.nearest is None, len(one.outside)))
 
 
-def _measure(task: Task, fields: PlanFields) -> Distance:
-    known, other = measured_combinations(task), ()
-    if not known:
-        known = tuple(
-            one
-            for one in read_combinations()
-            if (one.task.architecture, one.task.kind) == (task.architecture, task.kind)
-        )
-        other = ("program",)
-    if not known:
+def _measure(task: TrainingTask, fields: PlanFields) -> Distance:
+    if own := measured_combinations(task):
+        nearest, outside = find_nearest(fields, own)
+        return Distance(task, fields, nearest, tuple(outside))
+    key = (task.architecture, task.kind)
+    other = [one for one in read_combinations() if (one.task.architecture, one.task.kind) == key]
+    if not other:
         return Distance(task, fields, None, ("program", *NAMED, *NUMBERS))
-    nearest, outside = find_nearest(fields, known)
-    return Distance(task, fields, nearest, (*other, *outside))
+    nearest, outside = find_nearest(fields, other)
+    return Distance(task, fields, nearest, ("program", *outside))
 
 
 def widened_interval(metrics: Metrics, distance: Distance) -> tuple[float, float]:

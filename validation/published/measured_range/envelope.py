@@ -41,7 +41,7 @@ class BestRun:
     hfu: hardware FLOPs utilisation; its FLOPs are those of the forecast of the run's plan.
     run: id of the run.
     gpus: of the run.
-    model: its name.
+    model: its name, and the layers that were run.
     source: paper or repository, and the place in it.
     trust: how certain its figures are; empty if not stated.
     printed: utilisation and TFLOP/s as its source prints them, in the source's convention; empty if it prints none.

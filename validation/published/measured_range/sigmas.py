@@ -108,77 +108,82 @@ def fit_sigmas(held: Sequence[HeldRun]) -> list[FieldSigma]:
 
 def fit_together(held: Sequence[HeldRun], fields: Sequence[str]) -> dict[str, float]:
     """The most likely widenings of some fields, fitted together."""
-    found = dict.fromkeys(fields, 0.0)
+    sample, found = _Sample(held), dict.fromkeys(fields, 0.0)
     for _ in range(ROUNDS):
         for field in fields:
-            values = [_likelihood(held, found | {field: float(sigma)}) for sigma in GRID]
-            found[field] = float(GRID[int(np.argmax(values))])
+            others = sample.widen({name: sigma for name, sigma in found.items() if name != field})
+            found[field], _ = sample.most_likely(field, others)
     return found
 
 
 def cover(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> tuple[float, float]:
     """Share of the runs with one of these fields outside that lie in their interval, as it is and widened."""
-    out = [one for one in held if any(field in sigmas for field in one.outside)]
-    weights, ratios = _weigh(held)[[one in out for one in held]], np.array([abs(one.log_ratio) for one in out])
-    reaches = (np.array([one.base for one in out]), np.sqrt(_variances(out, sigmas)))
-    before, after = (float((weights * (ratios <= Z90 * reach)).sum() / weights.sum()) for reach in reaches)
+    sample = _Sample(held)
+    out = np.any([sample.outside[field] for field in sigmas], axis=0)
+    before, after = (sample.share_inside(out, variances) for variances in (sample.variances, sample.widen(sigmas)))
     return before, after
 
 
+class _Sample:
+    """Runs as arrays.
+
+    outside: for each field, which runs have it outside.
+    variances: squares of the sigmas of their intervals.
+    """
+
+    def __init__(self, held: Sequence[HeldRun]) -> None:
+        self.weights = source_weights([{"source": one.source} for one in held])
+        self.ratios = np.array([one.log_ratio for one in held])
+        self.variances = np.array([one.base**2 for one in held])
+        self.outside = {key: np.array([key in one.outside for one in held]) for key in (*NAMED, *NUMBERS)}
+
+    def widen(self, sigmas: Mapping[str, float]) -> np.ndarray:
+        """Variances with the sigmas of the fields outside."""
+        return np.asarray(self.variances + sum(self.outside[key] * sigma**2 for key, sigma in sigmas.items()))
+
+    def most_likely(self, field: str, variances: np.ndarray) -> tuple[float, float]:
+        """The most likely sigma of a field, and its gain in log-likelihood over 0. variances: without it."""
+        scale = Q * np.sqrt(variances + self.outside[field] * GRID[:, None] ** 2)
+        terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((self.ratios / scale) ** 2 / FREEDOM)
+        values = terms @ self.weights
+        best = int(np.argmax(values))
+        return float(GRID[best]), float(values[best] - values[0])
+
+    def bias(self, field: str) -> float | None:
+        """How much longer than forecast, in the logarithm, runs with the field outside took than the others; None if
+        all runs have it outside, or none."""
+        out = self.outside[field]
+        if out.all() or not out.any():
+            return None
+        own, rest = (float(np.average(self.ratios[some], weights=self.weights[some])) for some in (out, ~out))
+        return own - rest
+
+    def share_inside(self, some: np.ndarray, variances: np.ndarray) -> float:
+        """Share of some runs in 90 % intervals with these variances."""
+        inside = np.abs(self.ratios) <= Z90 * np.sqrt(variances)
+        return float(np.average(inside[some], weights=self.weights[some]))
+
+
 def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
-    out = [one for one in held if field in one.outside]
-    sources = sorted({one.source for one in out})
-    rest = [[one for one in held if one.source != source] for source in sources]
-    sigma, gain = _most_likely(held, field)
-    without = [_most_likely(some, field) for some in rest]
-    biases = [found for some in rest if (found := _bias(some, field)) is not None]
-    weights = _weigh(held) * [field in one.outside for one in held]
-    inside = np.array([abs(one.log_ratio) <= Z90 * one.base for one in held])
+    sample, sources = _Sample(held), sorted({one.source for one in held if field in one.outside})
+    rest = [_Sample([one for one in held if one.source != source]) for source in sources]
+    sigma, gain = sample.most_likely(field, sample.variances)
+    without = [one.most_likely(field, one.variances) for one in rest]
+    biases = [found for one in rest if (found := one.bias(field)) is not None]
+    out = sample.outside[field]
     return FieldSigma(
         field=field,
-        runs=len(out),
+        runs=int(out.sum()),
         sources=len(sources),
-        bias=_bias(held, field) or 0.0,
+        bias=sample.bias(field) or 0.0,
         bias_error=math.sqrt((len(biases) - 1) * float(np.var(biases))) if len(biases) > 1 else math.inf,
-        covered=float((weights * inside).sum() / weights.sum()),
+        covered=sample.share_inside(out, sample.variances),
         sigma=sigma,
         gain=gain,
         least=min(found for found, _ in without),
         most=max(found for found, _ in without),
         least_gain=min(one for _, one in without),
     )
-
-
-def _bias(held: Sequence[HeldRun], field: str) -> float | None:
-    """How much longer than forecast, in the logarithm, runs with the field outside took than the others."""
-    outside, ratios = np.array([field in one.outside for one in held]), np.array([one.log_ratio for one in held])
-    if outside.all() or not outside.any():
-        return None
-    weights = _weigh(held)
-    out, rest = (float(np.average(ratios[some], weights=weights[some])) for some in (outside, ~outside))
-    return out - rest
-
-
-def _most_likely(held: Sequence[HeldRun], field: str) -> tuple[float, float]:
-    """The most likely sigma of a field, and its gain in log-likelihood over 0."""
-    values = [_likelihood(held, {field: float(sigma)}) for sigma in GRID]
-    best = int(np.argmax(values))
-    return float(GRID[best]), values[best] - values[0]
-
-
-def _likelihood(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> float:
-    ratios, scale = np.array([one.log_ratio for one in held]), Q * np.sqrt(_variances(held, sigmas))
-    terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((ratios / scale) ** 2 / FREEDOM)
-    return float((_weigh(held) * terms).sum())
-
-
-def _variances(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> np.ndarray:
-    """Squares of the sigma of every run, widened by its fields outside."""
-    return np.array([one.base**2 + sum(sigmas.get(field, 0.0) ** 2 for field in one.outside) for one in held])
-
-
-def _weigh(held: Sequence[HeldRun]) -> np.ndarray:
-    return source_weights([{"source": one.source} for one in held])
 
 
 def format_fit(held: Sequence[HeldRun]) -> str:

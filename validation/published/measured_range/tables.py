@@ -57,7 +57,13 @@ def _write_run(run: SurveyedRun) -> dict[str, Any]:
     figures = {key: round(getattr(run, key), 4) for key in ("mfu", "causal", "hfu")}
     return {
         **figures,
-        **{"run": run.id, "gpus": run.gpus, "model": run.model, "source": run.citation, "trust": run.trust or ""},
+        **{
+            "run": run.id,
+            "gpus": run.gpus,
+            "model": f"{run.model}, {run.job['model']['layers']} layers",
+            "source": run.citation,
+            "trust": run.trust or "",
+        },
         "printed": _describe_printed(run.measured),
     }
 
