@@ -33,8 +33,9 @@ SIGMAS = {"schedule": 0.060, "gpus": 0.045}
 """Standard deviation of log(step time) that a field outside of what was run adds; of all other fields nothing.
 
 source: 747 published runs of 14 sources, each held against the combinations of all other sources (`sigmas`,
-    docs/search.md). Runs with one of these two fields outside lie in their 90 % interval in 81 % of cases, with these
-    sigmas in 94 %. Which of the two it is, the runs hardly say: they lie outside together.
+    docs/search.md). Of the 270 runs with one of these two fields outside, 81 % lie in their 90 % interval, 94 % with
+    these sigmas, and 90 % with sigmas fitted without their own source. Which of the two fields it is, the runs hardly
+    say: they often lie outside together.
 checked: 2026-11-25
 """
 
