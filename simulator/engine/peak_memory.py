@@ -61,8 +61,8 @@ def offloaded_activations(program: Program) -> list[dict[str, float]]:
     """
     copies: dict[Task, list[tuple[HostCopy, int]]] = {}
     for task in dict.fromkeys(program.tasks):
-        ops = ((op.work, count) for op, count in task.count_ops())
-        if found := [(work, count) for work, count in ops if isinstance(work, HostCopy) and work.activations]:
+        own = [(work, count) for work, count in task.host_works if isinstance(work, HostCopy)]
+        if found := [(work, count) for work, count in own if work.activations]:
             copies[task] = found
     most: list[dict[str, float]] = [{} for _ in range(program.devices)]
     table = program.timetable

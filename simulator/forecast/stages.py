@@ -35,8 +35,8 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
         return stages, []
     known: dict[Hashable, Fragment] = {}
     sums, updates = sum_shared_gradients(plan, stages, units), []
-    for device, params in enumerate(device_params(plan, stages)):
-        held = (one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device)
+    every = zip(_held_stages(plan, stages), device_params(plan, stages), strict=True)
+    for device, (held, params) in enumerate(every):
         own = plan.on(device)
         if (key := (*held, sums[device], own if own.mesh.stage else None)) not in known:
             known[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
@@ -121,12 +121,20 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     return [(first, last) for first, last in found]
 
 
-def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
-    """The parameters on one rank of every pipeline device, each with its number of copies."""
-    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.devices)]
+def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]]:
+    """The ops of the stages on every pipeline device, in their first variant."""
+    held: list[list[StageOps]] = [[] for _ in range(plan.devices)]
     for index, stage in enumerate(stages):
-        held[plan.device(index)] += one_of(stage).params()
-    return [tuple(params) for params in held]
+        held[plan.device(index)].append(one_of(stage))
+    return [tuple(own) for own in held]
+
+
+def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
+    """The parameters on one rank of every pipeline device, each with its number of copies; devices that hold the same
+    stages share one tuple."""
+    held = _held_stages(plan, stages)
+    made = {own: tuple(found for stage in own for found in stage.params()) for own in dict.fromkeys(held)}
+    return [made[own] for own in held]
 
 
 def _update(

@@ -14,7 +14,7 @@ from simulator.costs.regimes import least_known
 from simulator.engine.play import Engine, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
-from simulator.forecast.resident_memory import offloaded_bytes, resident_of_devices
+from simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
 from simulator.job.job import Job
@@ -114,7 +114,7 @@ def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Progr
     forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
     assumed += costs.assumed_exchanges(op.work for op in forward)
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
-    assumed += costs.assumed_hosts(op.work for task in tasks for op, _ in task.count_ops())
+    assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)
     return assumed + ((CONTENTION,) if engine == "shared" else ())
 
 
@@ -129,7 +129,6 @@ def play_forecast(
 ) -> Forecast:
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
     every_params = device_params(plan, stages)
-    own = [plan.on(device) for device in range(plan.devices)]
-    offloaded = [offloaded_bytes(*one) for one in zip(own, every_params, strict=True)]
+    offloaded = offloaded_of_devices(plan, every_params)
     resident = resident_of_devices(plan, every_params, program)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume)

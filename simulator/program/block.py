@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Attention, Fragment, Gemm, Op, Param, UnitRun, Work
+from simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from simulator.lowering.lower import drop_backward
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
@@ -90,6 +90,11 @@ class Block:
     @cached_property
     def streams(self) -> frozenset[str]:
         return frozenset(op.stream for op in self.ops)
+
+    @cached_property
+    def host_works(self) -> list[Host]:
+        """The works of the host."""
+        return [op.work for op in self.ops if isinstance(op.work, Host)]
 
     @cached_property
     def by_axis(self) -> dict[str, list[int]]:

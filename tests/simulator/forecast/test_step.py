@@ -58,5 +58,5 @@ def test_plans_that_share_their_work() -> None:
 
 def test_plans_that_do_not_fit_or_break_a_rule() -> None:
     assert not forecast_step({**GPT3, "plan": {"tp": 1, "pp": 2}}).fits
-    with pytest.raises(PlanError, match="plan.tp is 5"):
+    with pytest.raises(PlanError, match=r"plan\.tp is 5"):
         forecast_step({**GPT3, "cluster": "dgx-a100:10", "batch": {"global": 80}, "plan": {"tp": 5, "pp": 8}})
