@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -202,14 +203,19 @@ PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 
 
 class CompiledBlocks:
-    """Blocks of lowered units, compiled once for each kind of pass."""
+    """Blocks of lowered units, compiled once for each kind of pass.
+
+    tasks: the tasks that programs have made of them (`simulator.program.task.Task`), by all that they depend on.
+    """
 
     def __init__(self) -> None:
+        self.tasks: dict[Hashable, Any] = {}
         self._blocks: dict[tuple[Fragment, str, bool], Block] = {}
         self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
 
     def clear(self) -> None:
         """Forgets all blocks."""
+        self.tasks.clear()
         self._blocks.clear()
         self._events.clear()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Task:
     marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     forward: bool = True
+    engine_results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What the engine has computed for the task."""
 
     @cached_property
     def memory(self) -> Profile:

@@ -252,10 +252,28 @@ class DataScheme(Scheme):
         of: Callable[[Param], tuple[tuple[str, ...], Sizes]],
         make: MakeOps,
         backward: bool,
-    ) -> Iterable[SideOps]:
-        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start."""
-        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
+    ) -> Sequence[SideOps]:
+        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start.
+
+        Stages whose parameters have equal sizes share them: micro-batches of another size change no gradient.
+        """
         found = [of(param) if param.trained else ((), ()) for param, _ in stage_ops.params()]
+        runs = tuple((len(unit_run.fragment.params), unit_run.count) for unit_run in stage_ops.unit_runs)
+        key = backward, tuple(found), runs
+        if key not in self._known_buckets:
+            self._known_buckets[key] = list(self._fill(stage_ops, found, make, backward))
+        return self._known_buckets[key]
+
+    @cached_property
+    def _known_buckets(self) -> dict[Hashable, Sequence[SideOps]]:
+        """Buckets by the sizes of the parameters."""
+        return {}
+
+    def _fill(
+        self, stage_ops: StageOps, found: Sequence[tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
+    ) -> Iterable[SideOps]:
+        """Fills buckets. found: axes and sizes of the distinct parameters of a stage."""
+        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
         sets = list(dict.fromkeys(axes for axes, _ in found))
         summed = stage_ops.of_params([sets.index(axes) for axes, _ in found])
         kinds = max((len(sizes) for _, sizes in found), default=0)
