@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.sweeps.fingerprint import Fingerprint, Inputs
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.output import tell_changes
-from hardware.errors import MeshcastError, PlanError
+from hardware.errors import MeshcastError, PlanError, cut_middle
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -113,7 +113,8 @@ def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
     if type(error).__name__ == "KilledWorker":
         rule = f"chunk {number} ended every worker that it was given to, most likely for lack of memory{kept}"
         return PlanError("--on", rule, f"Start workers with more memory, then {again}")
-    rule = f"a worker or the scheduler cannot run meshcast ({type(error).__name__}: {str(error).splitlines()[0]}){kept}"
+    said = cut_middle(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    rule = f"a worker or the scheduler cannot run meshcast ({said}){kept}"
     return PlanError("--on", rule, f"Install the same Python, packages and meshcast on all of them, then {again}")
 
 

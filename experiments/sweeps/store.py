@@ -48,8 +48,9 @@ Row = dict[str, Any]
 class Shard(NamedTuple):
     """Part `number`, counted from 0, of `of` parts of a sweep; `Shard(0, 1)` is the whole sweep.
 
-    Chunks of points are dealt in turn. A chunk stays whole since its points share most of their work. Blocks of chunks
-    would share a little more, and take unlike time: a grid has regions that are cheap or left out.
+    Chunks of points are dealt in turn. A chunk stays whole since its points share most of their work, and so that the
+    shards have the chunks of the whole sweep. Blocks of chunks would share a little more, but a grid has regions that
+    are cheap or left out: docs/sweeps.md has figures.
     """
 
     number: int

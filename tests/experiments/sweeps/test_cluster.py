@@ -140,11 +140,16 @@ def test_killed_workers_lose_no_row_and_double_none(
     distributed = pytest.importorskip("distributed", reason="needs distributed: pip install -e '.[cluster]'")
     out, gate, stored, forecast = tmp_path / "rows.parquet", tmp_path / "gate", list[int](), sweeps.forecast_numbered
     killed = dict[str, int]()
+    gate.mkdir()
 
     def forecast_after_the_kill(sweep: Any, number: int, size: int) -> Any:
         import time
+        from contextlib import suppress
 
-        while number > 0 and not gate.exists():
+        with suppress(FileExistsError):  # the first chunk of all goes on
+            (gate / "first").touch(exist_ok=False)
+            return forecast(sweep, number, size)
+        while not (gate / "open").exists():
             time.sleep(0.01)
         return forecast(sweep, number, size)
 
@@ -155,7 +160,7 @@ def test_killed_workers_lose_no_row_and_double_none(
                 time.sleep(0.01)
             for pid in killed.values():
                 os.kill(pid, signal.SIGKILL)
-            gate.touch()
+            (gate / "open").touch()
 
     monkeypatch.setattr(sweeps, "forecast_numbered", forecast_after_the_kill)
     options = {"host": "127.0.0.1", "dashboard_address": None, "worker_dashboard_address": None}
