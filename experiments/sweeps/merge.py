@@ -75,11 +75,11 @@ def _read_shard(path: Path) -> ShardFile:
         shard = parse_shard(fingerprint.pop("shard", str(WHOLE)))
         assert all(isinstance(about[key], int) and about[key] > 0 for key in ("points", "chunk"))
     except (AssertionError, LookupError, MeshcastError):
-        raise _damaged(path) from None
+        raise _explain_damage(path) from None
     return ShardFile(path, shard, about, fingerprint)
 
 
-def _damaged(path: Path) -> PlanError:
+def _explain_damage(path: Path) -> PlanError:
     rule = "it is no result of `meshcast sweep`, or is damaged"
     return PlanError(str(path), rule, "Leave it out, or delete it and run its shard again")
 
@@ -171,13 +171,13 @@ class ShardRows:
         rows = pa.concat_tables(taken)
         index = rows["index"].to_numpy()
         if len(index) and (index[0] < first or (np.diff(index) <= 0).any()):
-            raise _damaged(self.file.path)
+            raise _explain_damage(self.file.path)
         return rows
 
     def finish(self) -> None:
         """Raises PlanError if rows are left, which are then of no chunk of the shard."""
         if self._fill():
-            raise _damaged(self.file.path)
+            raise _explain_damage(self.file.path)
 
     def _fill(self) -> bool:
         """Reads a batch if none is left; returns whether there are rows."""
@@ -187,7 +187,7 @@ class ShardRows:
             while not len(self._left) and (batch := next(self._batches, None)) is not None:
                 self._left = pa.Table.from_batches([batch]).replace_schema_metadata(self._schema.metadata)
         if not self._left.schema.equals(self._schema):
-            raise _damaged(self.file.path)
+            raise _explain_damage(self.file.path)
         return len(self._left) > 0
 
     @contextmanager
@@ -198,4 +198,4 @@ class ShardRows:
         try:
             yield
         except (pa.ArrowException, OSError, ValueError):
-            raise _damaged(self.file.path) from None
+            raise _explain_damage(self.file.path) from None
