@@ -62,6 +62,7 @@ def test_a_cluster_gives_the_same_bytes_and_goes_on_from_stored_rows(
     assert out.read_bytes() == reference.read_bytes() and not parts_folder(out).exists()
 
 
+@pytest.mark.slow
 def test_chunks_are_submitted_as_others_finish(
     threads: Any, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_chunks_are_submitted_as_others_finish(
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_shard_on_a_cluster(threads: Any, small_chunks: None, tmp_path: Path) -> None:
     run(load_sweep(GRID), tmp_path / "here.parquet", Lazy(), shard=Shard(2, 3))
     run(load_sweep(GRID), tmp_path / "there.parquet", on=on(threads), shard=Shard(2, 3))
