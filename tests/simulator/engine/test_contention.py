@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware import load_cluster
@@ -390,7 +390,7 @@ def test_every_op_does_its_work_and_no_link_more_than_it_can(job: dict[str, Any]
 # -------------------------------------------------------------------------------------- faster links
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     flows=st.lists(
         st.tuples(st.floats(0, 10), st.floats(0, 2), st.floats(0.1, 5), st.floats(0.01, 1.0)), min_size=1, max_size=6

@@ -148,7 +148,7 @@ def test_memory_follows_the_order_and_not_the_times(job: dict[str, Any], price: 
 
 
 @given(job=jobs(recompute=False))
-@settings(max_examples=30)
+@examples(30)
 def test_resident_states_match_the_papers(job: dict[str, Any]) -> None:
     """bf16 weights, fp32 gradients, master weights and two moments: 18 bytes a parameter; ZeRO-1 6 + 12/n; FSDP, whose
     cut weights are the master weights, 16/n. n ranks see other tokens with the same weights, of experts other ones."""
