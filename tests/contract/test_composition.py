@@ -52,10 +52,20 @@ def all_at_once(overlap: bool) -> dict[str, Any]:
     return {**job, "plan": {**plan, "schemes": schemes}}
 
 
-PLANS = [(use, overlap) for use in (*SCHEMES, ALL_AT_ONCE) for overlap in (True, False)]
+HIDDEN = ("pipeline", "data")
+"""Families whose communication is hidden or not; the jobs of the others without overlap are slow tests."""
+PLANS = [
+    pytest.param(
+        (use, overlap),
+        id=f"{use}-{overlap}",
+        marks=() if overlap or use.startswith(HIDDEN) else pytest.mark.slow,
+    )
+    for use in (*SCHEMES, ALL_AT_ONCE)
+    for overlap in (True, False)
+]
 
 
-@pytest.fixture(scope="module", params=PLANS, ids=str)
+@pytest.fixture(scope="module", params=PLANS)
 def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Played]:
     use, overlap = request.param
     job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)

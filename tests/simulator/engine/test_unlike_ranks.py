@@ -33,8 +33,10 @@ JOBS = {
     "replicas": job({"replicas": SIDES}, {"global": 64, "micro": 8}),
 }
 
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 5 else ()) for seed in range(12)]
 
-@pytest.mark.parametrize("seed", range(12))
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_equal_ranks_take_the_folded_step(seed: int) -> None:
     report = simulate(draw_unlike(seed))
     plan, play = report.play.plan, report.play
