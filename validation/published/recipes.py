@@ -24,9 +24,9 @@ STEP_GRAPHS_SINCE = "2026-06"
 those before, capture all but the experts (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
 
 LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
-    # Neither --overlap-grad-reduce nor --overlap-param-gather, which are off by default, in MooreThreads/SimuMax @1b8ca90b,
-    # simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and run_pretrain_deepseekv2.sh; its
-    # docs/b200/b200_real_repro_guide.md: "a non-overlap contract", with --no-overlap-p2p-communication.
+    # MooreThreads/SimuMax @1b8ca90b, simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and
+    # run_pretrain_deepseekv2.sh pass neither --overlap-grad-reduce nor --overlap-param-gather, which are off by
+    # default; docs/b200/b200_real_repro_guide.md: "a non-overlap contract", with --no-overlap-p2p-communication.
     "simumax": {"dp": False, "pp": False},
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
