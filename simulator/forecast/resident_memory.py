@@ -16,12 +16,15 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 def resident_of_devices(
-    plan: Plan, every_params: Sequence[tuple[tuple[Param, int], ...]], program: Program
+    plan: Plan, every_params: Sequence[tuple[tuple[Param, int], ...]], program: Program | None = None
 ) -> list[dict[str, float]]:
-    """By device, the bytes on a GPU that live through the whole step, by category. every_params: of every device."""
+    """By device, the bytes on a GPU that live through the whole step, by category.
+
+    every_params: of every device. program: of the step; without it older versions of weights are left out.
+    """
     own = [plan.on(device) for device in range(plan.devices)]
     resident = [resident_bytes(*one) for one in zip(own, every_params, strict=True)]
-    for device, params in enumerate(every_params) if plan.update_interval else ():
+    for device, params in enumerate(every_params) if plan.update_interval and program else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
     buffers = {

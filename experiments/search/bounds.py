@@ -1,0 +1,206 @@
+"""Lower bounds of step time and memory of all points of a group, from prices of its units and states of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from experiments.search.space import TWO_CHUNKS, Group, Pipeline, Space, StepChoice
+from hardware.errors import MeshcastError
+from hardware.units import GIB
+from simulator.forecast.device_states import DeviceStates, device_states
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.unit_prices import UnitPrices, price_units
+from simulator.job.load import load_job
+from simulator.plan.partition import layers_of_stages
+from simulator.plan.plan import Plan
+from simulator.scheduling.lower_bound import (
+    Placement,
+    StageTimes,
+    bound_devices,
+    has_bound,
+    least_in_flight,
+    shortest_step,
+)
+from simulator.scheduling.schedule import PipelineShape, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedPoints:
+    """The points of a group that no rule forbids, with their bounds.
+
+    pipelines, steps: of every point.
+    seconds: lower bound of the step time [points] [s].
+    nbytes: lower bound of the memory that nvidia-smi shows on the fullest GPU [points].
+    invalid: number of points that break a rule.
+    """
+
+    pipelines: list[Pipeline]
+    steps: list[StepChoice]
+    seconds: np.ndarray
+    nbytes: np.ndarray
+    invalid: int
+
+
+class Bounds:
+    """Makes the bounds of groups, and keeps what several groups need."""
+
+    def __init__(self, space: Space, shared: SharedWork | None = None) -> None:
+        self.space, self.shared = space, shared or SharedWork()
+        self._prices: dict[Group, UnitPrices | None] = {}
+        self._states: dict[Hashable, tuple[Plan, DeviceStates] | None] = {}
+        self._shapes: dict[Hashable, tuple[Schedule, Placement, np.ndarray] | None] = {}
+
+    # ------------------------------------------------------------------------------------------ tables
+
+    def prices(self, group: Group) -> UnitPrices | None:
+        """The prices of the units of a group; None if the group breaks a rule.
+
+        Without sharded weights, and with all layers on one stage: both only leave out waiting.
+        """
+        key = group._replace(offload=())
+        if key not in self._prices:
+            gpus = self.space.loaded.cluster.gpus
+            step = StepChoice("ddp", True, True, True)
+            job = self.space.job_of(key, Pipeline(1, "1f1b", 1, "even"), step)
+            total = group.micro * gpus // (group.tp * group.cp)
+            self._prices[key] = self._resolved(job, total, lambda plan: price_units(plan, self.shared))
+        return self._prices[key]
+
+    def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> tuple[Plan, DeviceStates] | None:
+        """The plan and the states of devices for degrees, partition and data scheme; None if they break a rule."""
+        bidirectional = pipeline.schedule in ("chimera", "dualpipe", "gems")
+        own = pipeline.schedule in TWO_CHUNKS or bidirectional
+        chunks = pipeline.chunks if own or pipeline.partition != "even" else 1
+        placed = pipeline._replace(schedule=pipeline.schedule if own or chunks > 1 else "1f1b", chunks=chunks)
+        offload = tuple(one for one in group.offload if one == "optimizer")
+        step = step._replace(overlap_pp=True)
+        key = group.tp, group.cp, group.ep, offload, placed, step
+        if key not in self._states:
+            alike = group._replace(micro=1, recompute="none", sequence_parallel=True, overlap_tp=False, offload=offload)
+            job = self.space.job_of(alike, placed, step)
+            dp = self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+            total = dp * pipeline.pp * 2
+            self._states[key] = self._resolved(job, total, lambda plan: (plan, device_states(plan, self.shared)))
+        return self._states[key]
+
+    def _resolved(self, job: dict[str, Any], total: int, make: Any) -> Any:
+        """Something of the plan of a job with another global batch; None if the plan breaks a rule."""
+        job["batch"] = {**job["batch"], "global": total}
+        try:
+            return make(resolve_plan(load_job(job, base=self.space.base), self.shared))
+        except MeshcastError:
+            return None
+
+    def shape(self, group: Group, pipeline: Pipeline, plan: Plan) -> tuple[Schedule, PipelineShape, Placement, np.ndarray] | None:
+        """Schedule, shape, placement and least activations in flight of a pipeline; None if it does not exist."""
+        job = self.space.loaded
+        assert job.batch.total is not None
+        dp = job.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+        m = job.batch.total // (group.micro * dp)
+        key = pipeline, m
+        if key not in self._shapes:
+            self._shapes[key] = self._make_shape(pipeline, m, plan)
+        return self._shapes[key]
+
+    def _make_shape(self, pipeline: Pipeline, m: int, plan: Plan) -> Any:
+        kind = type(plan.schedule)
+        if pipeline.pp > 1:
+            from simulator.ir.registry import find_scheme
+
+            kind = find_scheme(f"pipeline/{pipeline.schedule}")  # type: ignore[assignment]
+        schedule = kind(plan.schedule.axes, kind.Options(chunks=pipeline.chunks), plan.mesh, plan.job.framework, (), pipeline.pp > 1)
+        shape = PipelineShape(pipeline.pp, m, schedule.chunks_per_device(), 1, plan.job.forward_only)
+        try:
+            schedule.check(shape)
+        except MeshcastError:
+            return None
+        return schedule, shape, Placement(schedule, shape), least_in_flight(schedule, shape)
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    def relaxed(self, group: Group) -> float:
+        """A lower bound of the step time of all points of a group: the kernels of its layers, spread over all GPUs
+        without waiting or communication."""
+        alike = group._replace(recompute="none", sequence_parallel=True, overlap_tp=False, offload=())
+        if group.tp == 1:
+            alike = alike._replace(sequence_parallel=group.sequence_parallel, overlap_tp=group.overlap_tp)
+        prices = self.prices(alike)
+        if prices is None:
+            return 0.0
+        job = self.space.loaded
+        assert job.batch.total is not None
+        share = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        return share * prices.least_compute
+
+    def of(self, group: Group) -> BoundedPoints:
+        """The points of a group with their bounds."""
+        pipelines, steps, seconds, nbytes, invalid = [], [], [], [], 0
+        prices = self.prices(group)
+        for pipeline in self.space.pipelines(group):
+            choices = self.space.steps(group, pipeline.pp)
+            found = self._bound(group, pipeline, choices, prices) if prices is not None else []
+            invalid += len(choices) - len(found)
+            for step, time, memory in found:
+                pipelines.append(pipeline)
+                steps.append(step)
+                seconds.append(time)
+                nbytes.append(memory)
+        return BoundedPoints(pipelines, steps, np.array(seconds), np.array(nbytes), invalid)
+
+    def _bound(
+        self, group: Group, pipeline: Pipeline, choices: tuple[StepChoice, ...], prices: UnitPrices
+    ) -> list[tuple[StepChoice, float, float]]:
+        states = {}
+        for step in choices:
+            if (one := self.states(group, pipeline, step)) is not None:
+                states[step] = one
+        if not states:
+            return []
+        plan = next(iter(states.values()))[0]
+        if (made := self.shape(group, pipeline, plan)) is None:
+            return []
+        schedule, shape, place, in_flight = made
+        parts = shape.stages // schedule.directions
+        try:
+            layers = layers_of_stages(pipeline.partition, plan.model.layers, parts)
+        except MeshcastError:
+            return []
+        ends = np.cumsum([0, *layers])
+        stages = [prices.counts(range(ends[i], ends[i + 1]), i == 0, i == parts - 1) for i in range(parts)]
+        hop = prices.hop_seconds(plan) if pipeline.pp > 1 else 0.0
+        times = prices.stage_times(stages, hop)
+        activations = self._activations(group, schedule, place, in_flight, prices, stages)
+        memory = plan.job.framework.memory
+        bounds = {}
+        found = []
+        for step, (_, state) in states.items():
+            if step.overlap_pp not in bounds:
+                bounds[step.overlap_pp] = bound_devices(schedule, shape, place, times, not step.overlap_pp)
+            seconds = 0.0
+            if has_bound(schedule, shape):
+                overlap = step.overlap_dp
+                seconds = shortest_step(schedule, bounds[step.overlap_pp], state.update, state.reductions, overlap)
+            nbytes = float((state.resident + activations).max()) + memory.context_gib * GIB
+            found.append((step, seconds + plan.job.framework.step_overhead_s, nbytes))
+        return found
+
+    def _activations(
+        self, group: Group, schedule: Schedule, place: Placement, in_flight: np.ndarray, prices: UnitPrices, stages: list[Any]
+    ) -> np.ndarray:
+        """Least memory of activations at the peak of every device [bytes]."""
+        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages)}
+        found = np.zeros(len(in_flight))
+        if "activations" in group.offload or not has_bound(schedule, PipelineShape(len(in_flight), 1)):
+            return found
+        for device in range(len(found)):
+            own = [known[stages[part]] for part in place.part[place.device == device].tolist()]
+            grown, forward, backward = (min(one[i] for one in own) for i in range(3))
+            n = in_flight[device]
+            found[device] = max((n - 1) * grown + forward, (n - schedule.pairs_passes) * grown + backward)
+        return found

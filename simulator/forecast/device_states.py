@@ -1,0 +1,46 @@
+"""What the degrees of a plan decide alone, whatever its micro-batches and its schedule: memory of parameters, gradients
+and optimizer state, time of the optimizer update and of the gradient reductions, of every pipeline device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.forecast.resident_memory import resident_of_devices
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.stages import device_params, lower_stages
+from simulator.ir.ops import COMPUTE
+from simulator.plan.plan import Plan
+from simulator.program.program import one_of
+
+
+@dataclass(frozen=True)
+class DeviceStates:
+    """resident: bytes on a GPU that live through the whole step [devices].
+    update: time of the update's kernels [devices] [s].
+    reductions: time of all gradient reductions on their stream [devices] [s].
+    """
+
+    resident: np.ndarray
+    update: np.ndarray
+    reductions: np.ndarray
+
+
+def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
+    """The states of every device of a plan with a flush."""
+    stages, updates = lower_stages(plan, shared.units)
+    resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
+    costs, update, reductions = shared.device_costs(plan), np.zeros(plan.devices), np.zeros(plan.devices)
+    for device, price in enumerate(one.estimate for one in costs):
+        if updates:
+            own = (op for op in updates[device].forward if op.stream == COMPUTE and op.work is not None)
+            update[device] = sum(price(op.work)[0] for op in own)
+        busy: dict[str, float] = defaultdict(float)
+        for index, stage in enumerate(stages):
+            if plan.device(index) == device:
+                for op in (op for side in one_of(stage).behind for op in side.ops if op.work is not None):
+                    busy[op.stream] += price(op.work)[0]
+        reductions[device] = max(busy.values(), default=0.0)
+    return DeviceStates(np.array(resident), update, reductions)

@@ -1,0 +1,183 @@
+"""Lower bounds of the step time of a pipeline schedule, and of the activations that its devices hold.
+
+No order of the passes lets a device begin before a micro-batch has come through the stages before it, end before the
+last gradient has gone back through them, or run its passes in less time than they take one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+
+PASSES = ("F", "BW", "B", "W")
+"""Kinds of passes whose durations a bound needs."""
+
+FORWARD, WHOLE, INPUTS, WEIGHTS = range(4)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Least durations of the passes (`PASSES`) of the parts of a model [s].
+
+    stream: time by which a pass puts off each stream (and last the host) if nothing else delays it [parts, passes,
+        streams].
+    busy: time of the ops of a pass on each stream [parts, passes, streams].
+    path: from the input of a pass to its result [parts, passes].
+    from_input: from the input of a pass to the end of its kernels [parts, passes].
+    to_result: from the begin of the kernels of a pass to its result [parts, passes].
+    hop: a message between two stages.
+    """
+
+    stream: np.ndarray
+    busy: np.ndarray
+    path: np.ndarray
+    from_input: np.ndarray
+    to_result: np.ndarray
+    hop: float
+
+    @classmethod
+    def zeros(cls, parts: int, streams: int, hop: float) -> StageTimes:
+        """Times that are all zero."""
+        wide, flat = (parts, len(PASSES), streams), (parts, len(PASSES))
+        return cls(np.zeros(wide), np.zeros(wide), np.zeros(flat), np.zeros(flat), np.zeros(flat), hop)
+
+    def take(self, parts: Sequence[int]) -> StageTimes:
+        """The times of some parts, in the order of `parts`."""
+        arrays = self.stream, self.busy, self.path, self.from_input, self.to_result
+        return StageTimes(*(one[parts] for one in arrays), self.hop)
+
+
+class Placement:
+    """Where the stages of a schedule are, by virtual stage.
+
+    part: part of the model.
+    device: pipeline device.
+    turns: micro-batches that pass through.
+    before: the stages that a micro-batch passes through before, nearest first, with the number of hops to each.
+    """
+
+    def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
+        stages = range(shape.stages)
+        self.part = np.array([schedule.model_part(shape, stage) for stage in stages])
+        self.device = np.array([schedule.device(shape, stage) for stage in stages])
+        self.turns = np.array([len(schedule.microbatches(shape, stage)) for stage in stages])
+        previous = [schedule.predecessors(shape, stage)[:1] for stage in stages]
+        self.passed = np.zeros((shape.stages, int(self.part.max()) + 1))
+        """Whether a micro-batch passes through a part before it comes to a stage [stages, parts]."""
+        self.hops = np.zeros(shape.stages)
+        """Messages between devices before a stage."""
+        self.sends = np.zeros(shape.stages)
+        """Messages that a stage sends to other devices for a micro-batch, forward and backward."""
+        for stage in sorted(stages, key=lambda one: self.part[one]):
+            for one in previous[stage]:
+                self.passed[stage] = self.passed[one]
+                self.passed[stage, self.part[one]] = 1
+                elsewhere = self.device[one] != self.device[stage]
+                self.hops[stage] = self.hops[one] + elsewhere
+                self.sends[[one, stage]] += elsewhere
+
+
+class DeviceBound(NamedTuple):
+    """Lower bounds of when a pipeline device is done with its passes [devices] [s].
+
+    computed: its kernels have ended.
+    returned: its last gradient has gone back through the stages before it.
+    last: what the last backward passes of its stages take at most.
+    """
+
+    computed: np.ndarray
+    returned: np.ndarray
+    last: np.ndarray
+
+
+def bound_devices(
+    schedule: Schedule, shape: PipelineShape, place: Placement, times: StageTimes, blocking: bool = False
+) -> DeviceBound:
+    """Lower bounds of when every device is done. A schedule for which `has_bound` is false has none.
+
+    blocking: a device waits for each message that it sends.
+    """
+    split = schedule.backward_kinds == ("B", "W")
+    seconds = times.busy if schedule.pairs_passes else times.stream
+    forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
+    mixed = len(schedule.backward_kinds) > 2
+    backward = halves if split else np.minimum(halves, whole) if mixed else whole
+    inputs = seconds[:, INPUTS] if split or mixed else backward
+    if shape.forward_only:
+        backward, inputs = np.zeros_like(forward), np.zeros_like(forward)
+    part, device = place.part, place.device
+
+    def on_devices(values: np.ndarray) -> np.ndarray:
+        """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
+        found = np.zeros((shape.p, values.shape[1]))
+        np.add.at(found, device, place.turns[:, None] * values[part])
+        return found
+
+    last = np.zeros(shape.p)
+    np.add.at(last, device, times.busy[part, WHOLE].max(axis=1))
+    work = on_devices(forward + backward).max(axis=1)
+    waits = np.zeros(shape.p)
+    if blocking:
+        np.add.at(waits, device, place.turns * place.sends * times.hop)
+        waits = np.maximum(waits - 2 * times.hop, 0.0)
+    work += waits
+    if not schedule.barrier:
+        return DeviceBound(work, work, last)
+    gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
+    gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
+    head, tail = np.full(shape.p, np.inf), np.full(shape.p, np.inf)
+    np.minimum.at(head, device, place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
+    np.minimum.at(tail, device, place.passed @ gradient + place.hops * times.hop)
+    # The first pass may begin before its input, and the last one gives its result before it ends.
+    early, ends, kind = np.zeros(shape.p), np.zeros(shape.p), INPUTS if split or mixed else WHOLE
+    np.maximum.at(early, device, np.maximum(times.stream[part, FORWARD, 0] - times.from_input[part, FORWARD], 0.0))
+    np.maximum.at(ends, device, np.maximum(times.stream[part, kind, 0] - times.to_result[part, kind], 0.0))
+    head = np.maximum(head - early, 0.0)
+    if shape.forward_only:
+        tail[:], ends[:] = 0.0, 0.0
+    returned = head + on_devices(forward + inputs).max(axis=1) + waits - ends + tail
+    return DeviceBound(head + work, returned, last)
+
+
+def shortest_step(
+    schedule: Schedule, bound: DeviceBound, update: np.ndarray, reductions: np.ndarray, overlap: bool = True
+) -> float:
+    """A lower bound of the step time [s].
+
+    update: time of the optimizer update on the compute stream of every device [devices] [s].
+    reductions: time of the gradient reductions of every device, from the first gradient that is complete on
+        [devices] [s].
+    overlap: whether reductions run during the last backward passes.
+    """
+    if not schedule.barrier:
+        return float((bound.computed + update).max())
+    # The stage of a device that is done last reduces its gradients from the begin of its last backward pass on.
+    stages = schedule.chunks_per_device()
+    reduced = bound.computed - (bound.last if overlap else 0.0) + (reductions if stages == 1 else reductions.min() / stages)
+    # All devices wait for the norm of the gradients before they update their weights.
+    done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()))
+    return done + float(update.max())
+
+
+def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
+    """Whether `shortest_step` knows the passes of a schedule: whole sequences and samples of one micro-batch."""
+    whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
+    return whole and not schedule.required_roles and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
+
+
+def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
+    """Passes whose activations a device holds at its peak, at least [devices]: the paper's closed form, if there is one.
+    """
+    setting = PipelineSetting(shape, 1.0, 1.0, 1.0)
+    found = np.ones(shape.p)
+    if shape.forward_only or schedule.needs_durations:
+        return found
+    for form in schedule.closed_forms(setting):
+        if form.quantity == "in_flight_b":
+            found = np.maximum(found, np.asarray(form.value, float))
+    return found
