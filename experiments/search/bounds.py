@@ -136,7 +136,7 @@ class Bounds:
         job = self.space.loaded
         assert job.batch.total is not None
         share = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return share * prices.least_compute
+        return share * prices.layer_seconds(busy=True)
 
     def of(self, group: Group) -> BoundedPoints:
         """The points of a group with their bounds."""
@@ -194,13 +194,12 @@ class Bounds:
         self, group: Group, schedule: Schedule, place: Placement, in_flight: np.ndarray, prices: UnitPrices, stages: list[Any]
     ) -> np.ndarray:
         """Least memory of activations at the peak of every device [bytes]."""
-        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages)}
         found = np.zeros(len(in_flight))
         if "activations" in group.offload or not has_bound(schedule, PipelineShape(len(in_flight), 1)):
             return found
-        for device in range(len(found)):
-            own = [known[stages[part]] for part in place.part[place.device == device].tolist()]
-            grown, forward, backward = (min(one[i] for one in own) for i in range(3))
-            n = in_flight[device]
-            found[device] = max((n - 1) * grown + forward, (n - schedule.pairs_passes) * grown + backward)
-        return found
+        grown, forward, backward = np.full((3, len(found)), np.inf)
+        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages)}
+        every = np.array([known[stage] for stage in stages])[place.part]
+        for least, values in zip((grown, forward, backward), every.T, strict=True):
+            np.minimum.at(least, place.device, values)
+        return np.maximum((in_flight - 1) * grown + forward, (in_flight - schedule.pairs_passes) * grown + backward)

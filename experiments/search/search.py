@@ -17,10 +17,10 @@ import numpy as np
 
 from experiments.search.bounds import BoundedPoints, Bounds
 from experiments.search.space import Group, Pipeline, Space, StepChoice
-from hardware.errors import MeshcastError, ModelError, PlanError
+from hardware.errors import ModelError, PlanError
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.load import load_job
 
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     job: dict[str, Any]
     bound: float
     bound_nbytes: float
-    report: Report
+    report: StepAndMemory
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Search:
         changes = self.space.changes(points.group, pipeline, step)
         job = self.space.job_of(points.group, pipeline, step)
         try:
-            report = simulate(job, shared_work=self.shared)
+            report = forecast_step(load_job(job, base=self.space.base), self.shared)
         except (PlanError, ModelError):
             found.invalid += 1
             return
@@ -168,7 +168,7 @@ class Search:
         del self.best[self.top :]
         found.incumbent = self.best[0].report.step_time
 
-    def _audit(self, job: dict[str, Any], bound: float, report: Report) -> None:
+    def _audit(self, job: dict[str, Any], bound: float, report: StepAndMemory) -> None:
         if bound > report.step_time * (1 + ROUNDING):
             raise BoundViolation(f"bound {bound:.6g} s above the forecast {report.step_time:.6g} s of {job}")
 

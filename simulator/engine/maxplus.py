@@ -301,7 +301,14 @@ class Coordinates:
         return bool((begin[:, self.host] + host > np.maximum.reduce(begin + state, axis=1)).any())
 
     def matrix(self, task: Task) -> np.ndarray:
-        """Computes the matrix of a whole task."""
+        """The matrix of a whole task, computed once and kept with the task."""
+        key = "matrix", self.key
+        if key not in task.engine_results:
+            task.engine_results[key] = self._matrix(task)
+        found: np.ndarray = task.engine_results[key]
+        return found
+
+    def _matrix(self, task: Task) -> np.ndarray:
         state = np.full((self.size, self.size), NEVER)
         np.fill_diagonal(state, 0.0)
         if not (task.ahead or task.behind):

@@ -28,6 +28,9 @@ from simulator.program.task import Task
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""
 
+DECIMALS = 13
+"""Decimals to which the states before copies of a part are rounded where intervals are kept for equal ones [s]."""
+
 MOST_KEPT = 200
 """Maximum number of states of a part for which the intervals of one copy are kept."""
 
@@ -201,7 +204,7 @@ class Copy(NamedTuple):
 
 def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
     """Computes the intervals of one copy, once for states that are equal up to rounding; keeps them with the prices."""
-    state = np.round(state - state[0], 13)
+    state = np.round(state - state[0], DECIMALS)
     copies = part.prices.results.setdefault("copies", {})
     assert isinstance(copies, dict)
     key = coordinates.key, tuple(levels), state.tobytes()
@@ -214,7 +217,8 @@ def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels
         covers = list(_cover(Walked(part, begin[None, :, None], state[None, :, None]), coordinates, levels))
         real = after > NEVER
         moved = after[real] - state[real] if np.array_equal(real, state > NEVER) else np.array([0.0, np.inf])
-        steady = float(moved[0]) if np.ptp(moved) <= ALIKE * after[real].max() else None
+        rounding = ALIKE * after[real].max() + 10.0**-DECIMALS
+        steady = float(moved[0]) if np.ptp(moved) <= rounding else None
         known = copies[key] = Copy(covers, after, steady)
     assert isinstance(known, Copy)
     return known

@@ -13,7 +13,7 @@ from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import Program
 from simulator.program.task import Task
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
+from simulator.scheduling.schedule import ACTION_KINDS, ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def offloaded_activations(program: Program) -> list[dict[str, float]]:
     """
     copies: dict[Task, list[tuple[HostCopy, int]]] = {}
     for task in dict.fromkeys(program.tasks):
-        ops = ((op.work, count) for op, count in task.count_ops())
-        if found := [(work, count) for work, count in ops if isinstance(work, HostCopy) and work.activations]:
+        own = [(work, count) for work, count in task.host_works if isinstance(work, HostCopy)]
+        if found := [(work, count) for work, count in own if work.activations]:
             copies[task] = found
     most: list[dict[str, float]] = [{} for _ in range(program.devices)]
     table = program.timetable
@@ -87,19 +87,21 @@ def in_flight(program: Program, device: int) -> np.ndarray:
     table = program.timetable
     slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
     flying = np.zeros(len(slots))
-    kinds = [table.slots[slot].kind for slot in slots.tolist()]
+    kinds = program.kinds[slots]
     if program.overlap_sends:
-        sent, coming = np.zeros(len(program.sends)), np.array(program.received, float)
-        for slot, send in program.sent:
-            sent[slot] += send.work.nbytes
-        own = np.array([i for i, kind in enumerate(kinds) if kind not in GRADIENT_SUMS], int)
-        flying[own[1:]] += sent[slots[own[:-1]]]
-        flying[own[:-1]] += coming[slots[own[1:]]]
-    sends = (ActionKind.EVICT, ActionKind.GIVE_BACK)
-    for i in [i for i, kind in enumerate(kinds) if kind in sends]:
-        computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in ACTIVATION_TRANSFERS), i)
+        own = np.flatnonzero(~np.isin(kinds, _codes(GRADIENT_SUMS)))
+        flying[own[1:]] += program.sent_bytes[slots[own[:-1]]]
+        flying[own[:-1]] += program.received_bytes[slots[own[1:]]]
+    for i in np.flatnonzero(np.isin(kinds, _codes((ActionKind.EVICT, ActionKind.GIVE_BACK)))).tolist():
+        computing = np.flatnonzero(~np.isin(kinds[i + 1 :], _codes(ACTIVATION_TRANSFERS)))
+        computes = i + 1 + int(computing[0]) if len(computing) else i
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].results)
     return flying
+
+
+def _codes(kinds: Iterable[str]) -> list[int]:
+    """The places of kinds of actions in `ACTION_KINDS`."""
+    return [ACTION_KINDS.index(kind) for kind in kinds]
 
 
 def over_time(

@@ -159,10 +159,17 @@ class _Player:
         sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
         if self.axes.streams[s] in {side.stream for side in sides}:
             return False
-        distinct = dict.fromkeys(task.parts for task in self.program.tasks)
-        return all(self._follows(parts, s) for parts in distinct)
+        distinct = {task.parts: task for task in self.program.tasks}
+        return all(self._follows(task, s) for task in distinct.values())
 
-    def _follows(self, parts: Sequence[PricedBlock], s: int) -> bool:
+    def _follows(self, task: Task, s: int) -> bool:
+        key = "follows", self.axes.key, s
+        if key not in task.engine_results:
+            task.engine_results[key] = self._parts_follow(task.parts, s)
+        found: bool = task.engine_results[key]
+        return found
+
+    def _parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
         others = [i for i in range(self.axes.size) if i != s]
         state = np.full((self.axes.size, self.axes.size), NEVER)
         np.fill_diagonal(state, 0.0)

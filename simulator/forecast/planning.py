@@ -50,7 +50,7 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
         resident = resident_of_devices(plan, device_params(plan, stages), program)
         return [float(peak.total) for peak in peaks(program, resident)]
 
-    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, shared.divisible)
+    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, shared.parts_of_plans)
     return _place_states(plan, prices, shared) if any(one.measures_memory for one in plan.every_scheme) else plan
 
 

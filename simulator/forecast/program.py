@@ -34,7 +34,7 @@ def build_program(
     """
     shared = shared_work or SharedWork()
     prices, host = device_prices(plan, price), host_launch_seconds(plan)
-    stages, updates = lower_stages(plan, shared.units)
+    stages, updates = lower_stages(plan, shared.units, shared.stages)
     if not periodic:
         usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
         updates = [usual[one] for one in updates]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simulator.ir.ops import BYTES, Param
 from simulator.lowering.scope import count_shards, shards_at_rest
@@ -14,30 +14,47 @@ from simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
 
+DeviceParams = tuple[tuple[Param, int], ...]
+"""The parameters on one rank of a device, each with its number of copies."""
 
 def resident_of_devices(
-    plan: Plan, every_params: Sequence[tuple[tuple[Param, int], ...]], program: Program | None = None
+    plan: Plan, every_params: Sequence[DeviceParams], program: Program | None = None
 ) -> list[dict[str, float]]:
     """By device, the bytes on a GPU that live through the whole step, by category.
 
     every_params: of every device. program: of the step; without it older versions of weights are left out.
     """
-    own = [plan.on(device) for device in range(plan.devices)]
-    resident = [resident_bytes(*one) for one in zip(own, every_params, strict=True)]
+
+    def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
+        states = resident_bytes(own, params)
+        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in own.schemes) for each in own.classes)
+        if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
+            states["buffers"] = float(nbytes)
+        return states
+
+    found = _of_devices(plan, every_params, resident)
     for device, params in enumerate(every_params) if plan.update_interval and program else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
-        resident[device]["parameters"] += stashed_weight_bytes(own[device], params, versions)
-    buffers = {
-        one: max(sum(scheme.buffer_bytes(each.job) for scheme in one.schemes) for each in one.classes)
-        for one in dict.fromkeys(own)
-    }
-    for states, params, one in zip(resident, every_params, own, strict=True):
-        if nbytes := buffers[one] + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
-            states["buffers"] = float(nbytes)
-    return resident
+        found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
+    return found
 
 
-def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+def offloaded_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[dict[str, float]]:
+    """By device, the bytes of states off the GPU, by place; see `offloaded_bytes`."""
+    return _of_devices(plan, every_params, offloaded_bytes)
+
+
+def _of_devices(
+    plan: Plan, every_params: Sequence[DeviceParams], count: Callable[[Plan, DeviceParams], dict[str, float]]
+) -> list[dict[str, float]]:
+    """What `count` finds on every device, counted once for devices of one plan that share their parameters."""
+    pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
+    known = {(id(own), id(params)): (own, params) for own, params in pairs}
+    found = {key: count(*pair) for key, pair in known.items()}
+    return [dict(found[id(own), id(params)]) for own, params in pairs]
+
+
+def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
     themselves count as optimizer state."""
     states = state_bytes(plan, params)
@@ -47,7 +64,7 @@ def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[st
     return found
 
 
-def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states of one rank in host memory (``cpu``) and on disks (``nvme``).
 
     An optimizer on the host needs room for the gradients that it is sent.
@@ -68,7 +85,7 @@ def offloaded_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[s
     return found
 
 
-def _own_state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+def _own_state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states that schemes keep for themselves on one rank, by place."""
     found: dict[str, float] = defaultdict(float)
     for scheme in plan.schemes:
@@ -93,7 +110,7 @@ def _count_shards(plan: Plan, state: str, param: Param) -> float:
     return count_shards(plan.mesh, plan.schemes, shards_at_rest(plan.schemes, state, param))
 
 
-def state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
+def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
@@ -117,7 +134,7 @@ def state_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, 
     return found
 
 
-def _secondary_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:
+def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
     found = 0.0
     for param, size in by_axes(params):
@@ -126,7 +143,7 @@ def _secondary_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float
     return found * float(BYTES[plan.job.framework.weights])
 
 
-def dummy_gradient_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> float:
+def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
     """Bytes of the tensors that stand for weight gradients which GEMMs have accumulated elsewhere: one for each shape
     of a trained weight of a linear layer, in the compute format, for ever."""
     framework = plan.job.framework
@@ -136,7 +153,7 @@ def dummy_gradient_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> f
     return BYTES[framework.weights] * float(sum(elements for _, elements in shapes))
 
 
-def stashed_weight_bytes(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:
+def stashed_weight_bytes(plan: Plan, params: DeviceParams, versions: int) -> float:
     """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in by_axes(params) if param.trained]

@@ -10,9 +10,11 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.estimate import Estimate
 from simulator.costs.stragglers import slowest_pace
+from simulator.forecast.stages import LoweredStages
 from simulator.ir.ops import Work
 from simulator.lowering.lower import LoweredUnits
 from simulator.plan.plan import Plan
+from simulator.plan.resolver import KnownParts
 from simulator.program.block import CompiledBlocks
 from simulator.program.timetable import Timetable, timetable
 from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
@@ -28,26 +30,30 @@ class SharedWork:
 
     calibration: the coefficients that all of them are priced with; by default those that ship with meshcast.
     units: lowered units by what they depend on.
-    blocks: the blocks compiled of them.
-    divisible: plans whose dims were found to divide by their axes.
+    stages: lowered stages by what they depend on, and the updates of devices that hold them.
+    blocks: the blocks compiled of them, and the tasks made of these.
+    parts_of_plans: meshes and schemes, and plans whose dims were found to divide by their axes.
     """
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self.calibration = calibration or Calibration.shipped()
         self.units: LoweredUnits = {}
-        self.divisible: set[Hashable] = set()
+        self.stages = LoweredStages()
+        self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
 
     def forget_excess(self) -> None:
-        """Drops all units once there are more than `MOST_KEPT`."""
+        """Drops all units or stages once there are more than `MOST_KEPT`."""
         if len(self.units) > MOST_KEPT:
             self.units.clear()
             self.blocks.clear()
-        if len(self.divisible) > 100 * MOST_KEPT:
-            self.divisible.clear()
+        if len(self.units) == 0 or len(self.stages) > MOST_KEPT:
+            self.stages.clear()
+            self.blocks.tasks.clear()
+        self.parts_of_plans.forget_excess(100 * MOST_KEPT)
 
     def timetable(
         self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from hardware.errors import PlanError
-from simulator.forecast.lowering import make_lowering
+from simulator.forecast.lowering import host_waits, make_lowering
 from simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
-from simulator.ir.modules import GradientSum, Update
+from simulator.ir.modules import GradientSum, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, Param, StageOps
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
@@ -15,37 +16,68 @@ from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of, variants_of
 from simulator.scheduling.batch_loss import coupled_stages
 
-LoweredStages = dict[Hashable, StageOps | Sequence[StageOps]]
+StagesByKey = dict[Hashable, StageOps | Sequence[StageOps]]
 """The ops of stages by what they depend on, in all variants."""
 
 
-def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
+@dataclass
+class LoweredStages:
+    """Lowered stages, and updates of devices, by what they depend on.
+
+    stages: their ops in all variants.
+    updates: the optimizer updates of devices that hold such stages.
+    """
+
+    stages: StagesByKey = field(default_factory=dict)
+    updates: dict[Hashable, Fragment] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self.stages.clear()
+        self.updates.clear()
+
+
+def lower_stages(
+    plan: Plan, units: LoweredUnits | None = None, known: LoweredStages | None = None
+) -> tuple[EveryStageOps, list[Fragment]]:
     """The ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is one.
 
-    units: units that were lowered before, for this plan or another.
+    units, known: units, and stages with updates, that were lowered before, for this plan or another.
     """
-    on_one_mesh: LoweredStages = {}
+    shared = known if known is not None and not (plan.stage_plans or plan.pipelines) else LoweredStages()
+    on_one_mesh: StagesByKey = {}
     stages = [
         one
         for pipeline in plan.every_pipeline
-        for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {})
+        for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {}, shared)
     ]
     _check_meetings(plan, stages)
     if plan.job.forward_only:
         return stages, []
-    known: dict[Hashable, Fragment] = {}
     sums, updates = sum_shared_gradients(plan, stages, units), []
-    for device, params in enumerate(device_params(plan, stages)):
-        held = (one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device)
+    every = zip(_held_stages(plan, stages), device_params(plan, stages), strict=True)
+    for device, (held, params) in enumerate(every):
         own = plan.on(device)
-        if (key := (*held, sums[device], own if own.mesh.stage else None)) not in known:
-            known[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
-        updates.append(known[key])
+        if (key := (held, sums[device], own if own.mesh.stage else _traits(own))) not in shared.updates:
+            shared.updates[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
+        updates.append(shared.updates[key])
     return stages, updates
 
 
-def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages) -> EveryStageOps:
-    """The ops of every virtual stage of one pipeline. known: stages that were lowered before, on the same mesh."""
+def _traits(plan: Plan) -> Hashable:
+    """What the lowering of a plan depends on besides the units of its stages; schemes and meshes that are alike are the
+    same objects (`KnownParts`)."""
+    return plan.mesh, plan.schemes, plan.job.framework, plan.job.forward_only, host_waits(plan)
+
+
+def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, shared: LoweredStages) -> EveryStageOps:
+    """The ops of every virtual stage of one pipeline.
+
+    known: stages that were lowered before, on the same mesh; shared: for other plans too.
+    """
     last = plan.parts - 1
     gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
     stages = []
@@ -60,23 +92,37 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: LoweredStages
         repeats = own.microbatches_of_unit
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
         if key not in known:
-            lowering = make_lowering(own, units, idle)
-            # Classes of micro-batches that differ in padding alone have the same ops.
-            lowered = {
-                blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
-                for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
-            }
-            if index in ends:
+            loss = own.batch_loss(part) if index in ends else None
+            in_any_plan = (_units_of(slices), embeds, idle, gathers[index], early, loss, repeats, _traits(own))
+            if in_any_plan not in shared.stages:
+                lowering = make_lowering(own, units, idle)
+                # Classes of micro-batches that differ in padding alone have the same ops.
+                lowered = {
+                    blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
+                    for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
+                }
                 for one in lowered.values():
-                    one.batch_loss = lowering.run_batch_loss(own.batch_loss(part))
-            stage_ops = [lowered[blocks] for blocks in own.slices]
-            if early:
-                for one in lowered.values():
-                    elements = count_elements(own, one.params(), "optimizer")
-                    one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
-            known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
+                    if loss is not None:
+                        one.batch_loss = lowering.run_batch_loss(loss)
+                    if early:
+                        elements = count_elements(own, one.params(), "optimizer")
+                        one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
+                stage_ops = [lowered[blocks] for blocks in own.slices]
+                shared.stages[in_any_plan] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
+            known[key] = shared.stages[in_any_plan]
         stages.append(known[key])
     return stages
+
+
+def _units_of(slices: Sequence[Stage]) -> Hashable:
+    """What the units of a stage lower to, in all slices."""
+    return tuple(
+        tuple(
+            (unit.children if unit.lowering_key is None else unit.lowering_key, unit.count, unit.marks)
+            for unit in one.units
+        )
+        for one in slices
+    )
 
 
 def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
@@ -121,12 +167,20 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     return [(first, last) for first, last in found]
 
 
-def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
-    """The parameters on one rank of every pipeline device, each with its number of copies."""
-    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.devices)]
+def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]]:
+    """The ops of the stages on every pipeline device, in their first variant."""
+    held: list[list[StageOps]] = [[] for _ in range(plan.devices)]
     for index, stage in enumerate(stages):
-        held[plan.device(index)] += one_of(stage).params()
-    return [tuple(params) for params in held]
+        held[plan.device(index)].append(one_of(stage))
+    return [tuple(own) for own in held]
+
+
+def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
+    """The parameters on one rank of every pipeline device, each with its number of copies; devices that hold the same
+    stages share one tuple."""
+    held = _held_stages(plan, stages)
+    made = {own: tuple(found for stage in own for found in stage.params()) for own in dict.fromkeys(held)}
+    return [made[own] for own in held]
 
 
 def _update(

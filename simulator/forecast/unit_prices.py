@@ -17,11 +17,15 @@ from simulator.engine.maxplus import NEVER, Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Param, StageOps, Transfer
+from simulator.ir.ops import StageOps, Transfer
 from simulator.plan.plan import Plan
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
 from simulator.scheduling.lower_bound import PASSES, StageTimes
+
+
+StageUnits = tuple[tuple[int, int], ...]
+"""The kinds of the units of a stage in forward order, each with its number of units in a row."""
 
 
 @dataclass(eq=False)
@@ -34,10 +38,6 @@ class UnitKind:
 
     stage_ops: StageOps
     tasks: dict[str, Task]
-
-    @cached_property
-    def params(self) -> list[tuple[Param, int]]:
-        return self.stage_ops.params()
 
     @cached_property
     def ends(self) -> tuple[int, int]:
@@ -59,8 +59,10 @@ class UnitPrices:
     coordinates: Coordinates
     _shared: SharedWork
     _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
+    _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
 
-    def counts(self, layers: range, first: bool, last: bool) -> tuple[tuple[int, int], ...]:
+    def counts(self, layers: range, first: bool, last: bool) -> StageUnits:
         """The kinds of a stage in forward order, each with its number of units in a row."""
         found = [(0, 1)] if first else []
         for kind in self.of_layer[layers.start : layers.stop].tolist():
@@ -90,33 +92,44 @@ class UnitPrices:
         price = self._shared.device_costs(plan)[0].estimate
         return float(sum(price(Transfer(nbytes, plan.pipeline_axis, 0, 1))[::2]))
 
-    @cached_property
-    def least_compute(self) -> float:
-        """Seconds of the kernels of all layers, forward and backward, of one micro-batch on the ranks of a layer."""
-        return float(sum(self._busy[kind][PASSES.index(a)][0] for kind in self.of_layer.tolist() for a in ("F", "BW")))
+    def layer_seconds(self, busy: bool) -> float:
+        """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
 
-    def stage_times(self, stages: Sequence[tuple[tuple[int, int], ...]], hop: float = 0.0) -> StageTimes:
-        """Least durations of the passes of stages.
-
-        stages: kinds and numbers of units of each, as of `counts`. hop: seconds of a message between two stages.
+        busy: of their kernels alone, without waiting for communication.
         """
-        axes = self.coordinates
-        streams = len(axes.streams) + (axes.host is not None)
+        found = 0.0
+        for kind, n in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
+            seconds = np.array(self._busy[kind]) if busy else self._rows_of(((int(kind), 1),))[0]
+            forward, whole, inputs, weights = seconds[:, 0]
+            found += n * (forward + min(whole, inputs + weights))
+        return float(found)
+
+    def stage_times(self, stages: Sequence[StageUnits], hop: float = 0.0) -> StageTimes:
+        """Least durations of the passes of stages. hop: seconds of a message between two stages."""
         distinct = list(dict.fromkeys(stages))
-        found = StageTimes.zeros(len(distinct), streams, hop)
-        for i, stage in enumerate(distinct):
-            for j, action in enumerate(PASSES):
-                order = stage if action == "F" else stage[::-1]
-                whole = reduce(lambda a, b: product(b, a), [self.matrix(k, action, n) for k, n in order])
-                own = whole.diagonal()[:streams]
-                found.stream[i, j] = np.where(own > NEVER, own, 0.0)
-                found.path[i, j] = max(whole[axes.port, axes.port], 0.0)
-                found.from_input[i, j] = max(whole[0, axes.port], 0.0)
-                found.to_result[i, j] = max(whole[axes.port, 0], 0.0)
-                for k, n in stage:
-                    busy = self._busy[k][j]
-                    found.busy[i, j, : len(busy)] += n * busy
-        return found.take([distinct.index(stage) for stage in stages])
+        rows = [self._rows_of(stage) for stage in distinct]
+        place = {stage: i for i, stage in enumerate(distinct)}
+        order = [place[stage] for stage in stages]
+        return StageTimes(*(np.array(column)[order] for column in zip(*rows, strict=True)), hop)
+
+    def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
+        """The times of one stage, as `StageTimes` has them."""
+        if stage in self._rows:
+            return self._rows[stage]
+        axes, passes = self.coordinates, len(PASSES)
+        streams = len(axes.streams) + (axes.host is not None)
+        delay, busy = np.zeros((2, passes, streams))
+        path, from_input, to_result = np.zeros((3, passes))
+        for j, action in enumerate(PASSES):
+            order = stage if action == "F" else stage[::-1]
+            whole = reduce(lambda a, b: product(b, a), [self.matrix(kind, action, n) for kind, n in order])
+            delay[j] = np.maximum(whole.diagonal()[:streams], 0.0)
+            path[j], from_input[j] = max(whole[axes.port, axes.port], 0.0), max(whole[0, axes.port], 0.0)
+            to_result[j] = max(whole[axes.port, 0], 0.0)
+            for kind, n in stage:
+                busy[j, : len(axes.streams)] += n * self._busy[kind][j]
+        self._rows[stage] = found = delay, busy, path, from_input, to_result
+        return found
 
     @cached_property
     def _busy(self) -> list[list[np.ndarray]]:
@@ -135,14 +148,17 @@ class UnitPrices:
 
     # ------------------------------------------------------------------------------------------ memory
 
-    def stage_memory(self, stage: tuple[tuple[int, int], ...]) -> tuple[float, float, float]:
+    def stage_memory(self, stage: StageUnits) -> tuple[float, float, float]:
         """Memory of a stage in one micro-batch [bytes]: what its forward pass leaves, and the peaks of its forward and
         of its backward pass, each relative to its begin."""
+        if stage in self._memory:
+            return self._memory[stage]
         first, last = self.kinds[stage[0][0]], self.kinds[stage[-1][0]]
         begin, end = Profile.step(first.ends[0], "activations"), Profile.step(-last.ends[1], "activations")
         forward = Profile.in_series([(begin, 1), *self._profiles(stage, "F"), (end, 1)])
         backward = Profile.in_series(self._profiles(stage[::-1], "BW"))
-        return forward.grown, forward.peak, backward.peak
+        self._memory[stage] = found = forward.grown, forward.peak, backward.peak
+        return found
 
     def _profiles(self, stage: Sequence[tuple[int, int]], action: str) -> Iterator[tuple[Profile, int]]:
         for kind, count in stage:
@@ -152,10 +168,6 @@ class UnitPrices:
             else:
                 for _ in range(count):
                     yield from ((part.block.memory, part.count) for part in parts)
-
-    def params(self, stage: tuple[tuple[int, int], ...]) -> tuple[tuple[Param, int], ...]:
-        """The parameters of a stage on one rank, each with its number of copies."""
-        return tuple((param, n * count) for kind, n in stage for param, count in self.kinds[kind].params)
 
 
 def price_units(plan: Plan, shared: SharedWork) -> UnitPrices:

@@ -24,6 +24,13 @@ def scheme_names() -> list[str]:
     ]
 
 
+@cache
+def is_scheme(use: str) -> bool:
+    """Whether ``family/name`` has a file."""
+    family, _, name = use.partition("/")
+    return family in FAMILIES and not {"/", "_"} & {*name} and scheme_file(use).is_file()
+
+
 def scheme_file(use: str) -> Path:
     """The file of a scheme."""
     family, _, name = use.partition("/")
@@ -39,7 +46,7 @@ def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
     """
     family, _, name = use.partition("/")
     path = scheme_file(use)
-    if use not in scheme_names():
+    if not is_scheme(use):
         raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
     module = _load(path, f"simulator.schemes.{family}.{path.stem}")
     own = [

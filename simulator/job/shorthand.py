@@ -8,7 +8,7 @@ from typing import Any
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
-from simulator.ir.registry import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from simulator.job.job import LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
 from simulator.models.model import Model
 
@@ -18,7 +18,7 @@ Schemes = tuple[SchemeEntry, ...]
 def add_tensor_overlap(schemes: Schemes, use: str) -> Schemes:
     """The schemes with `use`, if one is tensor parallelism and none overlaps it."""
     uses = [entry.use for entry in schemes]
-    tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and use in scheme_names()]
+    tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and is_scheme(use)]
     if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
         return schemes
     return (*schemes[: tensor[0]], SchemeEntry(use=use), *schemes[tensor[0] :])
@@ -39,7 +39,7 @@ def family_degree(plan: LongPlan, family: str) -> int:
     scheme_axes = (
         find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})
         for entry in plan.schemes
-        if entry.use.startswith(f"{family}/") and entry.use in scheme_names()
+        if entry.use.startswith(f"{family}/") and is_scheme(entry.use)
     )
     axes = [axis for own in scheme_axes for axis in own]
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.models.branches import Branch
@@ -278,6 +279,7 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 """FLOPs per token by the name of the convention. `megatron_2021` and `mosaic_hfu` include recomputation."""
 
 
+@lru_cache(maxsize=256)
 def needed_flops(
     convention: str, model: Model, seq: int, adapters: Adapters | None = None, forward_only: bool = False
 ) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
@@ -11,7 +9,7 @@ from simulator.job.locate import locate_errors
 from simulator.plan.asymmetric import resolve_replicas, resolve_stages
 from simulator.plan.by_memory import DevicePeaks
 from simulator.plan.plan import Plan
-from simulator.plan.resolver import Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
+from simulator.plan.resolver import KnownParts, Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
 
 
 def resolve(
@@ -21,11 +19,11 @@ def resolve(
     slice_seconds: SliceSeconds,
     step_seconds: StepSeconds,
     device_peaks: DevicePeaks,
-    divisible: set[Hashable] | None = None,
+    known: KnownParts | None = None,
 ) -> Plan:
     """Resolves and checks the plan of `job`.
 
-    divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
+    known: parts of the plans of earlier jobs; new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
     resolver = Resolver(
@@ -34,7 +32,7 @@ def resolve(
         slice_seconds,
         step_seconds,
         device_peaks,
-        divisible if divisible is not None else set(),
+        known if known is not None else KnownParts(),
     )
     with locate_errors(*job.origin):
         if job.plan.has_stages:

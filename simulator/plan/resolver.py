@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -52,11 +52,30 @@ StepSeconds = Callable[[Plan], float]
 """Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
 
 
+@dataclass
+class KnownParts:
+    """Parts of the plans of earlier jobs; new ones are added. Sharing them changes no plan.
+
+    divisible: keys of plans whose divisibility was checked.
+    meshes, schemes: by all that they are made of. Equal plans have the same objects.
+    """
+
+    divisible: set[Hashable] = field(default_factory=set)
+    meshes: dict[Hashable, Mesh] = field(default_factory=dict)
+    schemes: dict[Hashable, Scheme] = field(default_factory=dict)
+
+    def forget_excess(self, most: int) -> None:
+        """Drops all parts of a kind once there are more than `most`."""
+        for parts in (self.divisible, self.meshes, self.schemes):
+            if len(parts) > most:
+                parts.clear()
+
+
 @dataclass(frozen=True)
 class Resolver:
     """Resolves plans with durations and peaks of memory that are forecast.
 
-    divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
+    known: parts of the plans of earlier jobs; new ones are added.
     """
 
     layer_costs: StageLayerCosts
@@ -64,12 +83,12 @@ class Resolver:
     slice_seconds: SliceSeconds
     step_seconds: StepSeconds
     device_peaks: DevicePeaks
-    divisible: set[Hashable]
+    known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
         """The checked plan of `job` with the shape of its pipeline, without layers and slices."""
-        mesh = _mesh(job)
-        schemes = tuple(_scheme(job, mesh, index) for index in range(len(job.plan.schemes)))
+        mesh = _mesh(job, self.known)
+        schemes = tuple(_scheme(job, mesh, index, self.known) for index in range(len(job.plan.schemes)))
         for scheme in schemes:
             job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
         assert job.batch.sequence is not None
@@ -99,7 +118,7 @@ class Resolver:
         plan = replace(plan, schemes=tuple(schemes))
         for i, scheme in enumerate(plan.schemes):
             if found := scheme.alternatives():
-                check_divisible(plan, self.divisible)
+                check_divisible(plan, self.known.divisible)
                 before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
                 plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
         return plan
@@ -132,11 +151,11 @@ class Resolver:
         for stage in dict.fromkeys(plan.stage_plans or (plan,)):
             for number, one in enumerate(stage.classes):
                 with _locate_in_class(stage, number):
-                    check_divisible(one, self.divisible)
+                    check_divisible(one, self.known.divisible)
 
     def check_held_divisible(self, plan: Plan, held: tuple[int, ...] | None) -> None:
         """The same for a stage that holds some parts of the model; None: it may hold any."""
-        check_divisible(plan, self.divisible, held)
+        check_divisible(plan, self.known.divisible, held)
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
@@ -165,14 +184,19 @@ def _locate_in_class(plan: Plan, number: int) -> Iterator[None]:
         raise PlanError(error.where, rule, error.remedy, error.value) from None
 
 
-def _mesh(job: Job) -> Mesh:
-    """Makes the mesh; a view (of experts) divides the ranks of one pipeline stage along other axes."""
+def _mesh(job: Job, known: KnownParts) -> Mesh:
+    """The mesh; a view (of experts) divides the ranks of one pipeline stage along other axes."""
     plan = job.plan
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
-    return Mesh(plan.mesh, plan.views, [axis for axis in plan.mesh if axis not in pipeline])
+    region = tuple(axis for axis in plan.mesh if axis not in pipeline)
+    views = tuple((name, *view.items()) for name, view in plan.views.items())
+    key = tuple(plan.mesh.items()), views, region
+    if key not in known.meshes:
+        known.meshes[key] = Mesh(plan.mesh, plan.views, region)
+    return known.meshes[key]
 
 
-def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
+def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
     """Makes the scheme object of one entry of the plan.
 
     Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
@@ -183,16 +207,24 @@ def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
     given = entry.model_extra or {}
     axes = kind.all_axes(entry.over, given)
     _check_axes(entry.over, axes, kind, given, mesh, where)
-    known = ["use", "over", *kind.Options.model_fields]
+    keys = ["use", "over", *kind.Options.model_fields]
     for key in given:
-        if key not in known:
-            raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, known))
+        if key not in keys:
+            raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, keys))
     options = validate_data(kind.Options, given, where, PlanError)
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
     pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
-    return kind(axes, options, mesh, job.framework, sequence_axes, pipelined).at_step(job.step)
+    made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
+    made_from = kind, made_of, job.step
+    try:
+        found = known.schemes.get(made_from)
+    except TypeError:  # options that are tables have no hash
+        return kind(*made_of).at_step(job.step)
+    if found is None:
+        found = known.schemes[made_from] = kind(*made_of).at_step(job.step)
+    return found
 
 
 def _check_axes(

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from simulator.ir.ops import Attention, Fragment, Gemm, Op, Param, UnitRun, Work
+from simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from simulator.lowering.lower import drop_backward
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
@@ -90,6 +91,11 @@ class Block:
     @cached_property
     def streams(self) -> frozenset[str]:
         return frozenset(op.stream for op in self.ops)
+
+    @cached_property
+    def host_works(self) -> list[Host]:
+        """The works of the host."""
+        return [op.work for op in self.ops if isinstance(op.work, Host)]
 
     @cached_property
     def by_axis(self) -> dict[str, list[int]]:
@@ -197,14 +203,19 @@ PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 
 
 class CompiledBlocks:
-    """Blocks of lowered units, compiled once for each kind of pass."""
+    """Blocks of lowered units, compiled once for each kind of pass.
+
+    tasks: the tasks that programs have made of them (`simulator.program.task.Task`), by all that they depend on.
+    """
 
     def __init__(self) -> None:
+        self.tasks: dict[Hashable, Any] = {}
         self._blocks: dict[tuple[Fragment, str, bool], Block] = {}
         self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
 
     def clear(self) -> None:
         """Forgets all blocks."""
+        self.tasks.clear()
         self._blocks.clear()
         self._events.clear()
 

@@ -219,28 +219,31 @@ class _Builder:
         stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
         place = self._place_in_step(slot, stage_ops)
-        key = stage_ops, slot.kind, price, place
-        if key not in self._tasks:
-            plain = self._tasks.get((*key[:3], PlaceInStep()))
-            plain = plain or make_task(
-                stage_ops, slot.kind, self.prices[price], self.again, self._parts[price], self.blocks
-            )
+        key = stage_ops, slot.kind, self.prices[price], place, self.again, self.host
+        if key not in self.blocks.tasks:
+            self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
+        return self.blocks.tasks[key]
 
-            if stage_ops.batch_loss is not None:
-                plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
+    def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
+        """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
+        key = stage_ops, slot.kind, self.prices[price], self.again
+        if key not in self.blocks.tasks:
+            self.blocks.tasks[key] = make_task(*key[:3], self.again, self._parts[price], self.blocks)
+        plain = self.blocks.tasks[key]
+        if stage_ops.batch_loss is not None:
+            plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
-            def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
-                return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
+        def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
+            return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
 
-            self._tasks[key] = replace(
-                plain,
-                ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
-                behind=side_ops(stage_ops.behind, place.last_gradient),
-                inputs=plain.inputs + place.allocates(stage_ops),
-                results=place.frees(stage_ops) + plain.results,
-                marks=first_kernels(plain) if place.gathers_again else plain.marks,
-            )
-        return self._tasks[key]
+        return replace(
+            plain,
+            ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
+            behind=side_ops(stage_ops.behind, place.last_gradient),
+            inputs=plain.inputs + place.allocates(stage_ops),
+            results=place.frees(stage_ops) + plain.results,
+            marks=first_kernels(plain) if place.gathers_again else plain.marks,
+        )
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
@@ -274,7 +277,10 @@ class _Builder:
         if slot.kind in ("BW", "B"):
             return replace(task, inputs=())
         repeated = slot.kind == ActionKind.F and slot.stage in self.ahead
-        return replace(task, results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else ())
+        return replace(
+            task,
+            results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else (),
+        )
 
     def _batch_loss(self, slot: Slot) -> Task:
         """One of the three actions of a loss that couples the samples of a batch."""

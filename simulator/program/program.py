@@ -12,6 +12,7 @@ from simulator.ir.ops import StageOps
 from simulator.program.categories import KINDS
 from simulator.program.task import Send, Task
 from simulator.program.timetable import Timetable
+from simulator.scheduling.schedule import ACTION_KINDS
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
@@ -64,6 +65,24 @@ class Program:
         """Every send, with its slot."""
         found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
         return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """By slot, the place of its kind in `ACTION_KINDS`."""
+        return np.array([ACTION_KINDS.index(slot.kind) for slot in self.timetable.slots], int)
+
+    @cached_property
+    def sent_bytes(self) -> np.ndarray:
+        """By slot, the bytes that a rank sends to other devices after an action."""
+        found = np.zeros(len(self.sends))
+        for slot, send in self.sent:
+            found[slot] += send.work.nbytes
+        return found
+
+    @cached_property
+    def received_bytes(self) -> np.ndarray:
+        """By slot, the bytes that a rank receives from other devices before an action."""
+        return np.array(self.received, float)
 
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Yields every task of all devices with the number of times that it runs."""

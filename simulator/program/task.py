@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Fragment, Host, Op, StageOps, Transfer
 from simulator.program.block import (
     SUMS,
     CompiledBlocks,
@@ -51,6 +52,8 @@ class Task:
     marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     forward: bool = True
+    engine_results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What the engine has computed for the task."""
 
     @cached_property
     def memory(self) -> Profile:
@@ -80,6 +83,13 @@ class Task:
             sums = side.seconds.sum(), side.seconds @ side.sigma, side.lasting.sum(), 0.0
             found[KINDS.index(kind_of(side.ops[0]))] += sums
         return found
+
+    @cached_property
+    def host_works(self) -> list[tuple[Host, int]]:
+        """Every work of the host with the number of times that it runs in one action."""
+        found = [(work, part.count) for part in self.parts for work in part.block.host_works]
+        beside = Counter(op for side in (*self.ahead, *self.behind) for op in side.ops)
+        return found + [(op.work, count) for op, count in beside.items() if isinstance(op.work, Host)]
 
     def count_ops(self) -> Iterator[tuple[Op, int]]:
         """Yields every op with the number of times that it runs in one action."""

@@ -17,6 +17,9 @@ from simulator.plan.plan import Plan
 from simulator.program.program import Program
 from simulator.scheduling.schedule import ScheduleItem
 
+Assume = Callable[[], Sequence[str]]
+"""Returns the assumptions of a forecast, a sentence each."""
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -28,12 +31,17 @@ class Forecast:
     """Memory that is held through the whole step on every device, by category [bytes]."""
     offloaded_states: Sequence[dict[str, float]]
     """Bytes of states off the GPU on a rank of every device, in host memory (``cpu``) and on disks (``nvme``)."""
-    assumed: Sequence[str]
-    """Assumptions of the forecast, a sentence each."""
+    assume: Assume = tuple
+    """Looks up the assumptions of the forecast, see `assumed`."""
     regime: Regime = "known"
     """How well the framework and the GPUs are known."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
+
+    @cached_property
+    def assumed(self) -> Sequence[str]:
+        """Assumptions of the forecast, a sentence each."""
+        return self.assume()
 
     @cached_property
     def peaks(self) -> list[Peak]:

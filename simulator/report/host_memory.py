@@ -44,12 +44,12 @@ class HostUse:
 def host_uses(play: Forecast) -> list[HostUse]:
     """The use of every place that the plan offloads to, for every group of equal nodes."""
     cluster = play.plan.job.cluster
-    devices = _device_of_each_rank(play, cluster.gpus)
     found = []
     for place in PLACES:
-        held = np.array([by.get(place, 0.0) for by in play.offloaded])[devices]
-        if not held.any():
+        of_device = np.array([by.get(place, 0.0) for by in play.offloaded])
+        if not of_device.any():
             continue
+        held = of_device[_device_of_each_rank(play, cluster.gpus)]
         groups = cluster.groups or (NodeGroup(node=cluster.node, nodes=cluster.nodes),)
         ends = np.minimum(np.cumsum([0, *(group.nodes * int(group.node.gpus) for group in groups)]), cluster.gpus)
         for group, (first, end) in zip(groups, pairwise(ends.tolist()), strict=True):

@@ -145,7 +145,7 @@ class Metrics:
         """Standard deviation of log(measured / predicted) of the step: its contributions are independent."""
         return math.hypot(*self.sigmas.values())
 
-    @property
+    @cached_property
     def interval_90(self) -> tuple[float, float]:
         """Interval that should hold nine of ten measured steps [s]; its sides differ, for real runs have slow tails."""
         others = [sigma for name, sigma in self.sigmas.items() if name != REGIME]
@@ -261,7 +261,7 @@ class Metrics:
             for peak, capacity in zip(self.play.peaks, self.capacities, strict=True)
         ]
 
-    @property
+    @cached_property
     def excess(self) -> list[float]:
         """Bytes that every pipeline device needs beyond the memory of its GPU; negative where memory stays free."""
         return [need - capacity for need, capacity in zip(self.needs, self.capacities, strict=True)]
@@ -275,7 +275,7 @@ class Metrics:
         """Bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
         return max((use.needed for use in self.host_uses if use.place == place), default=0.0)
 
-    @property
+    @cached_property
     def missing(self) -> str:
         """The memory that the plan lacks, in words; empty if it fits."""
         if max(self.excess) > 0:

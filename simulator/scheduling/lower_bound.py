@@ -6,7 +6,6 @@ last gradient has gone back through them, or run its passes in less time than th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,17 +38,6 @@ class StageTimes:
     from_input: np.ndarray
     to_result: np.ndarray
     hop: float
-
-    @classmethod
-    def zeros(cls, parts: int, streams: int, hop: float) -> StageTimes:
-        """Times that are all zero."""
-        wide, flat = (parts, len(PASSES), streams), (parts, len(PASSES))
-        return cls(np.zeros(wide), np.zeros(wide), np.zeros(flat), np.zeros(flat), np.zeros(flat), hop)
-
-    def take(self, parts: Sequence[int]) -> StageTimes:
-        """The times of some parts, in the order of `parts`."""
-        arrays = self.stream, self.busy, self.path, self.from_input, self.to_result
-        return StageTimes(*(one[parts] for one in arrays), self.hop)
 
 
 class Placement:

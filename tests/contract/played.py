@@ -16,8 +16,8 @@ from simulator.engine.play import Engine, PlayedStep
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
 from simulator.forecast.resident_memory import resident_bytes
-from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import device_params
+from simulator.forecast.step import play_forecast
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.operators import Linear

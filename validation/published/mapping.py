@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hardware.errors import PlanError
 from hardware.load import load
-from simulator.ir.registry import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
@@ -345,7 +345,7 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
 
 def _options(use: str) -> Container[str]:
     """Returns the options of a scheme; empty if there is no such scheme."""
-    return find_scheme(use).Options.model_fields if use in scheme_names() else ()
+    return find_scheme(use).Options.model_fields if is_scheme(use) else ()
 
 
 def _usual_group(spec: Spec, sharding: str) -> int:
@@ -385,7 +385,7 @@ def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str,
     """Maps the pipeline schedule of the run, with its chunks."""
     chunks = spec.mesh.vpp
     use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
-    fixed = _only_chunk_count(use) if use in scheme_names() else None
+    fixed = _only_chunk_count(use) if is_scheme(use) else None
     if fixed is not None and chunks in (None, 1):
         # The schedule fixes it; runs write 1 where nothing is interleaved.
         chunks = fixed

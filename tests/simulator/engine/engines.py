@@ -14,7 +14,7 @@ from simulator.engine.play import Engine
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import play_forecast
+from simulator.forecast.step import play_forecast
 from simulator.job.load import load_job
 from simulator.program.block import Price
 from simulator.report.breakdown import Breakdown, breakdown

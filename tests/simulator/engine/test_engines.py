@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulator import simulate
 from simulator.engine.play import ByMatrices
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
+from simulator.forecast.step import play_forecast
 from simulator.ir.ops import HostLaunch
 from simulator.job.load import load_job
 from simulator.program.build import build

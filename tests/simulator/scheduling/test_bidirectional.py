@@ -17,8 +17,8 @@ from simulator import simulate
 from simulator.costs.costs import Costs
 from simulator.engine.longest_path import longest_path
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
+from simulator.forecast.step import play_forecast
 from simulator.ir.ops import COMPUTE, Attention, Gemm, Op
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job

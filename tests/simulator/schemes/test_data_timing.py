@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
-from simulator.forecast.simulate import play_forecast, simulate
+from simulator.forecast.simulate import simulate
+from simulator.forecast.step import play_forecast
 from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import Scheme

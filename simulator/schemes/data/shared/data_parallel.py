@@ -94,8 +94,13 @@ class DataScheme(Scheme):
         """Its own axes and the sequence axes, along which ranks have the same weights; in a view all axes with other
         tokens.
         """
-        mine = {*self.over, *self.sequence_axes}
+        mine = self._own_axes
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
+
+    @cached_property
+    def _own_axes(self) -> frozenset[str]:
+        """Its own axes and the sequence axes."""
+        return frozenset((*self.over, *self.sequence_axes))
 
     @cached_property
     def replica_axes(self) -> tuple[str, ...]:
@@ -247,47 +252,77 @@ class DataScheme(Scheme):
         of: Callable[[Param], tuple[tuple[str, ...], Sizes]],
         make: MakeOps,
         backward: bool,
-    ) -> Iterable[SideOps]:
-        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start."""
-        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
+    ) -> Sequence[SideOps]:
+        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start.
+
+        Stages whose parameters have equal sizes share them: micro-batches of another size change no gradient.
+        """
         found = [of(param) if param.trained else ((), ()) for param, _ in stage_ops.params()]
+        runs = tuple((len(unit_run.fragment.params), unit_run.count) for unit_run in stage_ops.unit_runs)
+        key = backward, tuple(found), runs
+        if key not in self._known_buckets:
+            self._known_buckets[key] = list(self._fill(stage_ops, found, make, backward))
+        return self._known_buckets[key]
+
+    @cached_property
+    def _known_buckets(self) -> dict[Hashable, Sequence[SideOps]]:
+        """Buckets by the sizes of the parameters."""
+        return {}
+
+    def _fill(
+        self, stage_ops: StageOps, found: Sequence[tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
+    ) -> Iterable[SideOps]:
+        """Fills buckets. found: axes and sizes of the distinct parameters of a stage."""
+        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
         sets = list(dict.fromkeys(axes for axes, _ in found))
         summed = stage_ops.of_params([sets.index(axes) for axes, _ in found])
         kinds = max((len(sizes) for _, sizes in found), default=0)
         columns = [stage_ops.of_params([sizes[kind] if sizes else 0 for _, sizes in found]) for kind in range(kinds)]
-        buckets: list[tuple[np.ndarray, Sequence[Op]]] = []
+        numbers, lengths, chains = list[np.ndarray](), list[np.ndarray](), list[Sequence[Op]]()
         for i, axes in enumerate(sets):
             if axes:
-                numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
-                starts = _fill_buckets(np.cumsum(columns[0][numbers]), limit)
-                sums = zip(*(np.add.reduceat(one[numbers], starts).tolist() for one in columns), strict=True)
+                own = np.flatnonzero(summed == i)[:: -1 if backward else 1]
+                starts = _fill_buckets(np.cumsum(columns[0][own]), limit)
+                sums = zip(*(np.add.reduceat(one[own], starts).tolist() for one in columns), strict=True)
                 made: dict[Sizes, Sequence[Op]] = {}
-                chains = [made[sizes] if sizes in made else made.setdefault(sizes, make(axes, sizes)) for sizes in sums]
-                buckets += zip(np.split(numbers, starts[1:]), chains, strict=True)
-        if buckets:
-            # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
-            buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
-            yield from _side_ops(buckets)
+                chains += [
+                    made[sizes] if sizes in made else made.setdefault(sizes, make(axes, sizes)) for sizes in sums
+                ]
+                numbers.append(own)
+                lengths.append(np.diff(starts, append=len(own)))
+        if chains:
+            yield from _side_ops(np.concatenate(numbers), np.concatenate(lengths), chains, backward)
 
 
-def _side_ops(buckets: Sequence[tuple[np.ndarray, Sequence[Op]]]) -> Iterable[SideOps]:
+def _side_ops(
+    numbers: np.ndarray, lengths: np.ndarray, chains: Sequence[Sequence[Op]], backward: bool
+) -> Iterable[SideOps]:
     """The ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops changes.
 
-    buckets: parameters of each, and its ops, one after another.
+    numbers, lengths: the parameters of all buckets, one after another, and how many each bucket has.
+    chains: the ops of each bucket, one after another.
     """
-    legs = [[list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for _, chain in buckets]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
+    order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
+    split = {id(chain): [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for chain in chains}
+    legs = [split[id(chain)] for chain in chains]
     before: SideOps | None = None
     last: dict[int, int] = {}
-    for place in range(max(map(len, legs))):
-        own = [i for i, each in enumerate(legs) if place < len(each)]
-        each = [(buckets[i][0], op) for i in own for op in legs[i][place]]
-        starts = np.cumsum([0, *(len(numbers) for numbers, _ in each[:-1])])
-        side = SideOps([op for _, op in each], np.concatenate([numbers for numbers, _ in each]), starts)
+    for place in range(max(map(len, split.values()))):
+        own = [i for i in order if place < len(legs[i])]
+        counts = [len(legs[i][place]) for i in own]
+        buckets = np.repeat(own, counts)
+        begins = np.cumsum(lengths[buckets]) - lengths[buckets]
+        params = numbers[np.repeat(starts[buckets] - begins, lengths[buckets]) + np.arange(lengths[buckets].sum())]
+        side = SideOps([op for i in own for op in legs[i][place]], params, begins)
+        firsts = np.cumsum(counts) - counts
         if before is not None:
-            waits = [last[i] if at == 0 else -1 for i in own for at in range(len(legs[i][place]))]
-            side.after = before, np.array(waits)
-        ends = np.cumsum([len(legs[i][place]) for i in own]) - 1
-        before, last = side, dict(zip(own, ends.tolist(), strict=True))
+            waits = np.full(len(buckets), -1)
+            waits[firsts] = [last[i] for i in own]
+            side.after = before, waits
+        before, last = side, dict(zip(own, (firsts + counts - 1).tolist(), strict=True))
         yield side
 
 

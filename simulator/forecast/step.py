@@ -1,0 +1,134 @@
+"""The played step of a job, and the two figures that a search asks for: its duration and its peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.costs.costs import Costs
+from simulator.costs.estimate import Uses
+from simulator.costs.regimes import least_known
+from simulator.engine.play import Engine, play
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.program import build_program
+from simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.stages import device_params
+from simulator.job.job import Job
+from simulator.job.load import load_job
+from simulator.job.locate import locate_errors
+from simulator.plan.plan import Plan
+from simulator.program.program import EveryStageOps, Program, variants_of
+from simulator.report.forecast import Assume, Forecast
+from simulator.report.metrics import Metrics
+
+CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
+"""Assumption of the engine `shared`."""
+
+UnlikeSteps = Sequence[tuple[float, Forecast]]
+"""Steps of several kinds, each with its share of all steps; empty if all steps are equal."""
+
+
+@dataclass(frozen=True)
+class StepAndMemory:
+    """Duration and peak memory of one step: the figures of the same names of a `Report`.
+
+    step_time: [s].
+    peak_allocated: memory allocated by tensors on the fullest device [bytes].
+    peak_device: memory that nvidia-smi shows on the fullest device [bytes].
+    fits: whether every GPU, and every host that the plan offloads to, has the memory that it needs.
+    """
+
+    step_time: float
+    peak_allocated: float
+    peak_device: float
+    fits: bool
+
+
+def forecast_step(
+    job: Job | Plan | str | Path | Mapping[str, Any], shared_work: SharedWork | None = None
+) -> StepAndMemory:
+    """Duration and peak memory of one step, equal to those of `simulate`, without breakdown, interval and words.
+
+    job: a job, its resolved plan, the path of a job file, or its mapping.
+    shared_work: lowered units, timetables and prices that many jobs share.
+
+    Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
+    """
+    shared = shared_work or SharedWork()
+    figures = Metrics(*play_job(job if isinstance(job, Job | Plan) else load_job(job), shared))
+    return StepAndMemory(figures.step_time, figures.peak_allocated, figures.peak_device, figures.fits)
+
+
+def play_job(
+    job: Job | Plan, shared: SharedWork, engine: Engine = "matrices", skip: bool = True
+) -> tuple[Forecast, UnlikeSteps]:
+    """The step of a job, or of its resolved plan; of a plan whose steps differ the one that needs most memory.
+
+    engine, skip: see `simulator.engine.play.play`.
+    Raises PlanError for the first rule that the plan breaks.
+    """
+    shared.forget_excess()
+    given, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
+    if plan.steps == 1:
+        return _play_plan(plan, engine, skip, shared)
+    if numbers := sorted({scheme.steps for scheme in plan.every_scheme} - {1, plan.steps}):
+        rule = f"the routing of one stage has {plan.steps} steps, that of another {numbers[0]}"
+        raise PlanError("plan", rule, "Give all stages routing of as many steps")
+    every = [plan, *(resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.steps))]
+    found = [_play_plan(one, engine, skip, shared)[0] for one in every]
+    most = max(found, key=lambda one: max(peak.total for peak in one.peaks))
+    return most, [(1 / plan.steps, one) for one in found]
+
+
+def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, UnlikeSteps]:
+    """The step of a plan; of a plan with a period also those of all its steps with their shares."""
+    with locate_errors(*plan.job.origin):
+        costs = shared.costs(plan)
+        device_costs = shared.device_costs(plan)
+    prices = [one.estimate for one in device_costs]
+    uses = [one.use for one in device_costs]
+    stages, program = build_program(plan, prices, shared)
+
+    def assume() -> Sequence[str]:
+        return _assumptions(plan, costs, stages, program, engine)
+
+    regime = least_known(plan.job.framework.regime, *(one.regime for one in dict.fromkeys(device_costs)))
+    forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses), regime=regime)
+    if plan.schedule.reorders_at_run_time:
+        forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
+    if plan.period == 1:
+        return forecast, ()
+    usual = build_program(plan, prices, shared, periodic=False)[1]
+    share, other = 1 / plan.period, play_forecast(plan, stages, usual, assume, engine, skip, uses)
+    return forecast, [(share, forecast), (1 - share, other)]
+
+
+def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:
+    """What the prices of a step had to assume, a sentence each."""
+    assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
+    variants = (one for stage in stages for one in variants_of(stage))
+    forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
+    assumed += costs.assumed_exchanges(op.work for op in forward)
+    tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
+    assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)
+    return assumed + ((CONTENTION,) if engine == "shared" else ())
+
+
+def play_forecast(
+    plan: Plan,
+    stages: EveryStageOps,
+    program: Program,
+    assume: Assume = tuple,
+    engine: Engine = "matrices",
+    skip: bool = True,
+    uses: Sequence[Uses] = (),
+) -> Forecast:
+    """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
+    every_params = device_params(plan, stages)
+    offloaded = offloaded_of_devices(plan, every_params)
+    resident = resident_of_devices(plan, every_params, program)
+    return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume)

@@ -1,0 +1,62 @@
+"""Duration and peak memory of a step, asked for without a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator import SharedWork, load_job, simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.report.report import Report
+from tests.golden.rewrite import names, playable, stored
+
+GPT3 = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "batch": {"global": 1536, "micro": 1}}
+
+
+def of_report(report: Report) -> StepAndMemory:
+    return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, report.fits)
+
+
+@pytest.mark.parametrize("name", [name for name in [*names()][::12] if playable(name)])
+def test_golden_jobs(name: str) -> None:
+    """Equal figures, exactly, of every twelfth golden job."""
+    job = load_job(stored(name).job)
+    assert forecast_step(job) == of_report(simulate(job))
+
+
+@pytest.mark.parametrize("name", ["pipeline-pipedream", "data-local-sgd"])
+def test_runs_without_flush_and_with_rare_communication(name: str) -> None:
+    job = load_job(stored(name).job)
+    assert forecast_step(job) == of_report(simulate(job))
+
+
+def test_routing_that_drifts_from_step_to_step() -> None:
+    routing = {"zipf": 1.0, "drift": 0.1, "steps": 3}
+    schemes = [{"use": "expert/all-to-all", "over": ["ep"], "routing": routing}]
+    plan = {
+        "mesh": {"dp": 8},
+        "views": {"experts": {"ep": 8}},
+        "schemes": [*schemes, {"use": "data/zero-1", "over": ["dp"]}],
+    }
+    job = load_job({"model": {"preset": "mixtral-8x7b", "layers": 2}, "cluster": "dgx-h100:1", "plan": plan})
+    assert len(simulate(job).unlike_steps) == 3
+    assert forecast_step(job) == forecast_step(resolve_plan(job)) == of_report(simulate(job))
+
+
+def test_plans_that_share_their_work() -> None:
+    shared, alone = SharedWork(), []
+    plans: list[dict[str, Any]] = [{"tp": 8, "pp": pp, "chunks": chunks} for pp in (4, 8) for chunks in (1, 3)]
+    for plan in plans:
+        job = load_job({**GPT3, "plan": plan})
+        alone.append(of_report(simulate(job)))
+        assert forecast_step(job, shared) == forecast_step(resolve_plan(job, shared), shared) == alone[-1]
+    assert len({one.step_time for one in alone}) == len(plans)
+
+
+def test_plans_that_do_not_fit_or_break_a_rule() -> None:
+    assert not forecast_step({**GPT3, "plan": {"tp": 1, "pp": 2}}).fits
+    with pytest.raises(PlanError, match=r"plan\.tp is 5"):
+        forecast_step({**GPT3, "cluster": "dgx-a100:10", "batch": {"global": 80}, "plan": {"tp": 5, "pp": 8}})
