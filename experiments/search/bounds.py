@@ -21,7 +21,6 @@ from simulator.plan.partition import layers_of_stages
 from simulator.plan.plan import Plan
 from simulator.scheduling.lower_bound import (
     Placement,
-    StageTimes,
     bound_devices,
     has_bound,
     least_in_flight,
@@ -53,7 +52,8 @@ class Bounds:
     def __init__(self, space: Space, shared: SharedWork | None = None) -> None:
         self.space, self.shared = space, shared or SharedWork()
         self._prices: dict[Group, UnitPrices | None] = {}
-        self._states: dict[Hashable, tuple[Plan, DeviceStates] | None] = {}
+        self._states: dict[Hashable, DeviceStates | None] = {}
+        self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, tuple[Schedule, Placement, np.ndarray] | None] = {}
 
     # ------------------------------------------------------------------------------------------ tables
@@ -72,8 +72,8 @@ class Bounds:
             self._prices[key] = self._resolved(job, total, lambda plan: price_units(plan, self.shared))
         return self._prices[key]
 
-    def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> tuple[Plan, DeviceStates] | None:
-        """The plan and the states of devices for degrees, partition and data scheme; None if they break a rule."""
+    def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
+        """The states of devices for degrees, partition and data scheme; None if they break a rule."""
         bidirectional = pipeline.schedule in ("chimera", "dualpipe", "gems")
         own = pipeline.schedule in TWO_CHUNKS or bidirectional
         chunks = pipeline.chunks if own or pipeline.partition != "even" else 1
@@ -86,7 +86,7 @@ class Bounds:
             job = self.space.job_of(alike, placed, step)
             dp = self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
             total = dp * pipeline.pp * 2
-            self._states[key] = self._resolved(job, total, lambda plan: (plan, device_states(plan, self.shared)))
+            self._states[key] = self._resolved(job, total, lambda plan: device_states(plan, self.shared))
         return self._states[key]
 
     def _resolved(self, job: dict[str, Any], total: int, make: Any) -> Any:
@@ -124,19 +124,26 @@ class Bounds:
 
     # ------------------------------------------------------------------------------------------ groups
 
-    def relaxed(self, group: Group) -> float:
-        """A lower bound of the step time of all points of a group: the kernels of its layers, spread over all GPUs
-        without waiting or communication."""
-        alike = group._replace(recompute="none", sequence_parallel=True, overlap_tp=False, offload=())
-        if group.tp == 1:
-            alike = alike._replace(sequence_parallel=group.sequence_parallel, overlap_tp=group.overlap_tp)
-        prices = self.prices(alike)
+    def least(self, group: Group) -> float:
+        """A lower bound of the step time of all points of a group from the kernels of a group like it, which neither
+        recomputes nor divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
+        alike = group._replace(recompute="none", offload=())
+        if group.tp > 1:
+            alike = alike._replace(sequence_parallel=True, overlap_tp=False)
+        return self._spread(alike, True)
+
+    def better(self, group: Group) -> float:
+        """The same from the passes of its own layers, with what they wait for inside a pass."""
+        pairs = {"dualpipe", "dualpipe-v"} & {*self.space.values["schedule"]}
+        return self._spread(group, bool(pairs))
+
+    def _spread(self, group: Group, busy: bool) -> float:
+        prices, job = self.prices(group), self.space.loaded
         if prices is None:
             return 0.0
-        job = self.space.loaded
         assert job.batch.total is not None
-        share = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return share * prices.layer_seconds(busy=True)
+        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        return micro_batches * prices.layer_seconds(busy) + job.framework.step_overhead_s
 
     def of(self, group: Group) -> BoundedPoints:
         """The points of a group with their bounds."""
@@ -156,39 +163,42 @@ class Bounds:
     def _bound(
         self, group: Group, pipeline: Pipeline, choices: tuple[StepChoice, ...], prices: UnitPrices
     ) -> list[tuple[StepChoice, float, float]]:
-        states = {}
-        for step in choices:
-            if (one := self.states(group, pipeline, step)) is not None:
-                states[step] = one
+        states = {step: found for step in choices if (found := self.states(group, pipeline, step)) is not None}
         if not states:
             return []
-        plan = next(iter(states.values()))[0]
+        plan = next(iter(states.values())).plan
         if (made := self.shape(group, pipeline, plan)) is None:
             return []
         schedule, shape, place, in_flight = made
-        parts = shape.stages // schedule.directions
-        try:
-            layers = layers_of_stages(pipeline.partition, plan.model.layers, parts)
-        except MeshcastError:
+        if (layers := self.layers(pipeline, shape.stages // schedule.directions)) is None:
             return []
-        ends = np.cumsum([0, *layers])
-        stages = [prices.counts(range(ends[i], ends[i + 1]), i == 0, i == parts - 1) for i in range(parts)]
-        hop = prices.hop_seconds(plan) if pipeline.pp > 1 else 0.0
-        times = prices.stage_times(stages, hop)
+        stages = prices.stages(layers)
+        times = prices.stage_times(stages, next(iter(states.values())).hop(prices.message_nbytes))
         activations = self._activations(group, schedule, place, in_flight, prices, stages)
-        memory = plan.job.framework.memory
-        bounds = {}
-        found = []
-        for step, (_, state) in states.items():
-            if step.overlap_pp not in bounds:
-                bounds[step.overlap_pp] = bound_devices(schedule, shape, place, times, not step.overlap_pp)
-            seconds = 0.0
-            if has_bound(schedule, shape):
-                overlap = step.overlap_dp
-                seconds = shortest_step(schedule, bounds[step.overlap_pp], state.update, state.reductions, overlap)
-            nbytes = float((state.resident + activations).max()) + memory.context_gib * GIB
-            found.append((step, seconds + plan.job.framework.step_overhead_s, nbytes))
+        framework, known = plan.job.framework, has_bound(schedule, shape)
+        context = framework.memory.context_gib * GIB
+        bounds = {
+            sends: bound_devices(schedule, shape, place, times, not sends)
+            for sends in {step.overlap_pp for step in states if known}
+        }
+        found, seconds = [], 0.0
+        for step, state in states.items():
+            if known:
+                done = bounds[step.overlap_pp]
+                seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp)
+            nbytes = float((state.resident + activations).max()) + context
+            found.append((step, seconds + framework.step_overhead_s, nbytes))
         return found
+
+    def layers(self, pipeline: Pipeline, parts: int) -> tuple[int, ...] | None:
+        """The layers of every part of the model; None if they cannot be divided so."""
+        key = pipeline.partition, parts
+        if key not in self._layers:
+            try:
+                self._layers[key] = tuple(layers_of_stages(pipeline.partition, self.space.loaded.model.layers, parts))
+            except MeshcastError:
+                self._layers[key] = None
+        return self._layers[key]
 
     def _activations(
         self, group: Group, schedule: Schedule, place: Placement, in_flight: np.ndarray, prices: UnitPrices, stages: list[Any]

@@ -101,8 +101,9 @@ class Search:
         began, found = time.process_time(), self.certificate
         heap: list[tuple[float, int, Any]] = []
         number = 0
+        priced = set[Group]()
         for group in self.groups:
-            heap.append((self.bounds.relaxed(group), number, group))
+            heap.append((self.bounds.least(group), number, group))
             number += 1
         heapq.heapify(heap)
         try:
@@ -110,7 +111,11 @@ class Search:
                 bound, _, item = heap[0]
                 if bound >= found.incumbent * (1 - self.within):
                     break
-                if isinstance(item, Group):
+                if isinstance(item, Group) and item not in priced:
+                    priced.add(item)
+                    heapq.heapreplace(heap, (max(bound, self.bounds.better(item)), number, item))
+                    number += 1
+                elif isinstance(item, Group):
                     heapq.heappop(heap)
                     found.opened += 1
                     points = self._open(item)

@@ -20,8 +20,11 @@ from simulator.job.load import load_job
 
 AUTO = "auto"
 
-SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo", "dualpipe-v")
+SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""
+
+PAIRING = ("dualpipe", "dualpipe-v")
+"""Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
 
 ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 """Schedules with two or more chunks a device."""
@@ -132,7 +135,7 @@ class Space:
             "overlap_tp": (False, True),
             "offload": OFFLOADS,
             "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
-            "schedule": SCHEDULES,
+            "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
             "partition": ("even", "ends-as-layers"),
             "data": DATA,

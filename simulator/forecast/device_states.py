@@ -11,8 +11,9 @@ import numpy as np
 from simulator.forecast.resident_memory import resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import COMPUTE
+from simulator.ir.ops import COMPUTE, Transfer
 from simulator.plan.plan import Plan
+from simulator.program.block import Price
 from simulator.program.program import one_of
 
 
@@ -21,11 +22,22 @@ class DeviceStates:
     """resident: bytes on a GPU that live through the whole step [devices].
     update: time of the update's kernels [devices] [s].
     reductions: time of all gradient reductions on their stream [devices] [s].
+    plan, price: the plan, and the prices of ops of its first device.
     """
 
     resident: np.ndarray
     update: np.ndarray
     reductions: np.ndarray
+    plan: Plan
+    price: Price
+
+    def hop(self, nbytes: int) -> float:
+        """Time of a message of `nbytes` bytes between two stages, sent in as many shares as it may be [s]."""
+        if self.plan.shape.p == 1:
+            return 0.0
+        if self.plan.job.framework.scatter_gather_tensors_in_pipeline:
+            nbytes //= self.plan.tensor_ranks
+        return float(sum(self.price(Transfer(nbytes, self.plan.pipeline_axis, 0, 1))[::2]))
 
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
@@ -43,4 +55,4 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
                 for op in (op for side in one_of(stage).behind for op in side.ops if op.work is not None):
                     busy[op.stream] += price(op.work)[0]
         reductions[device] = max(busy.values(), default=0.0)
-    return DeviceStates(np.array(resident), update, reductions)
+    return DeviceStates(np.array(resident), update, reductions, plan, costs[0].estimate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from simulator.engine.maxplus import NEVER, Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import StageOps, Transfer
+from simulator.ir.ops import StageOps
 from simulator.plan.plan import Plan
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
@@ -57,20 +58,21 @@ class UnitPrices:
     kinds: list[UnitKind]
     of_layer: np.ndarray
     coordinates: Coordinates
-    _shared: SharedWork
     _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
+    _stages: dict[tuple[int, ...], list[StageUnits]] = field(default_factory=dict)
     _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
 
-    def counts(self, layers: range, first: bool, last: bool) -> StageUnits:
-        """The kinds of a stage in forward order, each with its number of units in a row."""
-        found = [(0, 1)] if first else []
-        for kind in self.of_layer[layers.start : layers.stop].tolist():
-            if found and found[-1][0] == kind:
-                found[-1] = kind, found[-1][1] + 1
-            else:
-                found.append((kind, 1))
-        return tuple(found + ([(len(self.kinds) - 1, 1)] if last else []))
+    def stages(self, layers: tuple[int, ...]) -> list[StageUnits]:
+        """The units of the parts of a model. layers: the number of layers of every part."""
+        if layers not in self._stages:
+            ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
+            kinds = self.of_layer.tolist()
+            runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
+            runs[0].insert(0, (0, 1))
+            runs[last].append((len(self.kinds) - 1, 1))
+            self._stages[layers] = [tuple(run) for run in runs]
+        return self._stages[layers]
 
     def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
         """The matrix of `count` units of a kind, one after another."""
@@ -84,13 +86,10 @@ class UnitPrices:
             self._matrices[key] = reduce(lambda a, b: product(b, a), order)
         return self._matrices[key]
 
-    def hop_seconds(self, plan: Plan) -> float:
-        """Seconds of a message between two stages of a plan, at the most shares that it may be sent in."""
-        nbytes = self.kinds[0].stage_ops.message_nbytes
-        if plan.job.framework.scatter_gather_tensors_in_pipeline:
-            nbytes //= plan.tensor_ranks
-        price = self._shared.device_costs(plan)[0].estimate
-        return float(sum(price(Transfer(nbytes, plan.pipeline_axis, 0, 1))[::2]))
+    @property
+    def message_nbytes(self) -> int:
+        """Bytes of a message between two stages, before ranks share it."""
+        return self.kinds[0].stage_ops.message_nbytes
 
     def layer_seconds(self, busy: bool) -> float:
         """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
@@ -195,4 +194,4 @@ def price_units(plan: Plan, shared: SharedWork) -> UnitPrices:
         of_layer.append(known[key])
     kinds.append(kind(range(0), last=True))
     coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), host)
-    return UnitPrices(kinds, np.array(of_layer), coordinates, shared)
+    return UnitPrices(kinds, np.array(of_layer), coordinates)

@@ -53,7 +53,9 @@ class Placement:
         stages = range(shape.stages)
         self.part = np.array([schedule.model_part(shape, stage) for stage in stages])
         self.device = np.array([schedule.device(shape, stage) for stage in stages])
-        self.turns = np.array([len(schedule.microbatches(shape, stage)) for stage in stages])
+        each = shape.stages // schedule.directions
+        turns = [len(schedule.microbatches(shape, first)) for first in range(0, shape.stages, each)]
+        self.turns = np.repeat(turns, each)
         previous = [schedule.predecessors(shape, stage)[:1] for stage in stages]
         self.passed = np.zeros((shape.stages, int(self.part.max()) + 1))
         """Whether a micro-batch passes through a part before it comes to a stage [stages, parts]."""
