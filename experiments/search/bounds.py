@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from experiments.search.space import TWO_CHUNKS, Group, Pipeline, Space, StepChoice
+from experiments.search.space import Group, Pipeline, Space, StepChoice
+from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.forecast.device_states import DeviceStates, device_states
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.unit_prices import UnitPrices, price_units
+from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.plan.partition import layers_of_stages
 from simulator.plan.plan import Plan
@@ -27,6 +29,10 @@ from simulator.scheduling.lower_bound import (
     shortest_step,
 )
 from simulator.scheduling.schedule import PipelineShape, Schedule
+
+
+SHARDED = {"zero-2", "zero-3", "fsdp"}
+"""Data schemes that reduce gradients in every micro-batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,39 +57,42 @@ class Bounds:
 
     def __init__(self, space: Space, shared: SharedWork | None = None) -> None:
         self.space, self.shared = space, shared or SharedWork()
-        self._prices: dict[Group, UnitPrices | None] = {}
+        self._prices: dict[tuple[Group, bool], UnitPrices | None] = {}
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, tuple[Schedule, Placement, np.ndarray] | None] = {}
 
     # ------------------------------------------------------------------------------------------ tables
 
-    def prices(self, group: Group) -> UnitPrices | None:
+    def prices(self, group: Group, sharded: bool = False) -> UnitPrices | None:
         """The prices of the units of a group; None if the group breaks a rule.
 
-        Without sharded weights, and with all layers on one stage: both only leave out waiting.
+        All layers are on one stage, and weights are whole: that only leaves out waiting. sharded: for gradients that
+        are reduced in every micro-batch, and so not accumulated by kernels of their own.
         """
-        key = group._replace(offload=())
+        loaded = self.space.loaded
+        fused = sharded and not loaded.framework.fused_gradients
+        key = group._replace(offload=()), fused
         if key not in self._prices:
-            gpus = self.space.loaded.cluster.gpus
             step = StepChoice("ddp", True, True, True)
-            job = self.space.job_of(key, Pipeline(1, "1f1b", 1, "even"), step)
-            total = group.micro * gpus // (group.tp * group.cp)
+            job = self.space.job_of(key[0], Pipeline(1, "1f1b", 1, "even"), step)
+            if fused:
+                job = apply_changes(job, {"framework.set.fused_gradients": True})
+            total = group.micro * loaded.cluster.gpus // (group.tp * group.cp)
             self._prices[key] = self._resolved(job, total, lambda plan: price_units(plan, self.shared))
         return self._prices[key]
 
     def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        bidirectional = pipeline.schedule in ("chimera", "dualpipe", "gems")
-        own = pipeline.schedule in TWO_CHUNKS or bidirectional
-        chunks = pipeline.chunks if own or pipeline.partition != "even" else 1
-        placed = pipeline._replace(schedule=pipeline.schedule if own or chunks > 1 else "1f1b", chunks=chunks)
+        # Stages that lie as those of 1F1B do have its states, in however many chunks.
+        alike = _lies_as_1f1b(pipeline.schedule) and pipeline.partition == "even"
+        placed = pipeline._replace(schedule="1f1b", chunks=1) if alike else pipeline
         offload = tuple(one for one in group.offload if one == "optimizer")
         step = step._replace(overlap_pp=True)
         key = group.tp, group.cp, group.ep, offload, placed, step
         if key not in self._states:
-            alike = group._replace(micro=1, recompute="none", sequence_parallel=True, overlap_tp=False, offload=offload)
-            job = self.space.job_of(alike, placed, step)
+            plain = group._replace(micro=1, recompute="none", sequence_parallel=True, overlap_tp=False, offload=offload)
+            job = self.space.job_of(plain, placed, step)
             dp = self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
             total = dp * pipeline.pp * 2
             self._states[key] = self._resolved(job, total, lambda plan: device_states(plan, self.shared))
@@ -111,8 +120,6 @@ class Bounds:
     def _make_shape(self, pipeline: Pipeline, m: int, plan: Plan) -> Any:
         kind = type(plan.schedule)
         if pipeline.pp > 1:
-            from simulator.ir.registry import find_scheme
-
             kind = find_scheme(f"pipeline/{pipeline.schedule}")  # type: ignore[assignment]
         schedule = kind(plan.schedule.axes, kind.Options(chunks=pipeline.chunks), plan.mesh, plan.job.framework, (), pipeline.pp > 1)
         shape = PipelineShape(pipeline.pp, m, schedule.chunks_per_device(), 1, plan.job.forward_only)
@@ -138,7 +145,7 @@ class Bounds:
         return self._spread(group, bool(pairs))
 
     def _spread(self, group: Group, busy: bool) -> float:
-        prices, job = self.prices(group), self.space.loaded
+        prices, job = self.prices(group, bool(SHARDED & {*self.space.values["data"]})), self.space.loaded
         if prices is None:
             return 0.0
         assert job.batch.total is not None
@@ -148,10 +155,9 @@ class Bounds:
     def of(self, group: Group) -> BoundedPoints:
         """The points of a group with their bounds."""
         pipelines, steps, seconds, nbytes, invalid = [], [], [], [], 0
-        prices = self.prices(group)
         for pipeline in self.space.pipelines(group):
             choices = self.space.steps(group, pipeline.pp)
-            found = self._bound(group, pipeline, choices, prices) if prices is not None else []
+            found = self.bound_pipeline(group, pipeline, choices)
             invalid += len(choices) - len(found)
             for step, time, memory in found:
                 pipelines.append(pipeline)
@@ -160,8 +166,20 @@ class Bounds:
                 nbytes.append(memory)
         return BoundedPoints(pipelines, steps, np.array(seconds), np.array(nbytes), invalid)
 
+    def bound_pipeline(
+        self, group: Group, pipeline: Pipeline, choices: Sequence[StepChoice]
+    ) -> list[tuple[StepChoice, float, float]]:
+        """The choices that no rule forbids, each with the lower bounds of its step time [s] and its memory [bytes]."""
+        tables = {sharded: self.prices(group, sharded) for sharded in {one.data in SHARDED for one in choices}}
+        return [
+            found
+            for sharded, prices in tables.items()
+            if prices is not None
+            for found in self._bound(group, pipeline, [one for one in choices if (one.data in SHARDED) == sharded], prices)
+        ]
+
     def _bound(
-        self, group: Group, pipeline: Pipeline, choices: tuple[StepChoice, ...], prices: UnitPrices
+        self, group: Group, pipeline: Pipeline, choices: Sequence[StepChoice], prices: UnitPrices
     ) -> list[tuple[StepChoice, float, float]]:
         states = {step: found for step in choices if (found := self.states(group, pipeline, step)) is not None}
         if not states:
@@ -213,3 +231,9 @@ class Bounds:
         for least, values in zip((grown, forward, backward), every.T, strict=True):
             np.minimum.at(least, place.device, values)
         return np.maximum((in_flight - 1) * grown + forward, (in_flight - schedule.pairs_passes) * grown + backward)
+
+
+def _lies_as_1f1b(schedule: str) -> bool:
+    """Whether a device of a schedule holds every p-th stage."""
+    kind = find_scheme(f"pipeline/{schedule}")
+    return kind.device is Schedule.device and kind.directions == 1  # type: ignore[attr-defined]

@@ -6,12 +6,13 @@ last gradient has gone back through them, or run its passes in less time than th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+from hardware.errors import PlanError
+from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 
 PASSES = ("F", "BW", "B", "W")
 """Kinds of passes whose durations a bound needs."""
@@ -77,12 +78,12 @@ class DeviceBound(NamedTuple):
 
     computed: its kernels have ended.
     returned: its last gradient has gone back through the stages before it.
-    last: what the last backward passes of its stages take at most.
+    opened: its last backward pass has begun.
     """
 
     computed: np.ndarray
     returned: np.ndarray
-    last: np.ndarray
+    opened: np.ndarray
 
 
 def bound_devices(
@@ -108,16 +109,16 @@ def bound_devices(
         np.add.at(found, device, place.turns[:, None] * values[part])
         return found
 
-    last = np.zeros(shape.p)
-    np.add.at(last, device, times.busy[part, WHOLE].max(axis=1))
-    work = on_devices(forward + backward).max(axis=1)
+    last = np.zeros((shape.p, seconds.shape[2]))
+    np.maximum.at(last, device, np.maximum(backward, whole)[part])
+    sums = on_devices(forward + backward)
+    work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     waits = np.zeros(shape.p)
     if blocking:
         np.add.at(waits, device, place.turns * place.sends * times.hop)
         waits = np.maximum(waits - 2 * times.hop, 0.0)
-    work += waits
     if not schedule.barrier:
-        return DeviceBound(work, work, last)
+        return DeviceBound(work + waits, work + waits, work + waits)
     gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
     gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
     head, tail = np.full(shape.p, np.inf), np.full(shape.p, np.inf)
@@ -131,7 +132,7 @@ def bound_devices(
     if shape.forward_only:
         tail[:], ends[:] = 0.0, 0.0
     returned = head + on_devices(forward + inputs).max(axis=1) + waits - ends + tail
-    return DeviceBound(head + work, returned, last)
+    return DeviceBound(head + work + waits, returned, head + opened + waits)
 
 
 def shortest_step(
@@ -148,7 +149,8 @@ def shortest_step(
         return float((bound.computed + update).max())
     # The stage of a device that is done last reduces its gradients from the begin of its last backward pass on.
     stages = schedule.chunks_per_device()
-    reduced = bound.computed - (bound.last if overlap else 0.0) + (reductions if stages == 1 else reductions.min() / stages)
+    own = reductions if stages == 1 else reductions.min() / stages
+    reduced = (bound.opened if overlap else bound.computed) + own
     # All devices wait for the norm of the gradients before they update their weights.
     done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()))
     return done + float(update.max())
@@ -161,13 +163,26 @@ def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
 
 
 def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
-    """Passes whose activations a device holds at its peak, at least [devices]: the paper's closed form, if there is one.
-    """
-    setting = PipelineSetting(shape, 1.0, 1.0, 1.0)
+    """Passes whose activations a device holds at its peak, at least [devices]: the closed form of the paper; without
+    one, as a replay of its orders counts them, if they do not depend on durations."""
     found = np.ones(shape.p)
-    if shape.forward_only or schedule.needs_durations:
+    if shape.forward_only or schedule.needs_durations or not has_bound(schedule, shape):
         return found
+    setting = PipelineSetting(shape, 1.0, 1.0, 1.0)
     for form in schedule.closed_forms(setting):
         if form.quantity == "in_flight_b":
-            found = np.maximum(found, np.asarray(form.value, float))
+            return np.maximum(found, np.asarray(form.value, float))
+    # Longer batches hold as much: the steady state repeats.
+    few = replace(shape, m=min(shape.m, 2 * shape.stages))
+    try:
+        schedule.check(few)
+    except PlanError:
+        few = shape
+    for device, order in enumerate(schedule.orders(few)):
+        steps = np.array([_HELD.get(action.kind, 0) for action in actions_of(order)])
+        found[device] = max(1.0, np.cumsum(steps).max(initial=0))
     return found
+
+
+_HELD = {"F": 1, "B": -1, "BW": -1}
+"""What a pass adds to the activations that are kept for gradients of inputs."""
