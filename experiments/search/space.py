@@ -145,6 +145,13 @@ class Space:
         }
         return tuple(ranges[name])
 
+    def stated_values(self) -> dict[str, list[Any]]:
+        """The values of the open fields, as a job states them."""
+        return {
+            name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
+            for name in self.open
+        }
+
     # ------------------------------------------------------------------------------------------- points
 
     def groups(self) -> list[Group]:
