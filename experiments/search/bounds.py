@@ -84,12 +84,16 @@ class Bounds:
 
     def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        # Stages that lie as those of 1F1B do have its states, in however many chunks.
-        alike = _lies_as_1f1b(pipeline.schedule) and pipeline.partition == "even"
-        placed = pipeline._replace(schedule="1f1b", chunks=1) if alike else pipeline
+        # Stages that lie as those of 1F1B do have its states, in however many chunks; those of Hanayo's waves are at
+        # the same ends for every even number of chunks, and for every odd one.
+        placed = pipeline
+        if pipeline.partition == "even":
+            placed = pipeline._replace(schedule="1f1b", chunks=1) if _lies_as_1f1b(pipeline.schedule) else pipeline
+        place = placed._replace(chunks=placed.chunks % 2) if placed.schedule == "hanayo" else placed
         offload = tuple(one for one in group.offload if one == "optimizer")
-        step = step._replace(overlap_pp=True)
-        key = group.tp, group.cp, group.ep, offload, placed, step
+        # What other choices change makes a step no shorter.
+        step = StepChoice(step.data, True, True, True)
+        key = group.tp, group.cp, group.ep, offload, place, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", sequence_parallel=True, overlap_tp=False, offload=offload)
             job = self.space.job_of(plain, placed, step)

@@ -248,7 +248,7 @@ def _split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         rest["plan"] = {}
         if "micro" not in (rest.get("batch") or {}):
             given["batch.micro"] = AUTO
-        given |= {field: AUTO for field in FIELDS if field.startswith("framework.")}
+        given["framework.set.overlap.tp"] = AUTO
     found: dict[str, Any] = {}
     _strip(rest, "", found)
     for field in found:
