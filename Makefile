@@ -23,7 +23,7 @@ OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pypr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-figures docs-readme \
+.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -78,6 +78,9 @@ docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalo
 
 docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims/; some minutes
 	$(BIN)/python -m experiments.docs.claims docs/claims.md
+
+docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
+	$(BIN)/python -m validation.published.measured_range.tables $(RUNS)
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md

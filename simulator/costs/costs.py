@@ -156,7 +156,8 @@ class Costs:
                 known = _slowest(one.estimate(work) for one in self._joint[1])
             else:
                 known = self._price[type(work)](slowest_rank(work))
-                known = known._replace(seconds=known.seconds + self._launch) if self._launch else known
+                launch = self._launch * getattr(work, "part", 1.0)
+                known = known._replace(seconds=known.seconds + launch) if launch else known
             prices[work] = known
         return known
 
@@ -245,8 +246,13 @@ class Costs:
         architecture = self.cluster.gpu.architecture
 
         def price_rest(work: Gemm) -> Estimate:
+            part = work.part
+            if part < 1:
+                groups = tuple((number, tokens / part) for number, tokens in work.groups)
+                work = replace(work, m=work.m / part, groups=groups, part=1.0)
             apart = work.groups and launches_each_group(work.dtype, architecture)
             whole = price_group_by_group(work, price) if apart else price(work)
+            whole = whole._replace(seconds=whole.seconds * part)
             return self._on_fewer(whole, work.sms + work.reserved)
 
         return price_rest

@@ -36,6 +36,7 @@ def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> Pa
         mean([one.recomputation for one in every]),
         float(np.average([one.hop for one in every], weights=weights)),
         mean(kept) if len(kept) == len(every) else None,
+        stored=mean([one.stored for one in every]),
     )
 
 
@@ -46,12 +47,14 @@ def pass_durations(
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
 ) -> PassDurations:
-    """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two.
+    """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two;
+    what forward passes store is in bytes.
 
     axis: that of the pipeline; empty: all stages are on one device.
     """
     compiled = blocks if blocks is not None else CompiledBlocks()
     known: dict[tuple[StageOps, int, str], float] = {}
+    left: dict[StageOps, float] = {}
     parts: dict[StageOps, float] = {}
 
     def lasts(kind: str) -> tuple[float, ...]:
@@ -67,6 +70,8 @@ def pass_durations(
     for stage_ops, price in zip(stages, prices, strict=True):
         if stage_ops not in parts:
             grown = [make_task(stage_ops, kind, price, blocks=compiled).memory.grown for kind in "FW"]
+            left[stage_ops] = grown[0]
             parts[stage_ops] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
     kept = tuple(parts[stage_ops] for stage_ops in stages) if any(parts.values()) else None
-    return PassDurations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)
+    stored = tuple(left[stage_ops] for stage_ops in stages)
+    return PassDurations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept, stored=stored)

@@ -68,7 +68,11 @@ def _make_timetable(
             pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
             for n in variants
         ]
-        durations = mean_durations(every, [*variants.values()]) if len(every) > 1 else every[0]
+        durations = every[0]
+        if len(every) > 1:
+            by_class = dict(zip(variants, every, strict=True))
+            each = tuple(by_class[n] for n in plan.shape.classes)
+            durations = replace(mean_durations(every, [*variants.values()]), each=each)
         # Gradients are clipped by their global norm, for which all devices meet.
         durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:

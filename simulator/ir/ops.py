@@ -40,6 +40,7 @@ class Gemm:
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
+    part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
     """
 
     m: float
@@ -56,6 +57,7 @@ class Gemm:
     sms: int = 0
     reserved: int = 0
     scaling: str = ""
+    part: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -333,12 +335,10 @@ class Param:
     size: local elements.
     total: elements of the whole tensor.
     partial: axes over which its gradient is a partial sum.
-    ready: the backward op after which its gradient is complete.
-    used: the first forward op that reads it.
+    ready, used: the backward op after which its gradient is complete, and the first forward op that reads it.
     tied: whether it is the matrix that embedding and output layer share.
     copies: axes and number of neighbouring ranks on them that hold the same shard and sum its gradients.
-    view: the view of the mesh that shards its operator.
-    trained: whether it has a gradient and optimizer states.
+    view, trained: the view of the mesh that shards its operator; whether it has a gradient and optimizer states.
     matrix: local elements of one matrix of a linear layer; 0 of other parameters.
     shape: local rows and columns of one matrix, also of an embedding; () of vectors and other tensors.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.

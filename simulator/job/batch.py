@@ -85,9 +85,13 @@ class Samples(JobPart):
     """Samples of a step, of all replicas; drawn from the file without repetition. Default: all of the file."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
-    join: Literal["packing", "padding"]
+    join: Literal["packing", "padding", "shortest-step"]
     """packing: one behind another in sequences of `batch.sequence` tokens. padding: samples of similar length are
-    padded to the longest of their micro-batch."""
+    padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
+    the step shortest (DynaPipe)."""
+    half_rate_tokens: Count = 256
+    """shortest-step: tokens of a micro-batch at which matrix products reach half of their rate, in the estimate by
+    which micro-batches are chosen."""
     tokens: Count | None = None
     """Most tokens of a micro-batch, padding included. Default: `batch.sequence`."""
     multiple: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 8

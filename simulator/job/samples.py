@@ -1,8 +1,8 @@
 """Samples of unlike length, drawn and joined to micro-batches: packed into sequences, or padded to the longest.
 
 Padding fills micro-batches of samples of similar length up to a number of tokens, as the token-based baseline of
-DynaPipe does (Jiang et al. 2024, arXiv 2311.10418). Packing puts every sample into the fullest sequence that has
-room for it.
+DynaPipe does (Jiang et al. 2024, arXiv 2311.10418), or ends them where the step is shortest, as DynaPipe itself.
+Packing puts every sample into the fullest sequence that has room for it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from hardware.errors import PlanError
 from simulator.bridges.files import text
 from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
 from simulator.job.job import LongPlan, ReplicaPlan
+from simulator.job.shortest_step import partition_samples
 from simulator.job.shorthand import family_degree
 from simulator.models.flops import needed_flops
 from simulator.models.model import Model
 
 T = TypeVar("T")
+
+MOST_JOINED = 10_000
+"""Most samples of a search of the shortest step: some seconds."""
 
 REMEDY = "Name a CSV file with the tokens of a sample in every row"
 
@@ -68,16 +72,20 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     if most < sequence:
         rule = f"a micro-batch holds one sequence of batch.sequence = {sequence:,} tokens or more"
         raise PlanError("batch.samples.tokens", rule, "Raise it, or lower batch.sequence", most)
-    if samples.join == "padding" and sequence % samples.multiple:
+    if samples.join != "packing" and sequence % samples.multiple:
         rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
         fits = max(n for n in range(1, samples.multiple) if sequence % n == 0)
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
     rng = np.random.default_rng(samples.seed)
     lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
-    join = _pack if samples.join == "packing" else _pad
-    ranks = family_degree(plan, "data")
-    made = join(lengths, sequence, most, ranks if samples.equal_replicas else 1, samples)
-    orders = _deal(made, 1 if samples.equal_replicas else ranks, model, rng)
+    degree = family_degree(plan, "data")
+    ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+    if samples.join == "shortest-step":
+        made = _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
+    else:
+        join = _pack if samples.join == "packing" else _pad
+        made = join(lengths, sequence, most, ranks, samples)
+    orders = _deal(made, replicas, model, rng)
     return _with_classes(plan, orders)
 
 
@@ -136,6 +144,26 @@ def _pad(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: 
         rows = ranks * max(1, most // length)
         own, left = left[:rows], left[rows:]
         found.append(Microbatch(-(-len(own) // ranks), length, None, sum(own) / ranks))
+    return found
+
+
+def _end_where_shortest(
+    lengths: Sequence[int], most: int, ranks: int, replicas: int, samples: Samples, stages: int, model: Model
+) -> list[Microbatch]:
+    """Micro-batches of samples of similar length, of at most `most` padded tokens, for the shortest step."""
+    if len(lengths) > MOST_JOINED:
+        rule = f"of at most {MOST_JOINED:,} samples the micro-batches of the shortest step are searched"
+        raise PlanError("batch.samples.count", rule, "Lower it, or use join: padding", len(lengths))
+
+    def seconds(rows: int, length: int) -> float:
+        return (rows * length + samples.half_rate_tokens) * needed_flops("causal", model, length)
+
+    given = sorted(lengths, reverse=True)
+    padded = [_round_up(length, samples.multiple) for length in given]
+    found = []
+    for own in partition_samples(padded, most, stages, replicas, ranks, seconds):
+        tokens = sum(given[i] for i in own) / ranks
+        found.append(Microbatch(-(-len(own) // ranks), padded[own.start], None, tokens))
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
@@ -223,10 +224,10 @@ def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple
 
 def count_shards(mesh: Mesh, schemes: Iterable[Scheme], axes: Sequence[str]) -> float:
     """Returns what a tensor that is sharded over `axes` divides by on these ranks: their number, where all shards are
-    equal, fewer where theirs are larger."""
+    equal, fewer where theirs are larger, infinite where they hold none."""
     count: float = mesh.size(axes)
     for size in (scheme.shard_size(axes) for scheme in schemes):
-        count = count if size == 1.0 else count / size
+        count = count if size == 1.0 else count / size if size else inf
     return count
 
 

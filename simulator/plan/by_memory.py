@@ -99,7 +99,11 @@ def memory_costs(profile: Sequence[StageMemory], layers: int) -> list[np.ndarray
 
 
 def adapt_recompute(
-    plan: Plan, peaks: DevicePeaks, layer_costs: Callable[[Plan], Sequence[LayerCosts]], memory: Sequence[float]
+    plan: Plan,
+    peaks: DevicePeaks,
+    layer_costs: Callable[[Plan], Sequence[LayerCosts]],
+    memory: Sequence[float],
+    stated: Sequence[int] | None = None,
 ) -> Plan:
     """The plan whose stages have layers, and recompute as many of them, as make the shortest step that fits.
 
@@ -107,6 +111,7 @@ def adapt_recompute(
     Where nothing fits, all layers are recomputed.
 
     memory: of every device [bytes].
+    stated: layers of every stage that are given; None: to be found.
     """
     (which,) = (i for i, scheme in enumerate(plan.schemes) if scheme.adapts_recompute)
     scheme = plan.schemes[which]
@@ -140,7 +145,7 @@ def adapt_recompute(
             one + np.nan_to_num((two - one) * share, posinf=np.inf)
             for one, two, share in zip(costs, slower, shares, strict=True)
         ]
-    found = minimise_step(times if is_reachable(times) else slower, plan.shape.m)
+    found = list(stated or minimise_step(times if is_reachable(times) else slower, plan.shape.m))
     begins = np.cumsum([0, *found]).tolist()
     counts = [min(int(needed[i][begins[i], begins[i + 1]]), found[i]) for i in range(stages)]
     for turn in range(2 * ROUNDS):

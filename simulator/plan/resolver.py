@@ -141,10 +141,13 @@ class Resolver:
         return self.device_peaks(self.slice_sequences(plan))
 
     def adapt_recompute(self, plan: Plan) -> Plan:
-        """The plan with layers and recomputation of every stage chosen for the memory of its device."""
+        """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
+        job states stay."""
         self.check_divisible(plan)
         memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
-        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory)
+        partition = plan.job.plan.partition
+        stated = None if partition == "even" else self.layers(plan, partition)
+        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory, stated)
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""

@@ -308,7 +308,8 @@ class _Builder:
     def _move(self, slot: Slot) -> Task:
         """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.
 
-        Each begins at its place in the device's order. A device sends again once its last transfer has arrived.
+        Each begins at its place in the device's order. A device sends again once its last transfer has arrived, and
+        evicts no more before.
         """
         key = "move", slot.stage, slot.variant, slot.kind, slot.keeper
         if key not in self._tasks:
@@ -322,7 +323,9 @@ class _Builder:
                 work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
                 send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", MOVING, work, phase="B")
                 ops = [ready, here, send, Op("arrived", MOVING)]
-                block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
+                # An eviction makes room for the next pass, which waits for it; what is given back only leaves.
+                waits = (0,) if slot.kind == ActionKind.EVICT else ()
+                block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
             part = price_block(block, 1, self.prices[self.timetable.owner(slot)])
             self._tasks[key] = Task((part,), [], [], flows if takes else (), () if takes else flows)
         return self._tasks[key]

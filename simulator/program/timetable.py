@@ -23,7 +23,7 @@ from simulator.program.rounds import Rounds, find_rounds
 from simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
 from simulator.scheduling.gradient_sums import insert_gradient_sums
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
-from simulator.scheduling.order_check import find_wrong_actions
+from simulator.scheduling.order_check import find_wrong_actions, format_orders
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
@@ -36,7 +36,6 @@ from simulator.scheduling.schedule import (
     Schedule,
     ScheduleItem,
     actions_of,
-    format_orders,
 )
 
 F, BW, B, W, R, O, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS = range(10)

@@ -45,7 +45,23 @@ defines no others:
 | F, B, W | in drawings of orders: forward pass, backward pass (split: gradients of inputs), gradients of weights |
 
 In formulas `setting` and `shape` are the sizes and times at which a form is evaluated.
+
+Some systems are no scheme of their own, but fields of a job or several schemes together:
+
+| system | paper | in a job |
+| --- | --- | --- |
 """
+
+ELSEWHERE = (
+    ("Stream-K", "arXiv:2301.03598", "`framework.set.gemm_decomposition` ([framework](framework.md))"),
+    ("mCAP", "doi:10.1007/978-3-031-12597-3_10", "`plan.partition: by-memory` ([job](job.md))"),
+    ("DynaPipe, its micro-batches", "arXiv:2311.10418", "`batch.samples.join: shortest-step` ([job](job.md))"),
+    ("USP", "arXiv:2405.07719", "`sequence/ulysses` over one axis, `sequence/ring` over another"),
+    ("LoongTrain", "arXiv:2406.18485", "the same, with `sequence/ring` in two levels"),
+    ("Llama 3, 4-D", "arXiv:2407.21783", "`examples/llama3-405b-128k-dgx-h100.yaml`"),
+    ("DeepSpeed, partitioned activations", "arXiv:1910.02054", "`partition` of `memory/recompute-full`"),
+)
+"""Systems that are no scheme of their own: name, publication, and where they are."""
 
 TITLES = {
     "pipeline": "Pipeline schedules",
@@ -60,7 +76,8 @@ TITLES = {
 def page() -> str:
     """Returns the whole page."""
     names = scheme_names()
-    parts = [HEAD, "| scheme | paper | idea |\n| --- | --- | --- |"]
+    rows = (f"| {name} | {_link(Paper(ref, name, 0))} | {where} |" for name, ref, where in ELSEWHERE)
+    parts = [HEAD + "\n".join(rows) + "\n", "| scheme | paper | idea |\n| --- | --- | --- |"]
     parts[-1] += "".join(
         f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(idea(use))} |" for use in names
     )

@@ -40,6 +40,29 @@ class ActivationTransfer:
     load_during: Action
 
 
+def bounded_1f1b_transfers(
+    shape: PipelineShape, device: int, most: int, keepers: Sequence[int]
+) -> list[ActivationTransfer]:
+    """The transfers by which a device of 1F1B holds at most `most` micro-batches; none if it holds no more by itself.
+
+    Micro-batch n-most+2 is evicted during F(n): the device then holds that one, the most-3 after it, n itself, and the
+    one whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
+
+    keepers: devices to which micro-batches go in turn.
+    """
+    if min(shape.m, shape.p - device) <= most:
+        return []
+    return [
+        ActivationTransfer(
+            Action(device, "F", k),
+            keepers[k % len(keepers)],
+            Action(device, "F", k + most - 2),
+            Action(device, "BW", k - 1),
+        )
+        for k in range(1, shape.m - most + 2)
+    ]
+
+
 class TimedItem(NamedTuple):
     """A schedule item with its device, and its begin and end in the unit of the durations."""
 
@@ -128,7 +151,7 @@ def time_orders(
                 if (known := [time for time in arrivals if time is not None]) != arrivals:
                     break
                 begin = max(free_at[device], *known)
-                free_at[device] = begin + sum(_pass_duration(action, durations) for action in actions_of([item]))
+                free_at[device] = begin + sum(map(durations.of, actions_of([item])))
                 for action in actions_of([item]):
                     if action.kind in ("F", "BW", "B"):
                         ends[action.stage, action.kind == "F", action.microbatch, action.slice] = free_at[device]
@@ -138,16 +161,3 @@ def time_orders(
     found.sort(key=lambda one: one.end)
     stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
     return found + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
-
-
-def _pass_duration(action: Action, durations: PassDurations) -> float:
-    stage = action.stage
-    inputs, weights = durations.input_gradients[stage], durations.weight_gradients[stage]
-    known = {
-        "F": durations.forward[stage],
-        "BW": inputs + weights,
-        "B": inputs,
-        "W": weights,
-        "R": durations.recomputation[stage],
-    }
-    return known.get(action.kind, 0.0)

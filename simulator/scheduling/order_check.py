@@ -1,11 +1,21 @@
-"""Finds the actions of an order that are missing, repeated, or on a wrong device."""
+"""Finds the actions of an order that are missing, repeated, or on a wrong device; shows orders in messages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, Action, ActionKind
+from simulator.scheduling.schedule import (
+    ACTIVATION_TRANSFERS,
+    BATCH_LOSS,
+    GRADIENT_SUMS,
+    Action,
+    ActionKind,
+    ScheduleItem,
+)
+
+MOST_SHOWN = 8
+"""Devices that a message shows, and actions on either side of the marked one."""
 
 
 def find_wrong_actions(
@@ -29,3 +39,22 @@ def find_wrong_actions(
         move |= action.kind in (*GRADIENT_SUMS, *BATCH_LOSS)
         found += [] if move or action in own else [action]
     return found
+
+
+def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:
+    """Orders as text, one line a device: those around the failed steps, if there are many.
+
+    failed_step: by device, the step to mark as ``>...<``.
+    """
+    shown = sorted(range(len(orders)), key=lambda device: device not in failed_step)[:MOST_SHOWN]
+    rows = []
+    for device in sorted(shown):
+        failed = failed_step.get(device)
+        cells = [f">{item}<" if failed == step else str(item) for step, item in enumerate(orders[device])]
+        begin = max((failed or 0) - MOST_SHOWN, 0)
+        end = (failed or 0) + MOST_SHOWN + 1
+        dots = ["..."] if begin else [], ["..."] if end < len(cells) else []
+        rows.append(f"  device {device}: {' '.join([*dots[0], *cells[begin:end], *dots[1]])}")
+    if len(orders) > MOST_SHOWN:
+        rows.append(f"  and {len(orders) - MOST_SHOWN:,} more devices")
+    return "\n".join(rows)

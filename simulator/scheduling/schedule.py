@@ -153,6 +153,8 @@ class PassDurations:
     barrier: whether the devices wait for each other after their last passes, as for the global norm of the gradients: a
         step then takes the makespan. Otherwise the next step begins on each device by itself, and a step takes the
         longest span of a device.
+    stored: what a forward pass leaves in memory, in any unit; empty: the same on all stages.
+    each: those of every micro-batch, where lengths differ; the fields above are then their means. Empty: all are alike.
     """
 
     forward: tuple[float, ...]
@@ -162,6 +164,20 @@ class PassDurations:
     hop: float = 0.0
     kept_for_weights: tuple[float, ...] | None = None
     barrier: bool = False
+    stored: tuple[float, ...] = ()
+    each: tuple[PassDurations, ...] = ()
+
+    def of(self, action: Action) -> float:
+        """Duration of an action; 0 if it does not compute."""
+        own, stage = self.of_microbatch(action.microbatch), action.stage
+        if action.kind == ActionKind.BW:
+            return own.input_gradients[stage] + own.weight_gradients[stage]
+        kinds = {"F": own.forward, "B": own.input_gradients, "W": own.weight_gradients, "R": own.recomputation}
+        return kinds[action.kind][stage] if action.kind in kinds else 0.0
+
+    def of_microbatch(self, microbatch: int) -> PassDurations:
+        """Those of the passes of one micro-batch."""
+        return self.each[microbatch] if self.each else self
 
 
 class PostValidation(SchemeOptions):
@@ -476,29 +492,6 @@ def v_shape_device(shape: PipelineShape, stage: int) -> int:
 def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:
     """All actions of schedule items; of overlapped passes the forward pass first."""
     return [action for item in items for action in (item if isinstance(item, OverlappedPasses) else (item,))]
-
-
-MOST_SHOWN = 8
-"""Devices that a message shows, and actions on either side of the marked one."""
-
-
-def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:
-    """Orders as text, one line a device: those around the failed steps, if there are many.
-
-    failed_step: by device, the step to mark as ``>...<``.
-    """
-    shown = sorted(range(len(orders)), key=lambda device: device not in failed_step)[:MOST_SHOWN]
-    rows = []
-    for device in sorted(shown):
-        failed = failed_step.get(device)
-        cells = [f">{item}<" if failed == step else str(item) for step, item in enumerate(orders[device])]
-        begin = max((failed or 0) - MOST_SHOWN, 0)
-        end = (failed or 0) + MOST_SHOWN + 1
-        dots = ["..."] if begin else [], ["..."] if end < len(cells) else []
-        rows.append(f"  device {device}: {' '.join([*dots[0], *cells[begin:end], *dots[1]])}")
-    if len(orders) > MOST_SHOWN:
-        rows.append(f"  and {len(orders) - MOST_SHOWN:,} more devices")
-    return "\n".join(rows)
 
 
 def nearest_multiple(value: int, of: int) -> int:

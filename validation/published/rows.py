@@ -189,6 +189,8 @@ class PublishedRun(BaseModel):
     """One published run.
 
     model: in the words of its source; only its `name` is read.
+    cited: paper or repository, and the place in it.
+    trust: how certain its figures are.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -196,6 +198,8 @@ class PublishedRun(BaseModel):
     id: str
     spec: Spec
     model: Any = None
+    cited: Any = Field(default=None, alias="source")
+    trust: Any = None
     hardware: PublishedHardware = PublishedHardware()
     plan: PublishedPlan = PublishedPlan()
     measured: PublishedFigures = PublishedFigures()
@@ -230,6 +234,11 @@ class PublishedRun(BaseModel):
         shape = self.spec.model
         experts = f", {shape.moe.get('experts')} experts" if shape.moe else ""
         return f"hidden {shape.hidden}, feed-forward {shape.ffn}{experts}"
+
+    @property
+    def citation(self) -> str:
+        """Paper or repository, and the place in it; empty if the run does not say."""
+        return self.cited if isinstance(self.cited, str) else ""
 
     @property
     def source(self) -> str:
@@ -301,7 +310,10 @@ def read_shipped() -> list[PublishedRun]:
 
 def _expand_table(name: str, table: Mapping[str, Any]) -> list[PublishedRun]:
     """Runs of one shipped file, whose ``common`` part of the spec is shared by all its rows."""
-    made = [{**row, "spec": _merge(table["common"], row["spec"])} for row in table["rows"]]
+    made = [
+        {**row, "spec": _merge(table["common"], row["spec"]), "source": f"{table['source']}; {row['where']}"}
+        for row in table["rows"]
+    ]
     return [validate_data(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in made]
 
 

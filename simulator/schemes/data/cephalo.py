@@ -9,35 +9,48 @@ each rank runs. The unit after the current one is gathered meanwhile, as in FSDP
              | layer 1 of micro-batches 1, 2, 3  layer 2 of micro-batches 1, 2, 3  ..
 
 A rank with the share f_i of the states stores 16 f_i bytes per parameter, beside the activations of all its
-micro-batches and two units. N ranks send 3 (N-1)/N M bytes each per step for M bytes of weights and of gradients,
-max(f_i) N times as many where shards are uneven: collectives pad all shards to the largest. `shards: by-memory` makes
-f_i proportional to the memory of a GPU; a list has the relative sizes of the shards of each entry of `plan.replicas`.
+micro-batches and two units. N ranks send 3 (N-1)/N M bytes each per step for M bytes of weights and of gradients.
+NCCL has no collective of unequal shards: PyTorch runs it as one broadcast or reduction per rank, which sends no more
+and takes 25 % longer, as Cephalo's planner assumes. A list in `shards` has the relative sizes of the shards of each
+entry of `plan.replicas`.
 
-Not modelled: memory of the padding; a rank that is fast in one unit and slow in another waits at the end of the step.
+Cephalo recomputes every unit and keeps its inputs in host memory, so that further micro-batches take no memory of the
+GPU: add memory/recompute-full and memory/offload, which leaves the inputs of two units on the GPU.
 
-References: Guo et al., ICS 2025, arXiv 2411.01075; layered gradient accumulation: Lamy-Poirier 2021, arXiv 2106.02679.
+Simplified: `by-memory` makes f_i proportional to the memory of a GPU, while Cephalo fills what activations leave until
+all GPUs are equally full, and shards evenly where none would be more than half full; micro-batches are equally large on
+all ranks, while Cephalo chooses size and number for each by a dynamic programme; a rank that is fast in one unit and
+slow in another waits at the end of the step.
+
+References: Guo et al., ICS 2025, arXiv 2411.01075; benson-guo/cephalo @a8c75d3, split_workload.py and utils/patch.py;
+layered gradient accumulation: Lamy-Poirier 2021, arXiv 2106.02679.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
-from math import ceil
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hardware.errors import PlanError
 from simulator.ir.modules import Stage
-from simulator.ir.ops import Op, StageOps
+from simulator.ir.ops import Collective, Op, StageOps
 from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 from simulator.schemes.data.shared.layered_accumulation import repeat_units
 
-RelativeSize = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+RelativeSize = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+UNEVEN = 1.25
+"""Time of a collective of unequal shards over that of equal ones (split_workload.py of Cephalo's repository)."""
 
 
 class Cephalo(ShardedScheme):
-    paper = Paper("arXiv:2411.01075", "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformers", 2025)
+    paper = Paper(
+        "arXiv:2411.01075", "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformer Models", 2025
+    )
     least_axes = 1
 
     class Options(SchemeOptions):
@@ -70,6 +83,8 @@ class Cephalo(ShardedScheme):
             rule = f"it has the size of a shard of each of the {len(memory)} kinds of replicas"
             remedy = "Give one for each entry of plan.replicas, or by-memory"
             raise PlanError(f"{self.use}.shards", rule, remedy, list(self.options.shards))
+        if not any(self.options.shards):
+            raise PlanError(f"{self.use}.shards", "no rank would hold any state", "Give one more than 0", [0.0])
         return tuple(self.options.shards)
 
     def with_shards(self, axis: str, largest: float, own: float) -> "Cephalo":
@@ -84,14 +99,16 @@ class Cephalo(ShardedScheme):
         return super().lower_stage(stage, lambda part: repeat_units(inner(part), stage.microbatches))
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        return super().reduce(axes, self._pad(axes, elements), phase, when)
+        return self._slow_down(super().reduce(axes, elements, phase, when), axes)
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        return super().gather(axes, self._pad(axes, elements), phase, when)
+        return self._slow_down(super().gather(axes, elements, phase, when), axes)
 
-    def _pad(self, axes: Sequence[str], elements: int) -> int:
-        """Elements of a collective whose shards are all padded to the largest."""
-        return ceil(elements * self.largest) if self.uneven_axis in axes else elements
+    def _slow_down(self, op: Op, axes: Sequence[str]) -> Op:
+        """A collective over shards, which takes longer where they are of unequal size."""
+        assert isinstance(op.work, Collective)
+        uneven = self.uneven_axis in axes and self.largest > 1 + 1e-9
+        return replace(op, work=replace(op.work, pace=UNEVEN)) if uneven else op
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, passes = setting.n, setting.batches if self.options.layered is False else 1

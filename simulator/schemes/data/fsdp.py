@@ -3,8 +3,8 @@
 A unit is a transformer layer or several, the embedding, or the output layer with its loss. Its weights are all-gathered
 before its forward pass and freed after it, all-gathered again before its backward pass, and its gradients
 reduce-scattered after that, in every micro-batch. The weights of the next unit are all-gathered during the computation
-of the current one, so two units are whole at a time. Weights outside of the layers are those of PyTorch's root unit,
-which is not freed after its forward pass (`root_stays_gathered` of the framework).
+of the current one, so two units are whole at a time. Where weights outside of the layers are those of PyTorch's root
+unit, they are not freed after their forward pass (`root_stays_gathered` of the framework).
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
@@ -12,8 +12,7 @@ which is not freed after its forward pass (`root_stays_gathered` of the framewor
 
 Under a pipeline, weights stay gathered and gradients unreduced from micro-batch to micro-batch, as torch's pipeline
 stages ask for: one all-gather and one reduce-scatter a step, and whole weights and gradients in memory meanwhile. Where
-all forward passes of a stage precede its backward passes (breadth-first) weights are freed in between, and all-gathered
-again for the latter.
+all forward passes of a stage precede its backward ones (breadth-first) weights are freed and gathered again in between.
 
 With a second axis in `replicate`, groups of F ranks share one copy of the model (hybrid sharding): gradient shards that
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
@@ -23,8 +22,10 @@ gradients out after each reduction (w/F bytes each time, g/F bytes), and the hos
 
 A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
 per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter
-are stored: the sharded weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one
-more that is whole at a time.
+are stored: the sharded weights are those that the optimizer updates, in its format.
+
+Not modelled: `no_sync` of full sharding alone (gradients unreduced, weights all-gathered in every micro-batch); that
+torchtitan keeps the last layer between its passes; padding of shards; the host's sums of offloaded gradients.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054;
 PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
@@ -53,16 +54,15 @@ class FSDP(ShardedScheme):
         unit: int = Field(default=1, ge=1, strict=True)
         """Layers of a unit, where that many of one kind follow each other."""
         prefetch: int | None = Field(default=None, ge=0, le=3)
-        """Units gathered during the computation of one. PyTorch's limit of two unused all-gathers is 1. Default: 1
+        """Units gathered, and whole, beside the one that computes; `limit_all_gathers` of PyTorch allows 1. Default: 1
         where the framework overlaps, else 0."""
         backward_prefetch: bool = True
         """Off: in the backward pass a unit is gathered after the reduce-scatter of the one before."""
         reshard: bool = True
         """Off: weights stay gathered from the forward to the backward pass, with one all-gather per micro-batch."""
         across_microbatches: bool | None = None
-        """Weights stay gathered and gradients unreduced through all micro-batches of a step (`no_sync` in PyTorch).
-        Default: under a pipeline, where the framework overlaps, and nothing is offloaded."""
-
+        """Weights stay gathered and gradients unreduced through all micro-batches of a step (in FSDP2 neither
+        `reshard_after_backward` nor `requires_gradient_sync`). Default: under a pipeline that overlaps, on the GPU."""
         offload: bool = False
         """Shards of weights, gradients and optimizer states lie in host memory (`CPUOffloadPolicy`)."""
 
@@ -117,4 +117,4 @@ class FSDP(ShardedScheme):
         if f > 1:
             kept = 0 if self.options.reshard or self.across_microbatches else 2
             at_rest = 0 if self.options.offload else 16 / f
-            yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "section 2: 4 + 4 + 8 bytes, sharded weights")
+            yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "weights, gradients, two moments in fp32")

@@ -1,10 +1,11 @@
 """DeepSpeed-MoE: fixed capacity with one-hot dispatch, all-to-alls in two levels, or once for all tensor ranks.
 
-Top-1 or top-2 gates fill slots of fixed capacity by the product with one one-hot matrix for all T tokens of a rank.
-Three measures cut the all-to-alls. Hierarchical (`two_level`): first within nodes, then between them, n - 1 + P/n
-messages in place of P. Coordinated: tensor ranks, L of them with the same tokens, exchange 1/L of these each with their
-peers, and then all-gather; without it each exchanges all. PR-MoE models (`moe.residual`, `moe.experts_from`) have one
-fixed expert beside the routed one, and more experts in the last layers, so fewer parameters and slots to exchange.
+Gates choose the k best experts of a token; its slots of fixed capacity are filled by the product with one one-hot
+matrix for all T tokens of a rank. Three measures cut the all-to-alls. Hierarchical (`two_level`): first within the n
+nodes, then between them, (P/n - 1) + (n - 1) messages in place of P - 1, for twice the bytes. Coordinated: tensor
+ranks, L of them with the same tokens, exchange 1/L of these each with their peers, and then all-gather; without it each
+exchanges all. PR-MoE models (`moe.residual`, `moe.experts_from`) have one fixed expert beside the routed one, so top-1
+sends half of the slots of top-2, and more experts in the last layers than in others, so fewer parameters.
 
     tensor ranks have the same slots | drop: 1/L each | all-to-all | all-gather | experts | all-to-all | all-gather
 
@@ -13,9 +14,14 @@ among the tensor ranks. Expert-slicing (`over: [ep, etp]`) shards every expert o
 all-reduced. With `drop_tokens` off, c is that of the most popular expert of any rank, an all-reduce of one count.
 Experts without slices that are distributed over tensor ranks too are coordinated by the layouts alone.
 
-Not modelled: `min_capacity`; distillation (MoS). Every layer has the same number of expert ranks.
+The paper has hierarchical all-to-alls for inference, DeepSpeed's training code has none: `two_level` tells what they
+would gain there. Coordination in training is TED's dropping of duplicate tokens (`drop_tokens` of mappings.py).
+DeepSpeed 0.19.6 copies tokens by index in place of the one-hot products: `einsum: null`.
 
-References: Rajbhandari et al. 2022, arXiv 2201.05596, sections 4.1, 4.2 and 5.2; Singh et al. 2023 (DeepSpeed-TED),
+Not modelled: `min_capacity`; the gates' masks in fp32; TED's checkpointing without repeated collectives (section 5.2);
+distillation (MoS). Every layer has the same number of expert ranks, where the paper gives each its own (4.1.3).
+
+References: Rajbhandari et al. 2022, arXiv 2201.05596, sections 4.1, 5.2 and 5.3; Singh et al. 2023 (DeepSpeed-TED),
 arXiv 2303.06318, section 5.1; https://github.com/deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py and mappings.py.
 """
 
@@ -85,5 +91,5 @@ class DeepSpeedMoE(FixedCapacity, TwoLevelScheme):
         return slices if same else ()
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
-        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "5.1: E/P experts per rank")
-        yield from self.capacity_forms(setting, "section 3.1")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "5.2: E/P experts per rank")
+        yield from self.capacity_forms(setting, "sharded_moe.py, _capacity")

@@ -1,19 +1,22 @@
 """Lina: all-to-alls go before gradient all-reduces on links that they share, in micro-ops that overlap with experts.
 
-In the backward pass the all-reduces of gradients use the network at the same time as all-to-alls, which then take about
+In the backward pass all-reduces of gradients use the network at the same time as all-to-alls, which then take about
 twice as long, and unlike an all-reduce an all-to-all is waited for. Lina splits both into micro-ops of equal size and
-starts all-reduces only while no all-to-all wants to run. Micro-ops of an all-to-all overlap with the experts of others
-that have arrived, so that n of them take the time of n chunks.
+starts one of an all-reduce only while no all-to-all waits. Experts compute on the tokens of a micro-op of an all-to-all
+while later ones are on their way.
 
     network, fair      | AR + D | AR + D | AR ...         network, Lina   | AR | D D D | AR | C C C | AR ...
+    D, C: micro-ops of the dispatching and of the combining all-to-all; AR: all-reduce
 
 With S bytes of an all-to-all, n = ceil(S/`micro`), t seconds of a micro-op and u of the experts for one, a pass takes
 max(2 n t + max(0, u - (n - 1) t), 2 t + n u); an all-to-all takes its own time whatever runs beside it, and an
 all-reduce there that much longer. Expert packing, several experts on a rank so that u is at least t and fewer ranks
-exchange, is a smaller `ep` in the plan, at the price of more weights and all-reduces on every rank.
+exchange, is a smaller `ep` in the plan, at the price of more weights and all-reduces on every rank; Lina's search for
+the number of experts is left to a sweep over `ep`.
 
 Priorities matter where links are shared, with `--engine shared`; other engines let all streams communicate at full
-rate. Not modelled: an all-to-all waits for the end of the all-reduce micro-op that is under way; inference.
+rate. Simplified: all-reduces stay whole, in the buckets of the data scheme, and an all-to-all interrupts them at once,
+while in Lina it waits for the end of the micro-op of an all-reduce that is under way. Not modelled: inference.
 
 References: Li et al. 2023, arXiv 2210.17223, sections 4.1 and 4.2.
 """

@@ -7,10 +7,14 @@ programming the ranges of the shortest step: a micro-batch's way through all sta
 
     memory of stage i of n layers, r of them recomputed: fixed_i + n layer_i - r saved_i
 
-The terms are read from forecasts of a few partitions. Where all fits, nothing is recomputed and the partition balances
-times; where memory is too small even for full recomputation, all is.
+The terms are read from forecasts of a few partitions, so layer_i and saved_i are those of the micro-batches that the
+schedule holds on stage i (1F1B: p - i). Where all fits, nothing is recomputed and the partition balances times; where
+memory is too small even for full recomputation, all is. A `partition` of the plan other than `even` stays, and only
+recomputation adapts.
 
-Not modelled: recomputation of parts of a layer (units), which the paper chooses by a knapsack.
+Simplified: whole layers are recomputed, the first ones of a stage, and stages begin and end with whole layers, while
+the paper chooses parts of layers (units) by a knapsack over their times and bytes; the length of a step is the formula
+above, while the paper adds up warm-up, steady state and end of 1F1B stage by stage.
 
 References: Sun et al. 2024 (ASPLOS), https://doi.org/10.1145/3620666.3651359.
 """

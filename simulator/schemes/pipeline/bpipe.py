@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
+from simulator.scheduling.activation_transfer import bounded_1f1b_transfers, insert_transfers
 from simulator.scheduling.schedule import (
     Action,
     PassDurations,
@@ -57,7 +57,9 @@ class BPipe(Schedule):
         for x in range(shape.p):
             forward, backward = ([Action(x, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
             passes.append(one_forward_one_backward(forward, backward, shape.p - 1 - x))
-        transfers = [transfer for x in range(shape.p // 2) for transfer in _transfers(shape, x)]
+        most, transfers = _peak_microbatches(shape.p), []
+        for x in range(shape.p // 2):
+            transfers += bounded_1f1b_transfers(shape, x, most, [shape.p - 1 - x])
         return insert_transfers(self, shape, passes, transfers, durations)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
@@ -73,16 +75,3 @@ class BPipe(Schedule):
 def _peak_microbatches(p: int) -> int:
     """Returns K, the maximum number of micro-batches that a device holds: ceil((p + 2) / 2)."""
     return p // 2 + 1 + p % 2
-
-
-def _transfers(shape: PipelineShape, x: int) -> Iterable[ActivationTransfer]:
-    """Yields the transfers of a device of the first half; none if 1F1B holds at most K micro-batches there.
-
-    Micro-batch n-K+2 is evicted during F(n): the device then holds that one, the K-3 after it, n itself, and the one
-    whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
-    """
-    most = _peak_microbatches(shape.p)
-    if min(shape.m, shape.p - x) > most:
-        for k in range(1, shape.m - most + 2):
-            evict_during, load_during = Action(x, "F", k + most - 2), Action(x, "BW", k - 1)
-            yield ActivationTransfer(Action(x, "F", k), shape.p - 1 - x, evict_during, load_during)

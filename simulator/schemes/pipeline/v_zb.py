@@ -1,9 +1,9 @@
 """V-ZB: an order along a V of stages made pass by pass, for the durations of passes and within a limit of memory.
 
-ZB-V's order is fixed, so passes of unequal length leave a bubble in it. Here warm-up runs forward passes until backward
-passes can begin, then every round gives each device a B and a forward pass. W's run where a device would idle for as
-long, in shorter gaps of devices that have idled most, and where memory must be freed. Four orders (does a W fill a
-short gap before F, before a B of the way up?) are made, again while granting all the most idle time helps.
+Warm-up runs forward passes until backward passes can begin, then every round gives each device a B and a forward pass.
+W's run where a device would idle for as long, in shorter gaps of devices that have idled most, and where memory must be
+freed. Of four orders (does a W fill a short gap before F, before a B of the way up?), made again while granting all the
+most idle time helps, that of the shortest step is kept. Stages may differ; the authors' code takes their median times.
 
     p = 2, m = 4 (upper case: down, lower case: up)
     device 0   F0 F1 F2 f0 b0 w0 f1 b1 w1 F3 B0 W0 f2 b2 w2 B1 W1 f3 .. b3 B2 w3 B3 W2 W3

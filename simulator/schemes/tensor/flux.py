@@ -1,20 +1,26 @@
 """FLUX: the collectives of tensor parallelism are fused into the GEMM kernels, tile by tile.
 
 All-gather and GEMM: one kernel of full size starts at once with the tiles of its own rows; a tile of other rows waits
-until copy engines have brought them. GEMM and reduce-scatter: each tile is written to the rank that owns it as soon as
-it is computed, and the owner adds up the tiles of all ranks. GEMMs are not split, so they keep their speed.
+until copy engines have brought the shard of the rank that owns them. GEMM and reduce-scatter: each tile is written to
+the rank that owns it as soon as it is computed, and the owner adds up the tiles of all ranks. GEMMs are not split, so
+they keep their speed.
 
     all-gather |=======>                        GEMM |==========|
-    GEMM       |==========|           reduce-scatter |=========-|- sum       -|-: the tiles of the last wave
+    GEMM       |=======-->            reduce-scatter   |=======>|= sum     --: tiles of the last shard to arrive
 
 The scheme accompanies any tensor scheme that shards activations, and replaces all its pairs of all-gather and GEMM and
-of GEMM and reduce-scatter, forward and backward. With T seconds of a GEMM and C of its transfer, all-gather and GEMM
-take max(T, C); GEMM and reduce-scatter, whose tiles finish in n waves, take max(T, (1 - 1/n) C) + C/n, since the last
-wave is sent after the GEMM. The bytes sent are those of the collective, sent directly to their owners. The tiles
-received from all ranks take the place of the GEMM's own result, so the buffers are those of an all-gather and a
-reduce-scatter.
+of GEMM and reduce-scatter, forward and backward. With T seconds of a GEMM and C of its transfer over p ranks,
+all-gather and GEMM take max(T, C + T/p), as the tiles of the shard that arrives last follow it; several GEMMs of the
+same rows are one kernel. GEMM and reduce-scatter, whose tiles finish in n waves, take max(T + C/n, T/n + C): nothing is
+sent before the first wave has finished, and the last one is sent after the GEMM. The bytes sent are those of the
+collective, sent directly to their owners. The tiles received from all ranks take the place of the GEMM's own result, so
+the buffers are those of an all-gather and a reduce-scatter.
 
-References: Chang et al. 2024, arXiv 2406.06858; design and kernels: github.com/bytedance/flux, docs/design.md.
+Not modelled: the multiprocessors and stalls that remote stores cost the warp-specialised kernels on Hopper, the tuning
+of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of one size (`TILE`).
+
+References: Chang et al. 2024, arXiv 2406.06858; github.com/bytedance/flux @19831ca, docs/design.md and
+src/coll/ths_op/all_gather_op.cc (`SPLIT`: the kernel waits for whole shards).
 """
 
 from collections.abc import Iterable
@@ -23,13 +29,14 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.ir.ops import Gemm
+from simulator.ir.ops import Gemm, Op
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.lowering.rewrite import Rewrite, replace_dependencies
 from simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
     TensorOverlap,
+    make_part,
     shift_shards,
     sum_shards,
 )
@@ -56,32 +63,50 @@ class Flux(TensorOverlap):
         op = pair.collective
         copies = shift_shards(pair, [op.after] * (pair.ranks - 1))
         rewrite.swap(op, copies, copies)
-        for product in pair.products:
-            product.after = replace_dependencies(product.after, {op: op.after})
-            rewrite.swap(product, [product], [product, *copies])
+        parts = [_parts(product, (pair.ranks - 1) / pair.ranks) for product in pair.products]
+        for product, (early, late) in zip(pair.products, parts, strict=True):
+            early.after = replace_dependencies(product.after, {op: op.after})
+            late.after = [early, *copies]
+            # GEMMs of the same rows are one kernel: the tiles of the last shard are the last of all.
+            issued = [one for turn in zip(*parts, strict=True) for one in turn]
+            rewrite.swap(product, issued if product is pair.products[0] else [], [late])
 
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, (product,) = pair.collective, pair.products
         assert isinstance(product.work, Gemm)
-        last = pair.work.nbytes // wave_count(product.work, self.options.wave)
-        # Tiles go to their owners from the start of the GEMM on; the two parts follow each other on their stream.
+        waves = wave_count(product.work, self.options.wave)
+        if waves == 1:
+            sent = replace(op, work=replace(pair.work, operation="all_to_all"), after=[product])
+            rewrite.swap(op, [sent, sum_shards(pair, [sent])])
+            return
+        first, rest = _parts(product, 1 / waves)
+        rest.after = [*product.after, first]
+        rewrite.swap(product, [first, rest], [rest])
+        last = pair.work.nbytes // waves
+        # The two parts of the transfer follow each other on their stream.
         before, behind = (
             replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes))
             for part, nbytes in (("streamed", pair.work.nbytes - last), ("last", last))
         )
-        before.after, behind.after = list(product.after), [product]
-        streamed = [before] if last < pair.work.nbytes else []
-        rewrite.swap(op, [*streamed, behind, sum_shards(pair, [*streamed, behind])])
+        before.after, behind.after = [first], [rest]
+        rewrite.swap(op, [before, behind, sum_shards(pair, [before, behind])])
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
-        p, n = setting.p, wave_count(setting.gemm, self.options.wave)
-        brought, sent = ((p - 1) / p * whole for whole in (setting.input_s, setting.output_s))
-        yield ClosedForm(
-            "gather_seconds", max(setting.gemm_s, brought), "one kernel overlaps with the copies that it waits for"
-        )
-        yield ClosedForm(
-            "scatter_seconds",
-            max(setting.gemm_s, (1 - 1 / n) * sent) + sent / n,
-            "all but the last wave of tiles is sent during the kernel",
-        )
+        p, n, whole = setting.p, wave_count(setting.gemm, self.options.wave), setting.gemm_s
+        brought, sent = ((p - 1) / p * seconds for seconds in (setting.input_s, setting.output_s))
+        gathered = max(whole, brought + whole / p) if p > 1 else whole
+        yield ClosedForm("gather_seconds", gathered, "docs/design.md: a tile waits for the copy of its rows")
+        scattered = max(whole + sent / n, whole / n + sent) if p > 1 else whole
+        yield ClosedForm("scatter_seconds", scattered, "docs/design.md: a tile is sent once it is computed")
         yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2: overlap changes no bytes")
+
+
+def _parts(op: Op, share: float) -> tuple[Op, Op]:
+    """A GEMM in two parts of one kernel. share: of the first part, in rows and in time."""
+    work = op.work
+    assert isinstance(work, Gemm)
+    first, rest = (
+        make_part(op, i, 2, replace(work, m=work.m * size, part=size), op.after)
+        for i, size in enumerate((share, 1 - share))
+    )
+    return first, rest

@@ -46,7 +46,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("pp: 2", "recompute: selectiv", ":4 plan.recompute is 'selectiv': not one of the valid words. Did you mean 'sele"),
     ("pp: 2", "zero: 4", ":4 plan.zero is 4: not one of the valid words. Valid: 0, 1, 2, 3"),
     ("pp: 2", "fsdp: maybe", ":4 plan.fsdp is 'maybe': must be true or false"),
-    ("pp: 2", "partition: evn", "is 'evn': no such partition. Valid: even, ends-as-layers, by-cost, by-memory, or a list"),
+    ("pp: 2", "partition: evn", "is 'evn': no such partition. Valid: even, ends-as-layers, by-cost, by-memory"),
     ("pp: 2", "partition: 3", ":4 plan.partition is 3: must be text, or a list. Write one word,"),
     ("pp: 2", "partition: [16, x]", ":4 plan.partition[1] is 'x': must be a whole number"),
     ("pp: 2", "pp: 2, partition: [16, 17]", "2 entries with the sum 33"),

@@ -92,6 +92,15 @@ def test_first_stages_recompute_and_the_step_is_shorter_than_with_full_recompute
     assert plain.step_time < found.step_time < full.step_time
 
 
+@pytest.mark.parametrize("partition", [[5, 3], "ends-as-layers"], ids=str)
+def test_layers_that_a_plan_states_stay(partition: Any) -> None:
+    """Adaptive recomputation alone, as with the even partition that the paper compares with."""
+    sizes = {"pp": 2, "micro": 352}
+    found, plain = (simulate(job(partition, recompute=one, **sizes)) for one in (ADAPTIVE, None))
+    assert found.play.plan.layers == plain.play.plan.layers
+    assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.clusters[0].gpu.memory)
+
+
 @pytest.mark.parametrize("micro", [352, 448])
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.errors import ScheduleError
+from hardware.errors import PlanError, ScheduleError
 from simulator import simulate
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
@@ -363,3 +363,59 @@ def test_a_step_across_nodes_is_as_short_as_without_transfers() -> None:
 
 def test_all_engines_agree_on_places() -> None:
     check_reports(across_nodes(4, 4))
+
+
+# ------------------------------------------------------------------------------------------------- MPress
+
+
+def mpress_orders(p: int, m: int, **options: Any) -> list[list[Action]]:
+    kind = find_scheme("pipeline/mpress")
+    schedule = kind(("pp",), kind.Options(**options))
+    assert isinstance(schedule, Schedule)
+    return [actions_of(order) for order in timetable(schedule, PipelineShape(p, m)).orders]
+
+
+@pytest.mark.parametrize("p", [4, 6, 8])
+def test_mpress_spreads_what_a_device_holds_above_the_limit(p: int) -> None:
+    """Over all devices with room, of which none holds more; BPipe's partners are one for each."""
+    keepers: dict[int, set[int]] = {}
+    for device, order in enumerate(mpress_orders(p, 3 * p)):
+        for action in order:
+            if action.kind == "K":
+                keepers.setdefault(action.stage, set()).add(device)
+    assert set(keepers) == {i for i in range(p) if p - i > bound(p)}
+    assert all(min(own) > p // 2 - 1 for own in keepers.values())
+    assert max(map(len, keepers.values())) > 1
+    assert max(case("mpress", p, 3 * p)["in_flight_b"]) == bound(p)
+
+
+def test_mpress_with_a_larger_limit_swaps_less_and_below_the_least_refuses() -> None:
+    swaps = [
+        sum(action.kind == "E" for order in mpress_orders(8, 24, memory_limit=n) for action in order) for n in (5, 6, 8)
+    ]
+    assert swaps == sorted(swaps, reverse=True) and swaps[-1] == 0
+    with pytest.raises(PlanError, match="no device with room below 5 micro-batches"):
+        simulate(mpress_job({"use": "pipeline/mpress", "over": "pp", "memory_limit": 4}))
+
+
+def mpress_job(*schemes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": {"preset": "gpt3-5b", "layers": 24},
+        "cluster": {"gpu": "v100-sxm2-32", "gpus": 8, "gpus_per_node": 8},
+        "precision": {"compute": "fp16"},
+        "batch": {"global": 32, "micro": 1, "sequence": 1024},
+        "plan": {"mesh": {"pp": 8}, "schemes": list(schemes)},
+    }
+
+
+def test_mpress_with_recomputed_and_offloaded_layers() -> None:
+    """Each frees memory of the fullest device; what is swapped over NVLink takes less time than what is recomputed."""
+    d2d, plain = {"use": "pipeline/mpress", "over": "pp"}, {"use": "pipeline/1f1b", "over": "pp"}
+    recompute, offload = {"use": "memory/recompute-full", "layers": 1}, {"use": "memory/offload", "layers": 1}
+    one, swapped, both, host, again = (
+        simulate(mpress_job(*schemes))
+        for schemes in ((plain,), (d2d,), (d2d, recompute), (d2d, offload), (plain, {"use": "memory/recompute-full"}))
+    )
+    assert one.peak_allocated > swapped.peak_allocated > both.peak_allocated
+    assert swapped.peak_allocated > host.peak_allocated
+    assert one.step_time <= swapped.step_time < 1.05 * one.step_time < again.step_time

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError, ScheduleError
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Slot, Timetable, timetable
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, format_orders, nearest_multiple
+from simulator.scheduling.order_check import format_orders
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple
 from tests.strategies import shapes
 
 SHAPE = PipelineShape(2, 2)

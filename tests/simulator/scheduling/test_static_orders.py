@@ -18,7 +18,14 @@ from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, actions_of
+from simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    actions_of,
+)
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS
 from validation.pipelines.cases import answer
@@ -213,6 +220,39 @@ def test_interleaved_in_groups_of_any_size_idles_as_long(p: int, m: int, v: int,
         else:
             assert found["status"] == "refused" and "group" in found["reason"]
             assert "would work" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "v", "group", "hidden"),
+    [
+        (4, 8, 2, None, ()),
+        (4, 16, 2, 8, ("F", "B")),
+        (3, 9, 3, 9, ("F", "B")),
+        (4, 9, 2, 5, ("F",)),
+        (3, 10, 3, 7, ("F",)),
+    ],
+)
+def test_larger_groups_hide_messages_of_interleaved_1f1b(
+    p: int, m: int, v: int, group: int | None, hidden: tuple[str, ...]
+) -> None:
+    """The first group's forward passes and the last group's backward passes wait for p v - 1 messages in groups of p,
+    and for p - 1 in larger ones, whose first output is back before the turn of the next chunk."""
+    hop = 1 / 16 / v
+    found, late = (played("interleaved-1f1b", p, m, (1, 2, 1), v=v, group=group, hop=c)["makespan"] for c in (0, hop))
+    expected = sum(p - 1 if way in hidden else p * v - 1 for way in ("F", "B"))
+    assert (late - found) / hop == near(expected)
+    kind = find_scheme("pipeline/interleaved-1f1b")
+    schedule = kind(("pp",), kind.Options(chunks=v, group=group))
+    laws = {law.quantity: law.value for law in schedule.closed_forms(PipelineSetting(PipelineShape(p, m, v), 1, 2, 1))}
+    assert laws.get("bubble_per_hop", expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "group", "words"), [(16, 5, "leave 1 for the last"), (16, 3, "from pp = 4 to 16"), (2, 1, "one group")]
+)
+def test_groups_that_would_wait_are_refused_with_their_numbers(m: int, group: int, words: str) -> None:
+    case = {"schedule": "interleaved-1f1b", "p": 4, "m": m, "v": 2, "t_f": 1, "t_b": 1, "t_w": 1, "group": group}
+    assert words in answer(case)["reason"]
 
 
 def order_in_groups_of_slices(p: int, m: int, v: int, s: int, device: int) -> list[Action]:

@@ -1,6 +1,5 @@
 """Cephalo: shards by memory, layered accumulation, and unlike ranks that meet in every layer."""
 
-import math
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Collective
 from simulator.program.flatten import FlatProgram
 from simulator.report.report import Report
+from simulator.schemes.data.cephalo import UNEVEN
 
 MODEL = {"layers": 4, "hidden": 4096, "heads": 32, "vocab": 32000, "seq": 2048, "tied": False}
 MIXED = {"groups": [{"node": "dgx-a100-40", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
@@ -25,6 +25,15 @@ def forecast(
     return simulate({"model": model, "cluster": MIXED, "batch": sizes, "plan": whole}, engine)
 
 
+def sharded(report: Report, device: int) -> list[Collective]:
+    """The collectives of a device over its shards."""
+    flat = report.play.step.flat
+    found = (op.work for op, own in zip(flat.ops, flat.device, strict=True) if own == device)
+    return [
+        work for work in found if isinstance(work, Collective) and work.operation in ("all_gather", "reduce_scatter")
+    ]
+
+
 def gathers(report: Report, device: int) -> list[int]:
     """Bytes of the all-gathers of the passes of a device."""
     flat = report.play.step.flat
@@ -36,16 +45,27 @@ def gathers(report: Report, device: int) -> list[int]:
     ("shards", "sizes"), [("by-memory", (40, 80)), ("even", (1, 1)), ([1.0, 3.0], (1, 3))], ids=str
 )
 def test_shards(shards: Any, sizes: tuple[float, float]) -> None:
-    """A rank stores 16 f_i bytes per parameter, and collectives send max(f_i) N times the bytes of even shards."""
+    """A rank stores 16 f_i bytes per parameter; collectives of uneven shards send the same bytes in more time."""
     report, even = forecast(shards=shards), forecast(shards="even")
     parameters = report.job.model.parameters
     for resting, size in zip(report.play.resting, sizes, strict=True):
         share = size / (8 * sum(sizes))
         states = sum(resting[state] for state in ("parameters", "gradients", "optimizer"))
         assert states == pytest.approx(16 * parameters * share)
+    pace = 1.0 if len({*sizes}) == 1 else UNEVEN
     for device in (0, 1):
-        padded = [math.ceil(nbytes // 2 * max(sizes) * 2 / sum(sizes)) * 2 for nbytes in gathers(even, device)]
-        assert gathers(report, device) == padded
+        assert gathers(report, device) == gathers(even, device)
+        assert {work.pace for work in sharded(report, device)} == {pace}
+
+
+def test_a_rank_may_hold_no_states() -> None:
+    report = forecast(shards=[0.0, 1.0])
+    assert [sum(one[state] for state in ("parameters", "optimizer")) > 0 for one in report.play.resting] == [
+        False,
+        True,
+    ]
+    with pytest.raises(PlanError, match="no rank would hold"):
+        forecast(shards=[0.0, 0.0])
 
 
 def test_weights_are_gathered_once_a_pass() -> None:

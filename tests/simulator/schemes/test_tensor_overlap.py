@@ -125,12 +125,26 @@ def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, set
     taken = seconds(overlapped_ops(setting, FLUX, gathers, wave=wave), setting)
     product, collective = setting.gemm_s, moved(setting, gathers)
     assert max(product, collective) * (1 - 1e-9) <= taken <= (product + collective) * (1 + 1e-9)
-    if gathers:
-        assert taken == pytest.approx(max(product, collective))
-    elif setting.p > 1:
-        # Bytes of the last wave are whole ones.
+    if setting.p == 1:
+        assert taken == pytest.approx(product)
+    elif gathers:
+        # The kernel computes the rows of the shard that arrives last once they are there.
+        assert taken == pytest.approx(max(product, collective + product / setting.p))
+    else:
+        # Nothing is sent before the first wave of tiles has finished. Bytes of the last wave are whole ones.
         n, rounding = wave_count(setting.gemm, wave), 2 / setting.bytes_per_s
-        assert taken == pytest.approx(max(product, (1 - 1 / n) * collective) + collective / n, abs=rounding)
+        wanted = max(product + collective / n, product / n + collective)
+        assert taken == pytest.approx(wanted, abs=rounding)
+
+
+@either
+def test_a_kernel_of_flux_takes_no_longer_in_parts(gathers: bool) -> None:
+    """Its tiles wait for rows, or are sent, within one kernel: no tiles are cut and no wave is emptier."""
+    setting, costs = GemmPair(8, 4096, 4096, 3584), Costs(load_cluster("dgx-h100:1"), Mesh({"tp": 8}), launch=1e-5)
+    products = [op.work for op in overlapped_ops(setting, FLUX, gathers) if isinstance(op.work, Gemm)]
+    assert [one.part for one in products] == ([7 / 8, 1 / 8] if gathers else [1 / 4, 3 / 4])
+    whole = costs.estimate(setting.gemm).seconds
+    assert sum(costs.estimate(one).seconds for one in products) == pytest.approx(whole)
 
 
 @every
@@ -160,7 +174,7 @@ def test_one_wave_is_sent_when_all_is_computed(gathers: bool) -> None:
     assert wave_count(setting.gemm, 132) == 1
     taken = SECONDS[gathers](setting, FLUX)
     serial = setting.gemm_s + moved(setting, gathers)
-    assert taken == pytest.approx(moved(setting, True) if gathers else serial)
+    assert taken == pytest.approx(moved(setting, True) + setting.gemm_s / 4 if gathers else serial)
 
 
 def test_waves_count_tiles_that_hang_over_and_every_expert() -> None:
@@ -279,7 +293,11 @@ def test_products_right_behind_each_other_share_the_shards() -> None:
                 place["q 2"]
             ) == {place["gather 2"]}
         else:
-            assert working_predecessors(place["q"]) == working_predecessors(place["kv"]) == set()
+            # One kernel: the rows of the shard that arrives last are computed last.
+            turns = [one.name for one in new.forward if one.name.split()[0] in ("q", "kv")]
+            assert turns == ["q 0", "kv 0", "q 1", "kv 1"]
+            assert working_predecessors(place["q 0"]) == working_predecessors(place["kv 0"]) == set()
+            assert last in working_predecessors(place["q 1"]) and last in working_predecessors(place["kv 1"])
 
 
 def test_one_product_that_needs_another_is_not_in_the_same_pair() -> None:

@@ -1,0 +1,132 @@
+"""The fields of a plan by which it is compared with the plans of published runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simulator.costs.regimes import StepClass, step_class
+from simulator.plan.plan import Plan
+from validation.published.fit.refit import FAMILIES
+
+NAMED = ("tensor", "tensor_overlap", "schedule", "context", "experts", "sharding")
+"""Fields that are names of schemes; empty where the plan has none."""
+
+NUMBERS = ("tp", "chunks", "cp", "ep", "microbatch_tokens", "gpus")
+"""Fields that are numbers."""
+
+TITLES = {
+    "tensor": "tensor parallelism",
+    "tensor_overlap": "overlap of tensor-parallel communication",
+    "schedule": "pipeline schedule",
+    "context": "context parallelism",
+    "experts": "token dispatch",
+    "sharding": "sharding of states",
+    "tp": "tensor-parallel ranks",
+    "chunks": "chunks a device",
+    "cp": "context-parallel ranks",
+    "ep": "expert-parallel ranks",
+    "microbatch_tokens": "tokens of a micro-batch on a GPU",
+    "gpus": "GPUs",
+    "program": "training program",
+}
+"""Fields in words."""
+
+
+SAME = {"tensor/megatron-sp": "tensor/megatron"}
+"""Schemes that count as another one: sequence parallelism splits each all-reduce into two collectives of together as
+many bytes, and published runs with and without it differ by half a percent (`SIGMA` of `stacks`)."""
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """What is trained, by which kind of program, on which architecture of GPUs.
+
+    architecture: of the GPUs, as in the catalog (``hopper``).
+    program: family of training programs (`FAMILIES`).
+    kind: class of the model.
+    """
+
+    architecture: str
+    program: str
+    kind: StepClass
+
+
+@dataclass(frozen=True)
+class PlanFields:
+    """The fields of a plan, or of the ranks of one stage where stages have degrees of their own.
+
+    tensor: scheme of tensor parallelism.
+    tensor_overlap: scheme that overlaps its communication with GEMMs.
+    schedule: of the pipeline; empty without a pipeline.
+    context: scheme of context or sequence parallelism along a sequence.
+    experts: scheme of token dispatch.
+    sharding: data-parallel schemes.
+    tp, cp, ep: ranks of these axes; ep with those of tensor parallelism within experts.
+    chunks: virtual stages of a device.
+    microbatch_tokens: tokens of a micro-batch on a GPU: sequences x length / cp.
+    gpus: of the job.
+    """
+
+    tensor: str
+    tensor_overlap: str
+    schedule: str
+    context: str
+    experts: str
+    sharding: str
+    tp: int
+    chunks: int
+    cp: int
+    ep: int
+    microbatch_tokens: int
+    gpus: int
+
+
+def program_family(stack: str) -> str:
+    """Family of a training program or framework profile; a program without relatives is its own."""
+    return FAMILIES.get(stack, stack)
+
+
+def task_of(plan: Plan, stack: str = "") -> TrainingTask:
+    """The task of a plan. stack: the training program, where it is not that of the framework profile."""
+    job = plan.job
+    kind = step_class(job.model.moe is not None, job.adapters is not None)
+    return TrainingTask(job.cluster.gpu.architecture, program_family(stack or job.framework.name), kind)
+
+
+def fields_of_plan(plan: Plan) -> list[PlanFields]:
+    """The fields of the ranks of every pipeline device, equal ones once."""
+    if not (plan.stage_plans or plan.pipelines):
+        return [_read_fields(plan, plan)]
+    found: dict[PlanFields, None] = {}
+    for device in range(plan.devices):
+        pipeline = plan.every_pipeline[plan.pipeline_of(device)[0]]
+        one = _read_fields(plan.on(device), pipeline)
+        found[replace(one, gpus=plan.job.cluster.gpus)] = None
+    return list(found)
+
+
+def _read_fields(plan: Plan, pipeline: Plan) -> PlanFields:
+    def names(family: str) -> str:
+        found = [one for one in plan.family(family) if plan.mesh.size(one.axes) > 1]
+        return " + ".join(sorted({SAME.get(one.use, one.use) for one in found}))
+
+    def ranks(family: str) -> int:
+        return max((plan.mesh.size(one.axes) for one in plan.family(family)), default=1)
+
+    job, cp, tp = plan.job, ranks("sequence"), ranks("tensor")
+    overlaps = [one.use for one in plan.family("tensor") if not one.axes]  # they act on the ranks of another scheme
+    schedule = pipeline.schedule.use if pipeline.shape.p > 1 else ""
+    return PlanFields(
+        tensor=names("tensor"),
+        tensor_overlap=" + ".join(sorted(overlaps)) if tp > 1 else "",
+        schedule=schedule,
+        context=names("sequence"),
+        experts=names("expert"),
+        sharding=names("data"),
+        tp=tp,
+        chunks=pipeline.shape.v,
+        cp=cp,
+        ep=ranks("expert"),
+        microbatch_tokens=max(1, job.batch.micro * (job.batch.sequence or 1) // cp),
+        gpus=job.cluster.gpus,
+    )

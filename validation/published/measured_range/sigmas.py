@@ -1,0 +1,208 @@
+"""How much larger errors of forecasts are where a field of the plan lies outside of what other sources have run.
+
+Each source is left out in turn: combinations are condensed from the runs of all others, and each of its runs is held
+against the nearest of them. With the fields F that lie outside of it, the errors are
+
+    log(measured / forecast) ~ Student's t,   scale^2 = Q^2 (b^2 + sum over F of s(f)^2)
+
+where b is the sigma of the interval on the side of the error, and Q makes the 90 % interval of the t distribution that
+of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most likely values, with
+the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in log-likelihood is more
+than `LEAST_GAIN`, also without any one source; the kept ones are then fitted together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.report.metrics import Z90
+from validation.published.fit.refit import FREEDOM, source_weights
+from validation.published.measured_range.combinations import condense, find_nearest
+from validation.published.measured_range.plan_fields import NAMED, NUMBERS, TITLES
+from validation.published.measured_range.survey import SurveyedRun
+
+Q = Z90 / 2.132
+"""Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same
+5 % and 95 % quantiles."""
+
+ROUNDS = 6
+"""Times that each sigma is fitted with the others held, until none moves."""
+
+GRID = np.arange(0.0, 0.4005, 0.005)
+"""Sigmas that are tried."""
+
+LEAST_GAIN = 2.0
+"""Gain in log-likelihood that a sigma of its own needs: two standard errors."""
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run held against the combinations of other sources.
+
+    log_ratio: logarithm of measured over forecast.
+    base: sigma of its interval on the side of the error.
+    outside: fields outside of the nearest combination.
+    """
+
+    source: str
+    log_ratio: float
+    base: float
+    outside: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FieldSigma:
+    """The widening that a field outside of what was run needs.
+
+    field: name.
+    runs, sources: with the field outside.
+    bias: weighted mean of log(measured / forecast) of these runs less that of all others.
+    bias_error: its standard error, over sources left out.
+    covered: share of these runs inside their 90 % interval.
+    sigma: most likely.
+    gain: in log-likelihood over 0.
+    least, most: of `sigma`, with each source in turn left out; least_gain: of `gain`.
+    """
+
+    field: str
+    runs: int
+    sources: int
+    bias: float
+    bias_error: float
+    covered: float
+    sigma: float
+    gain: float
+    least: float
+    most: float
+    least_gain: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether the runs say that the interval needs to be wider."""
+        return min(self.gain, self.least_gain) > LEAST_GAIN
+
+
+def hold_runs(runs: Sequence[SurveyedRun]) -> list[HeldRun]:
+    """Every run whose task other sources have, too, held against the combinations of these."""
+    found = []
+    for task in sorted({run.plan.task for run in runs}, key=str):
+        own = [run for run in runs if run.plan.task == task]
+        for source in sorted({run.plan.source for run in own}):
+            known = condense(run.plan for run in own if run.plan.source != source)
+            for run in own if known else ():
+                if run.plan.source == source:
+                    _, outside = find_nearest(run.plan.fields, known)
+                    base = math.hypot(run.sides[run.log_ratio > 0], run.others)
+                    found.append(HeldRun(source, run.log_ratio, base, tuple(outside)))
+    return found
+
+
+def fit_sigmas(held: Sequence[HeldRun]) -> list[FieldSigma]:
+    """The widening of every field that lies outside in some run, fitted alone."""
+    return [_fit(held, key) for key in (*NAMED, *NUMBERS) if any(key in one.outside for one in held)]
+
+
+def fit_together(held: Sequence[HeldRun], fields: Sequence[str]) -> dict[str, float]:
+    """The most likely widenings of some fields, fitted together."""
+    sample, found = _Sample(held), dict.fromkeys(fields, 0.0)
+    for _ in range(ROUNDS):
+        for field in fields:
+            others = sample.widen({name: sigma for name, sigma in found.items() if name != field})
+            found[field], _ = sample.most_likely(field, others)
+    return found
+
+
+def cover(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> tuple[float, float]:
+    """Share of the runs with one of these fields outside that lie in their interval, as it is and widened."""
+    sample = _Sample(held)
+    out = np.any([sample.outside[field] for field in sigmas], axis=0)
+    before, after = (sample.share_inside(out, variances) for variances in (sample.variances, sample.widen(sigmas)))
+    return before, after
+
+
+class _Sample:
+    """Runs as arrays.
+
+    outside: for each field, which runs have it outside.
+    variances: squares of the sigmas of their intervals.
+    """
+
+    def __init__(self, held: Sequence[HeldRun]) -> None:
+        self.weights = source_weights([{"source": one.source} for one in held])
+        self.ratios = np.array([one.log_ratio for one in held])
+        self.variances = np.array([one.base**2 for one in held])
+        self.outside = {key: np.array([key in one.outside for one in held]) for key in (*NAMED, *NUMBERS)}
+
+    def widen(self, sigmas: Mapping[str, float]) -> np.ndarray:
+        """Variances with the sigmas of the fields outside."""
+        return np.asarray(self.variances + sum(self.outside[key] * sigma**2 for key, sigma in sigmas.items()))
+
+    def most_likely(self, field: str, variances: np.ndarray) -> tuple[float, float]:
+        """The most likely sigma of a field, and its gain in log-likelihood over 0. variances: without it."""
+        scale = Q * np.sqrt(variances + self.outside[field] * GRID[:, None] ** 2)
+        terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((self.ratios / scale) ** 2 / FREEDOM)
+        values = terms @ self.weights
+        best = int(np.argmax(values))
+        return float(GRID[best]), float(values[best] - values[0])
+
+    def bias(self, field: str) -> float | None:
+        """How much longer than forecast, in the logarithm, runs with the field outside took than the others; None if
+        all runs have it outside, or none."""
+        out = self.outside[field]
+        if out.all() or not out.any():
+            return None
+        own, rest = (float(np.average(self.ratios[some], weights=self.weights[some])) for some in (out, ~out))
+        return own - rest
+
+    def share_inside(self, some: np.ndarray, variances: np.ndarray) -> float:
+        """Share of some runs in 90 % intervals with these variances."""
+        inside = np.abs(self.ratios) <= Z90 * np.sqrt(variances)
+        return float(np.average(inside[some], weights=self.weights[some]))
+
+
+def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
+    sample, sources = _Sample(held), sorted({one.source for one in held if field in one.outside})
+    rest = [_Sample([one for one in held if one.source != source]) for source in sources]
+    sigma, gain = sample.most_likely(field, sample.variances)
+    without = [one.most_likely(field, one.variances) for one in rest]
+    biases = [found for one in rest if (found := one.bias(field)) is not None]
+    out = sample.outside[field]
+    return FieldSigma(
+        field=field,
+        runs=int(out.sum()),
+        sources=len(sources),
+        bias=sample.bias(field) or 0.0,
+        bias_error=math.sqrt((len(biases) - 1) * float(np.var(biases))) if len(biases) > 1 else math.inf,
+        covered=sample.share_inside(out, sample.variances),
+        sigma=sigma,
+        gain=gain,
+        least=min(found for found, _ in without),
+        most=max(found for found, _ in without),
+        least_gain=min(one for _, one in without),
+    )
+
+
+def format_fit(held: Sequence[HeldRun]) -> str:
+    """The fit as a page in Markdown."""
+    found = fit_sigmas(held)
+    lines = [
+        "| field outside | runs | sources | longer % | inside % | sigma | gain | sigma without a source | gain |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for one in found:
+        longer = f"{100 * one.bias:+.1f} +- {100 * one.bias_error:.1f}"
+        without = f"{one.least:.3f} to {one.most:.3f} | {one.least_gain:.1f}"
+        figures = f"{longer} | {100 * one.covered:.0f} | {one.sigma:.3f} | {one.gain:.1f} | {without}"
+        lines.append(f"| {TITLES[one.field]} | {one.runs} | {one.sources} | {figures} |")
+    kept = fit_together(held, [one.field for one in found if one.kept])
+    nothing = sum(not one.outside for one in held)
+    lines += ["", f"{len(held)} runs whose task other sources have; {nothing} with no field outside."]
+    if kept:
+        before, after = cover(held, kept)
+        together = ", ".join(f"{TITLES[field]} {sigma:.3f}" for field, sigma in kept.items())
+        lines.append(f"Kept, fitted together: {together}. Inside, of runs with one of them: {before:.0%}, {after:.0%}.")
+    return "\n".join(lines)
