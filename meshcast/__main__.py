@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -39,6 +40,8 @@ def _run() -> None:
     except ImportError as error:
         print(f"meshcast: {error}", file=sys.stderr)
         sys.exit(2)
+    # pydantic would look through all installed packages for plugins of its own, of which meshcast needs none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from experiments.cli.app import main as run
 
     run()

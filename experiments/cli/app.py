@@ -241,6 +241,14 @@ def sweep(
         int | None,
         typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="dask://HOST:PORT", help="Run on the workers of this Dask scheduler instead."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="K/N", help="Forecast part K of N, counted from 0; `merge` joins the parts."),
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Discard the results of an earlier sweep at --out.")
     ] = False,
@@ -251,11 +259,29 @@ def sweep(
         from experiments.pages import sweep as pages
         from experiments.pages.forecast import show
 
-        read, answer = pages.run_sweep(path, out, workers, restart)
+        fields, answer = pages.run_sweep(path, out, workers, on, shard, restart)
         if as_json:
             emit(answer)
         else:
-            show(pages.page(read, answer))
+            show(pages.page(fields, answer))
+
+
+@app.command()
+def merge(
+    parts: Annotated[list[Path], typer.Argument(metavar="PARTS", help="The Parquet files of all shards of a sweep.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file, one row per point.")],
+    as_json: AsJson = False,
+) -> None:
+    """Join the shards of a sweep into the file of the whole sweep, byte by byte."""
+    with answering(as_json):
+        from experiments.pages import sweep as pages
+        from experiments.pages.forecast import show
+
+        fields, answer = pages.run_merge(parts, out)
+        if as_json:
+            emit(answer)
+        else:
+            show(pages.page(fields, answer))
 
 
 # ---------------------------------------------------------------------------------------------- list

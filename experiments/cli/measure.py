@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial, wraps
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,6 +171,9 @@ def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: A
 
     In the process of the campaign it would be missing in the measurements that follow, and count as theirs.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *given, **options).result()
 

@@ -1,8 +1,9 @@
-"""``meshcast sweep``: its progress bar, and the page of its summary."""
+"""``meshcast sweep`` and ``merge``: their progress bar, and the page of their summary."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from experiments.sweeps.run import Sweep, load_sweep, run
-from experiments.sweeps.store import RANKED_BY, parts_folder
+from experiments.sweeps.merge import merge
+from experiments.sweeps.output import parts_folder
+from experiments.sweeps.run import load_sweep, run
+from experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
+from hardware.errors import PlanError
 from simulator.report.figures import shown_in
 from simulator.report.words import describe_value
 
@@ -23,18 +27,32 @@ REASONS = 10
 """Maximum number of reasons on the page."""
 
 
-def run_sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sweep, dict[str, Any]]:
-    """Runs the sweep of a file; an interruption says how to resume it."""
+def run_sweep(
+    path: Path, out: Path, workers: int | None, on: str | None, shard: str | None, restart: bool
+) -> tuple[Sequence[str], dict[str, Any]]:
+    """Runs the sweep of a file; returns the fields that vary and the summary. An interruption says how to resume it."""
+    if workers is not None and on is not None:
+        raise PlanError("--workers", "a cluster has its own workers", "Leave out --workers or --on", workers)
+    part = parse_shard(shard) if shard is not None else WHOLE
     read = load_sweep(path)
     watch = Watch()
     try:
         with ExitStack() as after:
             after.callback(watch.bar.stop)
-            return read, run(read, out, workers=workers, restart=restart, watch=watch)
+            summary = run(read, out, workers=workers, on=on, shard=part, restart=restart, watch=watch)
+            return read.fields, summary
     except KeyboardInterrupt:
-        kept = f"{watch.done:,} of {read.points:,} points are stored in {parts_folder(out)}"
+        kept = f"{watch.done:,} of {watch.points or read.points:,} points are stored in {parts_folder(out)}"
         typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
         raise
+
+
+def run_merge(paths: Sequence[Path], out: Path) -> tuple[Sequence[str], dict[str, Any]]:
+    """Joins the results of shards; returns the fields that vary and the summary."""
+    watch = Watch()
+    with ExitStack() as after:
+        after.callback(watch.bar.stop)
+        return merge(paths, out, watch)
 
 
 class Rate(ProgressColumn):
@@ -48,13 +66,13 @@ class Watch:
     """Progress bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
 
     def __init__(self) -> None:
-        self.done = 0
+        self.done = self.points = 0
         columns = TextColumn("points"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
         console = Console(stderr=True)
         self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
 
     def __call__(self, done: int, points: int) -> None:
-        self.done = done
+        self.done, self.points = done, points
         if not self.bar.task_ids:
             self.bar.add_task("points", total=points, completed=done)
             return
@@ -62,13 +80,13 @@ class Watch:
         self.bar.update(self.bar.task_ids[0], completed=done)
 
 
-def page(read: Sweep, given: dict[str, Any]) -> RenderableType:
-    """Counts by status, the best plans, and the reasons of invalid points."""
+def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
+    """Counts by status, the best plans, and the reasons of invalid points. fields: those that vary."""
     counts = [f"{given['status'][status]:,} {words}" for status, words in STATUSES.items()]
     head = f"{given['points']:,} points: {', '.join(counts)}, {given['excluded']:,} left out by `where`"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if given["best"]:
-        parts.append(best_table(read, given["best"]))
+        parts.append(best_table(fields, given["best"]))
     if given["invalid"]:
         parts.append(reasons_table(given["invalid"]))
     return Group(*parts, Text(f"rows       {given['out']}"))
@@ -77,11 +95,11 @@ def page(read: Sweep, given: dict[str, Any]) -> RenderableType:
 STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 
-def best_table(read: Sweep, rows: list[dict[str, Any]]) -> Table:
+def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
     """The plans that fit with the highest `RANKED_BY`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("best", justify="right", style="bold")
-    for name in read.fields:
+    for name in fields:
         inside, _, last = name.rpartition(".")
         head = f"{inside}.\n{last}" if inside else name
         table.add_column(head, justify="right", overflow="fold", vertical="bottom")
@@ -89,7 +107,7 @@ def best_table(read: Sweep, rows: list[dict[str, Any]]) -> Table:
     for figure in figures:
         table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
     for place, row in enumerate(rows, 1):
-        words = (row[name] for name in read.fields)
+        words = (row[name] for name in fields)
         changed = ["" if word is None else describe_value(word) for word in words]
         table.add_row(str(place), *changed, *(figure.cell(row[figure.name]) for figure in figures))
     return table

@@ -65,6 +65,9 @@ class Expression:
             rule, _, remedy = str(error).partition(". ")
             raise PlanError(self.where, rule, remedy or "Correct the expression", self.text) from None
 
+    def __reduce__(self) -> tuple[Any, ...]:  # functions inside functions cannot be sent to another process
+        return parse_constraint, (self.text, self.where)
+
 
 def parse_constraint(text: str, where: str) -> Expression:
     """Parses a constraint. where: its place in error messages. Raises PlanError if it is malformed."""

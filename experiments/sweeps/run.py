@@ -6,7 +6,8 @@
     summary = run(load_sweep("sweep.yaml"), "results.parquet")
 
 Consecutive points are forecast in chunks. A chunk has the same rows in any process, so the result depends neither on
-the number of workers nor on interruptions.
+the number of workers nor on interruptions, nor on the machines at work: processes here, a Dask cluster, or shards in a
+job array, which `experiments.sweeps.merge` joins.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from experiments.sweeps.cluster import connect, forecast_on
 from experiments.sweeps.expressions import Expression, parse_constraint
 from experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
-from experiments.sweeps.store import Row, Store
+from experiments.sweeps.store import WHOLE, Row, Shard, Store
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
@@ -64,6 +66,8 @@ def run(
     executor: Executor | None = None,
     *,
     workers: int | None = None,
+    on: str | None = None,
+    shard: Shard = WHOLE,
     restart: bool = False,
     watch: Callable[[int, int], None] = lambda done, points: None,
 ) -> dict[str, Any]:
@@ -72,23 +76,50 @@ def run(
     Chunks that an earlier run of the same sweep has stored are not forecast again.
 
     executor: runs the chunks; processes of this machine if None.
-    workers: number of these processes; one per core if None.
+    workers: number of these processes; one for each core that this process may use if None.
+    on: address of a Dask scheduler, ``dask://host:8786``, whose workers run the chunks instead.
+    shard: the part of the sweep to forecast.
     restart: discards results of another sweep, or of an earlier run of this one, at `out`.
     watch: called after every chunk with the number of finished points and of all points.
-    Raises PlanError if rows cannot be written. KeyboardInterrupt leaves the finished chunks for the next run.
+    Raises PlanError if rows cannot be written, or if workers cannot forecast them. KeyboardInterrupt leaves the
+    finished chunks for the next run.
     """
     size = max(CHUNK, -(-sweep.points // MOST_CHUNKS))
-    store = Store(Path(out), sweep, size, restart)
+    store = Store(Path(out), sweep, size, restart, shard)
     if not store.finished:
-        todo = [number for number in range(store.chunks) if number not in store.kept]
-        watch(store.points_kept, sweep.points)
-        with _open_executor(executor, min(workers or os.cpu_count() or 1, len(todo)), store) as at_work:
-            answers = _map_in_windows(at_work, (_make_chunk(sweep, number, size) for number in todo))
-            for number, rows in zip(todo, answers, strict=True):
+        todo = [number for number in store.chunks if number not in store.kept]
+        watch(store.points_kept, store.points)
+        with _open_answers(store, todo, executor, workers or count_cores(), on) as answers:
+            for number, rows in answers:
                 store.keep(number, rows)
-                watch(store.points_kept, sweep.points)
+                watch(store.points_kept, store.points)
         store.join()
     return store.summary()
+
+
+def count_cores() -> int:
+    """Number of cores that this process may use: those of a batch job, not of the node it shares with others."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _open_answers(
+    store: Store, todo: list[int], executor: Executor | None, workers: int, on: str | None
+) -> Iterator[Iterator[tuple[int, list[Row]]]]:
+    """Yields the chunks `todo`, by number, with their rows, as they are forecast."""
+    sweep, size = store.sweep, store.chunk
+    if on is not None and todo:
+        with connect(on) as client:
+            yield forecast_on(client, forecast_numbered, sweep, size, todo, store.tell_kept)
+        return
+    with _open_executor(executor, min(workers, len(todo)), store) as at_work:
+        chunks = (_make_chunk(sweep, number, size) for number in todo)
+        yield zip(todo, _map_in_windows(at_work, chunks), strict=True)
+
+
+def forecast_numbered(sweep: Sweep, number: int, size: int) -> list[Row]:
+    """Forecasts chunk `number` of a sweep in chunks of `size` points."""
+    return forecast_chunk(_make_chunk(sweep, number, size))
 
 
 def _make_chunk(sweep: Sweep, number: int, size: int) -> Chunk:

@@ -1,11 +1,10 @@
 """Stores the rows of a sweep: a file for every chunk of points in a folder of parts, which are joined into one Parquet
 file at the end.
 
-After a crash a part is complete or absent: it is written under another name, flushed to disk and renamed. A resumed
-sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has the same
-bytes. A part that was damaged or renamed since then is forecast again: the pages of its columns have checksums, and its
-metadata the fingerprint and the number of its chunk. No part is stored once an input has changed since the sweep began.
-A lock keeps a second process from writing the same parts.
+A resumed sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has
+the same bytes. A part that was damaged or renamed since then is forecast again: the pages of its columns have
+checksums, and its metadata the fingerprint and the number of its chunk. No part is stored once an input has changed
+since the sweep began.
 """
 
 from __future__ import annotations
@@ -13,28 +12,23 @@ from __future__ import annotations
 import heapq
 import io
 import json
-import os
-import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.sweeps.fingerprint import Fingerprint, Inputs, changed_inputs, parse_fingerprint
+from experiments.sweeps.fingerprint import Fingerprint, Inputs
 from experiments.sweeps.grid import Sweep
-from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import PlanError, cut_middle, escape_controls
+from experiments.sweeps.output import Output, tell_changes
+from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-GROUP = 20_000
-"""Rows in a row group of the joined file."""
 
 BEST = 10
 """Number of best plans in the summary."""
@@ -42,72 +36,115 @@ BEST = 10
 MOST_REASONS = 1_000
 """Maximum number of distinct reasons in the summary."""
 
+MOST_SHARDS = 10_000
+"""Maximum number of shards of a sweep: as many as it may have chunks."""
+
 RANKED_BY = "tokens_per_s_per_gpu"
 """Figure by which the best plans are ranked, largest value first."""
-
-PART = re.compile(r"\d{7}\.parquet")
-"""Names of the files of chunks."""
 
 Row = dict[str, Any]
 
 
-class Store:
-    """The rows of one sweep on disk. Raises PlanError, with the number of stored points, if they cannot be written."""
+class Shard(NamedTuple):
+    """Part `number`, counted from 0, of `of` parts of a sweep; `Shard(0, 1)` is the whole sweep.
 
-    def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False) -> None:
-        self.out, self.sweep, self.chunk = out, sweep, chunk
-        self.parts = parts_folder(out)
-        self.chunks = -(-sweep.points // chunk)
+    Chunks of points are dealt in turn. A chunk stays whole since its points share most of their work, and so that the
+    shards have the chunks of the whole sweep. Blocks of chunks would share a little more, but a grid has regions that
+    are cheap or left out: docs/sweeps.md has figures.
+    """
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def chunks(self, count: int) -> range:
+        """Numbers of the chunks of this shard, of a sweep of `count` chunks."""
+        return range(self.number, count, self.of)
+
+
+WHOLE = Shard(0, 1)
+
+
+def parse_shard(text: str) -> Shard:
+    """Reads ``3/16``. Raises PlanError if there is no such shard."""
+    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
+    if found is None:
+        raise PlanError("--shard", "a shard is its number and the number of all, counted from 0", "Write 3/16", text)
+    shard = Shard(int(found[1]), int(found[2]))
+    if not 1 <= shard.of <= MOST_SHARDS:
+        raise PlanError("--shard", f"a sweep has 1 to {MOST_SHARDS:,} shards", "Write fewer, like 3/16", text)
+    if shard.number >= shard.of:
+        rule = f"the shards of {shard.of} are 0/{shard.of} to {shard.of - 1}/{shard.of}"
+        raise PlanError("--shard", rule, "Count them from 0", text)
+    return shard
+
+
+class Store(Output):
+    """The rows of one sweep, or of a shard of it, on disk. Raises PlanError, with the number of stored points, if they
+    cannot be written.
+
+    Attributes:
+        chunks: numbers of the chunks to be stored, of all chunks of the sweep.
+        kept: numbers of the chunks that are stored.
+        finished: whether the result is there.
+    """
+
+    def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False, shard: Shard = WHOLE) -> None:
+        super().__init__(out)
+        self.sweep, self.chunk, self.shard = sweep, chunk, shard
+        self.chunks = shard.chunks(-(-sweep.points // chunk))
         self.inputs = Inputs(sweep, chunk)
-        self.fingerprint = self.inputs.fingerprint
+        self.fingerprint = {**self.inputs.fingerprint, **({} if shard == WHOLE else {"shard": str(shard)})}
         self.kept: set[int] = set()
-        with self._writing():
+        with self.writing():
             self._open(restart)
+
+    @property
+    def points(self) -> int:
+        """Number of points of the shard, those that `where` leaves out included."""
+        return self._count_points(self.chunks)
 
     @property
     def points_kept(self) -> int:
         """Number of points whose chunks are stored."""
-        if self.finished:
-            return self.sweep.points
-        last = self.chunks - 1
-        short = self.chunks * self.chunk - self.sweep.points if last in self.kept else 0
-        return len(self.kept) * self.chunk - short
+        return self.points if self.finished else self._count_points(self.kept)
+
+    def _count_points(self, chunks: Collection[int]) -> int:
+        last = self.sweep.points // self.chunk  # the only chunk that may be short
+        short = (last + 1) * self.chunk - self.sweep.points if last in chunks else 0
+        return len(chunks) * self.chunk - short
 
     def _open(self, restart: bool) -> None:
         self.finished = False
-        if not self.out.parent.is_dir():
-            rule = f"there is no folder {self.out.parent}"
-            raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
-        for path in (self.out, self.parts):
-            if path.is_symlink():
-                rule = f"{path} is a symbolic link to {os.readlink(path)}, which would be overwritten"
-                raise PlanError("--out", rule, "Name that file itself, or remove the link")
+        self.refuse_place()
         self._refuse_changed_inputs()
-        self._refuse_foreign_parts()
-        self._fingerprint_of_out()  # refuses a file that no sweep has made
+        self.refuse_foreign_parts()
+        self.read_finished()  # refuses a file that no sweep has made
         if not restart and not self.parts.is_dir():
             self.finished = self._is_finished()
             if self.finished:
                 return
-        self._lock()
-        about = self.parts / "_sweep.json"
-        begun = _read_fingerprint(about)
+        self.lock()
+        begun = self.read_begun()
         if not restart:
             if begun not in (None, self.fingerprint):
                 raise _other_inputs(self.parts, begun, self.fingerprint)
             self.finished = begun is None and self._is_finished()
         if self.finished:
-            self._remove_parts()
+            self.remove_parts()
             return
         if begun is None or restart:
-            self._empty_parts()
-        self.kept = {n for n in range(self.chunks) if self._read_part(n) is not None}
+            self.empty_parts()
+        self.kept = {n for n in self.chunks if self._read_part(n) is not None}
         if begun != self.fingerprint or restart:
-            self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
+            about = {"sweep": self.sweep.name, "fingerprint": self.fingerprint}
+            self._write(self.parts / "_sweep.json", json.dumps(about).encode())
 
     def _is_finished(self) -> bool:
-        """Whether the joined file is that of this sweep. Raises PlanError for that of another one."""
-        whole = self._fingerprint_of_out()
+        """Whether the result is that of this sweep. Raises PlanError for that of another one."""
+        whole = self.read_finished()
         if whole not in (None, self.fingerprint):
             raise _other_inputs(self.out, whole, self.fingerprint)
         return whole is not None
@@ -118,63 +155,8 @@ class Store:
             rule = f"inputs of the rows have changed since the command began; changed: {', '.join(changed)}"
             remedy = "Run the command again"
             if self.kept:
-                rule, remedy = rule + self._tell_kept(), f"{remedy}; undo the change first to go on with these points"
+                rule, remedy = rule + self.tell_kept(), f"{remedy}; undo the change first to go on with these points"
             raise PlanError("sweep", rule, remedy)
-
-    def _refuse_foreign_parts(self) -> None:
-        """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
-        names = set(os.listdir(self.parts)) if self.parts.is_dir() else set()
-        ours = "_lock" in names or _read_fingerprint(self.parts / "_sweep.json") is not None
-        if not ours and (found := sorted(filter(PART.fullmatch, names))):
-            rule = f"{self.parts} holds {found[0]}, and no sweep has made this folder"
-            raise PlanError("--out", rule, "Name another --out, or move the folder away")
-
-    def _fingerprint_of_out(self) -> Fingerprint | None:
-        """Reads the fingerprint in the joined file; None if there is no file. Refuses a file that is no sweep's."""
-        if not self.out.exists():
-            return None
-        if not self.out.is_file():
-            raise PlanError("--out", f"{self.out} is not a regular file", "Name another file")
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            written = (pq.read_schema(self.out).metadata or {})[b"meshcast"].decode()
-            return parse_fingerprint(parse_json(written, constants=True)["fingerprint"])
-        except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
-            rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
-            raise PlanError("--out", rule, "Name another file, or delete this one") from None
-
-    def _lock(self) -> None:
-        """Makes the folder of parts and locks it, or raises PlanError if another process has; the system frees the lock
-        when a process ends."""
-        while True:
-            self.parts.mkdir(exist_ok=True)
-            path = self.parts / "_lock"
-            with suppress(FileNotFoundError):  # another process, at its end, has removed the folder since
-                self._locked = path.open("a+")
-                self._lock_file()
-                if os.path.samestat(os.fstat(self._locked.fileno()), path.stat()):  # else removed before it was locked
-                    break
-        with suppress(OSError):  # a full disk is a matter of the rows
-            self._locked.truncate(0)
-            self._locked.write(f"process {os.getpid()} on {platform.node()}")
-            self._locked.flush()
-
-    def _lock_file(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            return
-        try:
-            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
-        except (BlockingIOError, PermissionError):
-            self._locked.seek(0)
-            holder = escape_controls(self._locked.read(200)) or "another process"
-            rule = f"{holder} is writing {self.out}"
-            raise PlanError("--out", rule, "Wait for it, or name another --out") from None
-        except OSError:  # a file system without locks
-            pass
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -190,30 +172,23 @@ class Store:
         }
         file = io.BytesIO()
         pq.write_table(pa.table(columns, schema=self._part_schema(number)), file, write_page_checksum=True)
-        with self._writing():
+        with self.writing():
             self._write(self._part(number), file.getbuffer())
         self.kept.add(number)
 
     def join(self) -> None:
-        """Joins all parts into one file, then removes them."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        write = self._replacing(self.out)
-        options = {"compression": "zstd", "write_page_checksum": True}
-        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, **options) as writer:
-            tables: list[pa.Table] = []
-            for number in range(self.chunks):
-                if (rows := self._read_part(number)) is None:
-                    rule = f"{self._part(number)} was damaged while the sweep was running"
-                    raise PlanError("--out", rule, "Run the command again: only its points are forecast again")
-                tables.append(rows)
-                if sum(map(len, tables)) >= GROUP or number == self.chunks - 1:
-                    writer.write_table(pa.concat_tables(tables).combine_chunks())
-                    tables.clear()
+        """Joins all parts into the result, then removes them."""
+        self.write_result(self._schema, self._read_parts())
         self.finished = True
         with suppress(OSError):  # the next run removes what stays
-            self._remove_parts()
+            self.remove_parts()
+
+    def _read_parts(self) -> Iterator[pa.Table]:
+        for number in self.chunks:
+            if (rows := self._read_part(number)) is None:
+                rule = f"{self._part(number)} was damaged while the sweep was running"
+                raise PlanError("--out", rule, "Run the command again: only its points are forecast again")
+            yield rows
 
     def _read_part(self, number: int) -> pa.Table | None:
         """Reads the rows of a chunk; None for a file that is damaged, or holds rows of another chunk or sweep."""
@@ -240,54 +215,13 @@ class Store:
         return self.parts / f"{number:07}.parquet"
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        with self._replacing(path) as file:
+        with self.replacing(path) as file:
             file.write(data)
 
-    @contextmanager
-    def _replacing(self, path: Path) -> Iterator[IO[bytes]]:
-        """Opens a temporary file that replaces `path` once it is complete and on disk."""
-        beside = self.parts / "_writing"
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        if hasattr(os, "O_DIRECTORY"):
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turns an OSError into a PlanError that says how many points are stored."""
-        try:
-            yield
-        except OSError as error:
-            rule = f"{self.out} cannot be written ({error.strerror or error})"
-            if self.kept:
-                rule += self._tell_kept()
-            remedy = "Free disk space, or name a file in a writable folder, and run the command again"
-            raise PlanError("--out", rule, remedy) from None
-
-    def _tell_kept(self) -> str:
-        return f"; {self.points_kept:,} of {self.sweep.points:,} points are kept in {self.parts}"
-
-    def _empty_parts(self) -> None:
-        """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
-        names = set(os.listdir(self.parts))
-        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing"):
-            if name in names:
-                (self.parts / name).unlink()
-
-    def _remove_parts(self) -> None:
-        """Removes the folder of parts; the lock, by which it is known as ours, last."""
-        self._empty_parts()
-        (self.parts / "_lock").unlink(missing_ok=True)
-        with suppress(OSError):  # it holds files of somebody else
-            self.parts.rmdir()
-        self._locked.close()
+    def tell_kept(self) -> str:
+        if not self.kept:
+            return ""
+        return f"; {self.points_kept:,} of {self.points:,} points are kept in {self.parts}"
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -304,69 +238,68 @@ class Store:
             **{figure.name: kinds[figure.kind] for figure in columns(given)},
             "limits": pa.string(),
         }
-        about = {"version": product_version(), "fingerprint": self.fingerprint, "job": self.sweep.job}
+        about = {
+            "version": product_version(),
+            "fingerprint": self.fingerprint,
+            "points": self.sweep.points,
+            "chunk": self.chunk,
+            "job": self.sweep.job,
+        }
         return pa.schema(list(names.items()), {"meshcast": json.dumps(about)})
 
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
-        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points.
-
-        Raises PlanError for a damaged file.
-        """
-        import pyarrow as pa
-
-        try:
-            return self._summarize()
-        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-            rule = f"{self.out} is damaged ({error})"
-            raise PlanError("--out", rule, "Forecast it again with --restart, or restore the file") from None
-
-    def _summarize(self) -> dict[str, Any]:
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-        shown = ["index", *self.sweep.fields, *(figure.name for figure in shown_in("best"))]
-        statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
-        best: list[Row] = []
-        with pq.ParquetFile(self.out, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
-                statuses.update(_count_values(batch["status"]))
-                for reason, count in _count_values(batch["reason"].drop_null()).items():
-                    same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one
-                    same = same if same in first or len(first) < MOST_REASONS else "other reasons"
-                    reasons[same] += count
-                    first.setdefault(same, reason if same != "other reasons" else same)
-                fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
-                order = [(RANKED_BY, "descending"), ("index", "ascending")]
-                found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
-                best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[RANKED_BY], row["index"]))
-            rows = file.metadata.num_rows
-        return {
-            "meshcast": product_version(),
-            "out": str(self.out),
-            "points": self.sweep.points,
-            "excluded": self.sweep.points - rows,
-            "rows": rows,
-            "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
-            "best": best,
-            "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
-        }
+        """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
+        return summarize(self.out, self.sweep.fields, self.points)
 
 
-def parts_folder(out: Path) -> Path:
-    """Returns the folder of the stored chunks of an unfinished sweep."""
-    return out.with_name(out.name + ".parts")
+def summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
+    """Reads from the result of a sweep: counts by status, the best plans that fit, the reasons of invalid points.
 
+    fields: those that vary.
+    points: number of points, those that are left out included.
+    Raises PlanError for a damaged file.
+    """
+    import pyarrow as pa
 
-def _read_fingerprint(path: Path) -> Fingerprint | None:
-    """The fingerprint in the note of a sweep; None if there is no note."""
-    if not path.exists():
-        return None
     try:
-        return parse_fingerprint(parse_json(read_text(path, DESCRIPTION))["fingerprint"])
-    except (Unreadable, LookupError, TypeError):
-        return parse_fingerprint("unreadable")
+        return _summarize(out, fields, points)
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        rule = f"{out} is damaged ({error})"
+        raise PlanError("--out", rule, "Forecast it again with --restart, or restore the file") from None
+
+
+def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    shown = ["index", *fields, *(figure.name for figure in shown_in("best"))]
+    statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
+    best: list[Row] = []
+    with pq.ParquetFile(out, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
+            statuses.update(_count_values(batch["status"]))
+            for reason, count in _count_values(batch["reason"].drop_null()).items():
+                same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one
+                same = same if same in first or len(first) < MOST_REASONS else "other reasons"
+                reasons[same] += count
+                first.setdefault(same, reason if same != "other reasons" else same)
+            fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
+            order = [(RANKED_BY, "descending"), ("index", "ascending")]
+            found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
+            best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[RANKED_BY], row["index"]))
+        rows = file.metadata.num_rows
+    return {
+        "meshcast": product_version(),
+        "out": str(out),
+        "points": points,
+        "excluded": points - rows,
+        "rows": rows,
+        "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
+        "best": best,
+        "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
+    }
 
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
@@ -375,9 +308,7 @@ def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> Plan
     if "version" in stored:
         rule = f"{path} is damaged, or was written by another version of meshcast"
         return PlanError("--out", rule, remedy.capitalize())
-    changed = changed_inputs(stored, current)
-    listed = ", ".join([cut_middle(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
-    rule = f"{path} holds rows of another sweep; changed: {listed}"
+    rule = f"{path} holds rows of another sweep; changed: {tell_changes(stored, current)}"
     return PlanError("--out", rule, f"Undo the change, {remedy}")
 
 

@@ -13,7 +13,7 @@ from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import Program
 from simulator.program.task import Task
-from simulator.scheduling.schedule import ACTION_KINDS, ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
+from simulator.scheduling.schedule import GRADIENT_SUMS
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,15 @@ def in_flight(program: Program, device: int) -> np.ndarray:
     table = program.timetable
     slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
     flying = np.zeros(len(slots))
-    kinds = program.kinds[slots]
     if program.overlap_sends:
-        own = np.flatnonzero(~np.isin(kinds, _codes(GRADIENT_SUMS)))
+        own = np.flatnonzero(~program.sums_gradients[slots])
         flying[own[1:]] += program.sent_bytes[slots[own[:-1]]]
         flying[own[:-1]] += program.received_bytes[slots[own[1:]]]
-    for i in np.flatnonzero(np.isin(kinds, _codes((ActionKind.EVICT, ActionKind.GIVE_BACK)))).tolist():
-        computing = np.flatnonzero(~np.isin(kinds[i + 1 :], _codes(ACTIVATION_TRANSFERS)))
+    for i in np.flatnonzero(program.sends_activations[slots]).tolist():
+        computing = np.flatnonzero(program.computes[slots[i + 1 :]])
         computes = i + 1 + int(computing[0]) if len(computing) else i
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].results)
     return flying
-
-
-def _codes(kinds: Iterable[str]) -> list[int]:
-    """The places of kinds of actions in `ACTION_KINDS`."""
-    return [ACTION_KINDS.index(kind) for kind in kinds]
 
 
 def over_time(

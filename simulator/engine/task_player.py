@@ -370,7 +370,7 @@ class _Player:
             steps = last[moved] - before[moved]
             if not len(steps) or not np.isfinite(steps).all() or np.ptp(steps) > 1e-12 * last[moved].max():
                 continue
-            shift, span = float(np.median(steps)), period * rounds.length
+            shift, span = float(np.sort(steps)[len(steps) // 2]), period * rounds.length  # they differ by rounding
             for begin in rounds.first:
                 end = begin + done * rounds.length
                 took = self.host[end] - self.host[end - span]

@@ -23,10 +23,9 @@ from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, r
 from hardware.errors import ModelError, nearest
 from hardware.load import Document, read_yaml
 from hardware.shared import shared_instance
-from simulator.models.huggingface import from_config
 from simulator.models.model import Model, error_place, explain_errors
 
-__all__ = ["ALIASES", "Model", "from_config", "load_model", "preset_source", "presets"]
+__all__ = ["ALIASES", "Model", "load_model", "preset_source", "presets"]
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -147,6 +146,8 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
         data, text, _ = _read_json(path)
         # Most configs are called config.json: the name of the folder says more.
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        from simulator.models.huggingface import from_config  # its tables of keys take time, and few jobs need them
+
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
     data, text, _ = read_yaml(path, error=ModelError)
     if not isinstance(data, Mapping):

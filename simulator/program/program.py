@@ -12,7 +12,7 @@ from simulator.ir.ops import StageOps
 from simulator.program.categories import KINDS
 from simulator.program.task import Send, Task
 from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import ACTION_KINDS
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
@@ -67,9 +67,23 @@ class Program:
         return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
     @cached_property
-    def kinds(self) -> np.ndarray:
-        """By slot, the place of its kind in `ACTION_KINDS`."""
-        return np.array([ACTION_KINDS.index(slot.kind) for slot in self.timetable.slots], int)
+    def computes(self) -> np.ndarray:
+        """By slot, whether its actions do more than send or receive activations that rest elsewhere."""
+        return ~self._are_of(ACTIVATION_TRANSFERS)
+
+    def _are_of(self, kinds: Sequence[str]) -> np.ndarray:
+        """By slot, whether its actions are of one of some kinds."""
+        return np.array([slot.kind in kinds for slot in self.timetable.slots], bool)
+
+    @cached_property
+    def sums_gradients(self) -> np.ndarray:
+        """By slot, whether its actions sum gradients, which takes no buffers of messages."""
+        return self._are_of(GRADIENT_SUMS)
+
+    @cached_property
+    def sends_activations(self) -> np.ndarray:
+        """By slot, whether its actions send activations to another device to rest there, or back."""
+        return self._are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))
 
     @cached_property
     def sent_bytes(self) -> np.ndarray:

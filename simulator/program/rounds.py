@@ -64,7 +64,7 @@ def find_rounds(
                 made = np.concatenate([np.arange(b, r) for b, r in zip(bounds[:-1], reached, strict=True)])
                 later = np.ones(len(need), bool)
                 later[made] = False
-                wanted = np.unique(need[later & (need >= 0)])
+                wanted = np.flatnonzero(np.bincount(need[later & (need >= 0)]))
                 return Rounds(list(reached), length, count, wanted[~later[wanted]].tolist())
     return None
 

@@ -23,7 +23,7 @@ import typer.testing
 from typer.testing import CliRunner, Result
 
 from experiments.cli.app import app
-from experiments.sweeps.store import parts_folder
+from experiments.sweeps.output import parts_folder
 from simulator.bridges.expert_counts import read_counts
 from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from experiments.sweeps.grid import load_sweep
+from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import run as run_sweep
-from experiments.sweeps.store import parts_folder
 from tests.experiments.cli.samples import JOB, ROOT
 from tests.simulator.bridges.samples import event, kernel, launch
 from tests.simulator.bridges.test_nccl_tests import TABLE

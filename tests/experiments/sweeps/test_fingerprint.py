@@ -16,8 +16,9 @@ import pytest
 
 from experiments.sweeps import fingerprint as module
 from experiments.sweeps.fingerprint import changed_inputs, fingerprint, hash_installation, parse_fingerprint
+from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.store import Store, parts_folder
+from experiments.sweeps.store import Store
 from hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, sweep
 from tests.experiments.sweeps.test_sweep_rows import Stopping

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.sweeps import run as sweeps
+from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.store import parts_folder
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
 from simulator.report.figures import parts_of_step

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.sweeps import fingerprint as inputs
 from experiments.sweeps import run as sweeps
-from experiments.sweeps import store as stored
 from experiments.sweeps.run import Sweep, load_sweep, run
 from hardware.errors import PlanError
 from tests.experiments.cli.samples import unprivileged
@@ -125,7 +124,7 @@ def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flush(file)
 
-    monkeypatch.setattr(stored.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     words = ["sweep", str(tmp_path / "sweep.json"), "--out", str(out), "--workers", "1"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1

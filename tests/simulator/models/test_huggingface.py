@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hardware.errors import ModelError
-from simulator.models.huggingface import SUPPORTED
-from simulator.models.load import from_config, load_model
+from simulator.models.huggingface import SUPPORTED, from_config
+from simulator.models.load import load_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
 

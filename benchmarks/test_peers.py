@@ -1,0 +1,144 @@
+"""Races with Calculon on equal jobs. Run by hand, in a checkout of each::
+
+    git clone https://github.com/calculon-ai/calculon          # the `calculon` of the package index is another program
+    python -m venv peer && peer/bin/pip install numpy pandas psutil
+    CALCULON=$PWD/calculon CALCULON_PYTHON=$PWD/peer/bin/python .venv/bin/pytest benchmarks/test_peers.py
+
+`extra_info` of every benchmark has CPU seconds, the best of several runs in turn, which a loaded machine changes least.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+
+from experiments.sweeps.jobs import forecast_lines
+from simulator import SharedWork, load_job
+from simulator.forecast.step import forecast_step
+
+CHECKOUT = os.environ.get("CALCULON", "")
+PYTHON = os.environ.get("CALCULON_PYTHON", sys.executable)
+ROUNDS = 5
+
+needs_calculon = pytest.mark.skipif(not CHECKOUT, reason="CALCULON names no checkout of calculon-ai/calculon")
+
+GRID = list(product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3)))
+"""tp, pp, micro-batch and chunks of GPT-3 175B on 1,024 A100s."""
+
+
+def job(tp: int, pp: int, micro: int, chunks: int, **more: Any) -> dict[str, Any]:
+    """A job of the grid. more: further keys of its plan."""
+    return {
+        "model": "gpt3-175b",
+        "cluster": "dgx-a100:128",
+        "batch": {"global": 1536, "micro": micro, "sequence": 2048},
+        "plan": {"tp": tp, "pp": pp, "chunks": chunks, **more},
+    }
+
+
+def execution(
+    tp: int, pp: int, micro: int, chunks: int, recompute: str = "none", sharded: bool = False
+) -> dict[str, Any]:
+    """The same plan for Calculon. recompute: none, attn_only or full; sharded: ZeRO-1."""
+    return {
+        **{"num_procs": 1024, "tensor_par": tp, "pipeline_par": pp, "data_par": 1024 // (tp * pp)},
+        **{"tensor_par_net": 0, "pipeline_par_net": int(tp * pp > 8), "data_par_net": 1, "batch_size": 1536},
+        **{"microbatch_size": micro, "datatype": "float16", "fused_activation": True, "attention_type": "multihead"},
+        **{"activation_recompute": recompute, "pipeline_interleaving": chunks, "optimizer_sharding": sharded},
+        **{"tensor_par_comm_type": "ar", "tensor_par_overlap": "none", "seq_par_ag_redo": False},
+        **{"data_par_overlap": False, "weight_offload": False, "activations_offload": False},
+        **{"optimizer_offload": False, "training": True},
+    }
+
+
+def cpu_of_process(*command: str, **environment: str) -> float:
+    """CPU seconds of a whole process."""
+
+    def spent() -> float:
+        of = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return of.ru_utime + of.ru_stime
+
+    before = spent()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
+    return spent() - before
+
+
+@needs_calculon
+def test_one_job_as_a_process(benchmark: Any, tmp_path: Path) -> None:
+    """`meshcast predict JOB` and `calculon llm` on one plan, in turn, with bytecode cached as in an installed one."""
+    mine, theirs, folder = tmp_path / "job.json", tmp_path / "execution.json", Path(CHECKOUT)
+    mine.write_text(json.dumps(job(8, 8, 1, 3, zero=1, recompute="selective")))
+    theirs.write_text(json.dumps(execution(8, 8, 1, 3, "attn_only", sharded=True)))
+    cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
+    files = folder / "models" / "gpt3-175B.json", theirs, folder / "systems" / "a100_80g.json"
+    peer = PYTHON, str(folder / "bin" / "calculon"), "llm", *map(str, files), "-"
+    found: list[tuple[float, float]] = []
+
+    def race() -> None:
+        ours = cpu_of_process(sys.executable, "-m", "meshcast", "predict", str(mine), **cached)
+        found.append((ours, cpu_of_process(*peer, PYTHONPATH=CHECKOUT, **cached)))
+
+    benchmark.pedantic(race, rounds=ROUNDS, warmup_rounds=1)
+    ours, other = (min(times) for times in zip(*found, strict=True))
+    benchmark.extra_info.update({"meshcast cpu s": ours, "calculon cpu s": other, "ratio": ours / other})
+
+
+@needs_calculon
+def test_valid_plans_of_the_grid(benchmark: Any, tmp_path: Path) -> None:
+    """Both refuse batches that the replicas do not divide. Calculon answers interleaved schedules of any number of
+    micro-batches, which Megatron-LM refuses unless it is a multiple of pp, as meshcast does; and none of several chunks
+    on one device, which meshcast answers."""
+    (tmp_path / "executions.json").write_text(json.dumps([execution(*plan) for plan in GRID]))
+    command = PYTHON, str(Path(__file__).with_name("calculon_grid.py")), CHECKOUT, str(tmp_path / "executions.json")
+    lines = [json.dumps(job(*plan)) for plan in GRID]
+    times: list[tuple[float, float]] = []
+    rows: list[tuple[bool, bool]] = []
+
+    def race() -> None:
+        theirs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        begin = process_time()
+        ours = ["error" not in answer for answer in forecast_lines(lines, "jobs", Path("."))]
+        times.append((process_time() - begin, theirs["cpu_s"]))
+        rows[:] = zip(ours, theirs["valid"], strict=True)
+
+    benchmark.pedantic(race, rounds=ROUNDS)
+    ours, other = (min(own) for own in zip(*times, strict=True))
+    benchmark.extra_info.update(
+        {
+            "meshcast valid plans a second": sum(mine for mine, _ in rows) / ours,
+            "calculon valid plans a second": sum(theirs for _, theirs in rows) / other,
+        }
+    )
+    by_row = list(zip(rows, GRID, strict=True))
+    ours_alone = [plan for (mine, theirs), plan in by_row if mine and not theirs]
+    theirs_alone = [plan for (mine, theirs), plan in by_row if theirs and not mine]
+    assert (len(ours_alone), len(theirs_alone), rows.count((True, True))) == (12, 60, 108)
+    assert all(pp == 1 and chunks > 1 for _, pp, _, chunks in ours_alone)
+    assert all(plan[3] > 1 and _microbatches(*plan) % plan[1] for plan in theirs_alone)
+
+
+def _microbatches(tp: int, pp: int, micro: int, _: int) -> int:
+    """Micro-batches of a replica."""
+    return 1536 * tp * pp // (1024 * micro)
+
+
+def test_step_and_memory_alone(benchmark: Any) -> None:
+    """`forecast_step` of one job whose stages are known, as in a search; extra_info has the best CPU time."""
+    known, wanted, times = SharedWork(), load_job(job(8, 8, 1, 3, zero=1, recompute="selective")), list[float]()
+
+    def warm() -> None:
+        begin = process_time()
+        forecast_step(wanted, known)
+        times.append(process_time() - begin)
+
+    benchmark.pedantic(warm, rounds=20, warmup_rounds=2)
+    benchmark.extra_info["cpu ms"] = 1e3 * min(times)

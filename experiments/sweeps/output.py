@@ -1,0 +1,193 @@
+"""The result of a sweep on disk: one Parquet file, and the folder of parts beside it in which it is made.
+
+A file is written under another name, flushed to disk and renamed, so after a crash it is complete or absent. A lock in
+the folder of parts keeps a second process from writing the same result.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, parse_fingerprint
+from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from hardware.errors import PlanError, cut_middle, escape_controls
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP = 20_000
+"""Rows in a row group of the result."""
+
+PART = re.compile(r"\d{7}\.parquet")
+"""Names of the files of chunks in the folder of parts."""
+
+
+class Output:
+    """The file `out` and its folder of parts. Raises PlanError if they cannot be written."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.parts = out, parts_folder(out)
+
+    def refuse_place(self) -> None:
+        """Raises PlanError if there is no folder for the result, or if a symbolic link would be overwritten."""
+        if not self.out.parent.is_dir():
+            rule = f"there is no folder {self.out.parent}"
+            raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
+        for path in (self.out, self.parts):
+            if path.is_symlink():
+                rule = f"{path} is a symbolic link to {os.readlink(path)}, which would be overwritten"
+                raise PlanError("--out", rule, "Name that file itself, or remove the link")
+
+    def refuse_foreign_parts(self) -> None:
+        """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
+        names = set(os.listdir(self.parts)) if self.parts.is_dir() else set()
+        ours = "_lock" in names or self.read_begun() is not None
+        if not ours and (found := sorted(filter(PART.fullmatch, names))):
+            rule = f"{self.parts} holds {found[0]}, and no sweep has made this folder"
+            raise PlanError("--out", rule, "Name another --out, or move the folder away")
+
+    def read_begun(self) -> Fingerprint | None:
+        """Reads the fingerprint of the sweep whose parts are stored; None if there is no note of one."""
+        path = self.parts / "_sweep.json"
+        if not path.exists():
+            return None
+        try:
+            return parse_fingerprint(parse_json(read_text(path, DESCRIPTION))["fingerprint"])
+        except (Unreadable, LookupError, TypeError):
+            return parse_fingerprint("unreadable")
+
+    def read_finished(self) -> Fingerprint | None:
+        """Reads the fingerprint in the result; None if there is no file. Refuses a file that is no sweep's."""
+        if not self.out.exists():
+            return None
+        if not self.out.is_file():
+            raise PlanError("--out", f"{self.out} is not a regular file", "Name another file")
+        if (about := read_about(self.out)) is None:
+            rule = f"{self.out} exists and is not the result of a sweep, or is damaged"
+            raise PlanError("--out", rule, "Name another file, or delete this one")
+        return parse_fingerprint(about["fingerprint"])
+
+    def lock(self) -> None:
+        """Makes the folder of parts and locks it, or raises PlanError if another process has; the system frees the lock
+        when a process ends."""
+        while True:
+            self.parts.mkdir(exist_ok=True)
+            path = self.parts / "_lock"
+            with suppress(FileNotFoundError):  # another process, at its end, has removed the folder since
+                self._locked = path.open("a+")
+                self._lock_file()
+                if os.path.samestat(os.fstat(self._locked.fileno()), path.stat()):  # else removed before it was locked
+                    break
+        with suppress(OSError):  # a full disk is a matter of the rows
+            self._locked.truncate(0)
+            self._locked.write(f"process {os.getpid()} on {platform.node()}")
+            self._locked.flush()
+
+    def _lock_file(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        try:
+            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
+        except (BlockingIOError, PermissionError):
+            self._locked.seek(0)
+            holder = escape_controls(self._locked.read(200)) or "another process"
+            rule = f"{holder} is writing {self.out}"
+            raise PlanError("--out", rule, "Wait for it, or name another --out") from None
+        except OSError:  # a file system without locks
+            pass
+
+    def write_result(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+        """Writes the rows of tables, one for each chunk of points in the order of the grid, into the result.
+
+        Equal chunks give equal bytes: a row group ends with the chunk that fills it.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        write = self.replacing(self.out)
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with self.writing(), write as file, pq.ParquetWriter(file, schema, **options) as writer:
+            group: list[pa.Table] = []
+            for rows in tables:
+                group.append(rows)
+                if sum(map(len, group)) >= GROUP:
+                    writer.write_table(pa.concat_tables(group).combine_chunks())
+                    group.clear()
+            if group:
+                writer.write_table(pa.concat_tables(group).combine_chunks())
+
+    @contextmanager
+    def replacing(self, path: Path) -> Iterator[IO[bytes]]:
+        """Opens a temporary file that replaces `path` once it is complete and on disk."""
+        beside = self.parts / "_writing"
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        if hasattr(os, "O_DIRECTORY"):
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns an OSError into a PlanError that says how many points are stored."""
+        try:
+            yield
+        except OSError as error:
+            rule = f"{self.out} cannot be written ({error.strerror or error}){self.tell_kept()}"
+            remedy = "Free disk space, or name a file in a writable folder, and run the command again"
+            raise PlanError("--out", rule, remedy) from None
+
+    def tell_kept(self) -> str:
+        """How many points are stored, as the end of a sentence; "" if none are."""
+        return ""
+
+    def empty_parts(self) -> None:
+        """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
+        names = set(os.listdir(self.parts))
+        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing"):
+            if name in names:
+                (self.parts / name).unlink()
+
+    def remove_parts(self) -> None:
+        """Removes the folder of parts; the lock, by which it is known as ours, last."""
+        self.empty_parts()
+        (self.parts / "_lock").unlink(missing_ok=True)
+        with suppress(OSError):  # it holds files of somebody else
+            self.parts.rmdir()
+        self._locked.close()
+
+
+def parts_folder(out: Path) -> Path:
+    """Returns the folder of the stored chunks of an unfinished sweep."""
+    return out.with_name(out.name + ".parts")
+
+
+def read_about(path: Path) -> dict[str, Any] | None:
+    """Reads what the metadata of a result say of its sweep; None for a file that is no sweep's, or is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        about = parse_json((pq.read_schema(path).metadata or {})[b"meshcast"].decode(), constants=True)
+        return about if "fingerprint" in about else None
+    except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def tell_changes(stored: Fingerprint, current: Fingerprint) -> str:
+    """The kinds of input that differ between two fingerprints, at most five by name."""
+    changed = changed_inputs(stored, current)
+    return ", ".join([cut_middle(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
