@@ -20,14 +20,14 @@ from simulator.models.model import Model
 from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
-SHARE = 1 if settings.get_current_profile_name() == "all" else 3
+SHARE = 1 if settings.get_current_profile_name() == "all" else 5
 """One example of so many is drawn, but for `make test-all` (--hypothesis-profile=all)."""
 
 
 def examples(number: int) -> settings:
-    """Settings of a property whose examples take long: `number` of them in `make test-all`, a third in `make test`, but
-    not fewer than ten."""
-    return settings(max_examples=max(number // SHARE, min(number, 10)))
+    """Settings of a property whose examples take long: `number` of them in `make test-all`, a fifth in `make test`, but
+    not fewer than eight."""
+    return settings(max_examples=max(number // SHARE, min(number, 8)))
 
 
 ONE = st.just(1)

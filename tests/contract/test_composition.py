@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.stages import lower_stages
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import HostUpdate, Memory
 from simulator.ir.registry import find_scheme
+from simulator.job.load import load_job
+from simulator.program.program import one_of
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
 from tests.contract.of_sequence import has_frames, kernels_for
-from tests.contract.played import FREE, Played, copies_of, play_job
+from tests.contract.played import FREE, PAID, Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -52,10 +56,20 @@ def all_at_once(overlap: bool) -> dict[str, Any]:
     return {**job, "plan": {**plan, "schemes": schemes}}
 
 
-PLANS = [(use, overlap) for use in (*SCHEMES, ALL_AT_ONCE) for overlap in (True, False)]
+HIDDEN = ("pipeline", "data")
+"""Families whose communication is hidden or not; the jobs of the others without overlap are slow tests."""
+PLANS = [
+    pytest.param(
+        (use, overlap),
+        id=f"{use}-{overlap}",
+        marks=() if overlap or use.startswith(HIDDEN) else pytest.mark.slow,
+    )
+    for use in (*SCHEMES, ALL_AT_ONCE)
+    for overlap in (True, False)
+]
 
 
-@pytest.fixture(scope="module", params=PLANS, ids=str)
+@pytest.fixture(scope="module", params=PLANS)
 def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Played]:
     use, overlap = request.param
     job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)
@@ -125,14 +139,15 @@ def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, A
 INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")]
 
 
-@pytest.mark.parametrize("regather", [True, False])
+@pytest.mark.parametrize("regather", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("use", INSIDE)
 def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
     """Whatever a scheme does inside a layer, its result is discarded with the rest."""
     job = job_with(use, overlap=True)
     job["framework"]["set"]["regather"] = regather
     schemes = [entry for entry in job["plan"]["schemes"] if not entry["use"].startswith("memory/")]
-    played = play_job({**job, "plan": {**job["plan"], "schemes": [*schemes, {"use": "memory/recompute-full"}]}})
-    for stage in range(played.plan.shape.stages):
-        for unit_run in played.stage_ops(stage).unit_runs:
+    whole = {**job["plan"], "schemes": [*schemes, {"use": "memory/recompute-full"}]}
+    stages, _ = lower_stages(resolve_plan(load_job({**job, "plan": whole}), price=PAID))
+    for stage_ops in stages:
+        for unit_run in one_of(stage_ops).unit_runs:
             assert saved(unit_run) == unit_run.nbytes or unit_run.name != "layer"

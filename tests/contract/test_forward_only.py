@@ -39,12 +39,16 @@ def of_a_period(use: str) -> bool:
     return find_scheme(use).family == "data" and "period" in find_scheme(use).Options.model_fields
 
 
-PLANS = [(use, overlap) for use in SCHEMES for overlap in (True, False)]
+PLANS = [
+    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap else pytest.mark.slow)
+    for use in SCHEMES
+    for overlap in (True, False)
+]
 
 Both = tuple[dict[str, Any], Played, Played]
 
 
-@pytest.fixture(scope="module", params=PLANS, ids=str)
+@pytest.fixture(scope="module", params=PLANS)
 def both(request: pytest.FixtureRequest) -> Both:
     """The job, its step of training, and its forward-only step."""
     job = training_job(*request.param)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from experiments.schema import KINDS, schema
@@ -21,7 +21,7 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import JobFile
 from simulator.models.load import presets
 from tests.golden.rewrite import names, stored
-from tests.strategies import jobs
+from tests.strategies import examples, jobs
 from tests.test_contract_examples import LONG, SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_shipped_files_are_accepted() -> None:
             assert mistakes("published", row | {"spec": {"class": "dense", "stack": "any", **row["spec"]}}) == []
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs())
 def test_any_job_is_accepted(job: dict[str, Any]) -> None:
     job = json.loads(json.dumps(job | {"model": job["model"].model_dump()}))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware import load_cluster
@@ -390,7 +390,7 @@ def test_every_op_does_its_work_and_no_link_more_than_it_can(job: dict[str, Any]
 # -------------------------------------------------------------------------------------- faster links
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     flows=st.lists(
         st.tuples(st.floats(0, 10), st.floats(0, 2), st.floats(0.1, 5), st.floats(0.01, 1.0)), min_size=1, max_size=6
@@ -431,7 +431,7 @@ def real(plan: dict[str, Any]) -> dict[str, Any]:
 def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> None:
     """Not true of every order of ops: an earlier op may delay another one."""
     spans = []
-    for rate in [1e8 * 2**i for i in range(12)]:
+    for rate in [1e8 * 4**i for i in range(6)]:
         price = Ideal(flops=1e14, memory=1e12, links=rate)
 
         def use(work: Work, price: Ideal = price) -> Use:

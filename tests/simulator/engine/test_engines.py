@@ -114,7 +114,13 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[s
 @pytest.mark.parametrize("launch", [pytest.param(0.0, marks=pytest.mark.slow), 2e-6, 1e-3])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
-    "plan", [{"pp": 4}, {"pp": 4, "tp": 2, "dp": 2}, {"pp": 2, "chunks": 2}, {"pp": 4, "tp": 2, "chunks": 2}]
+    "plan",
+    [
+        pytest.param({"pp": 4}, marks=pytest.mark.slow),
+        {"pp": 4, "tp": 2, "dp": 2},
+        pytest.param({"pp": 2, "chunks": 2}, marks=pytest.mark.slow),
+        {"pp": 4, "tp": 2, "chunks": 2},
+    ],
 )
 def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine.fair_share import fair_rates
+from tests.strategies import examples
 
 SHARES = st.floats(0.01, 1.0)
 FLOWS = st.lists(st.dictionaries(st.sampled_from("abcd"), SHARES, min_size=1), min_size=1, max_size=6)
@@ -49,7 +50,7 @@ def test_links_that_hold_up_each_others_flows_in_a_circle() -> None:
     assert fair_rates([{"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 1.0}]) == pytest.approx([2 / 3, 2 / 3])
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(flows=FLOWS)
 def test_no_link_is_overfull_and_every_slowed_flow_has_a_bottleneck(flows: list[dict[str, float]]) -> None:
     rates = fair_rates(flows)

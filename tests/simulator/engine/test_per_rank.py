@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import simulate
@@ -151,7 +151,7 @@ def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:
     assert step.span == pytest.approx(played.times.span + slow - quick, rel=0.02)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(jitter=st.floats(0.01, 0.5), seed=st.integers(0, 1000))
 def test_a_step_lasts_as_long_as_the_busiest_rank_computes_or_longer(jitter: float, seed: int) -> None:
     played = play_job(plan(2, 2, 1), PRICE)
@@ -191,10 +191,10 @@ def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
     job = plan(4, 1, 1) | {"batch": {"global": 24}}
     job["plan"]["schemes"][0]["use"] = "pipeline/varuna"
     job["plan"]["schemes"].append({"use": "memory/recompute-full"})
-    report = simulate(job | {"noise": {"jitter": 0.4, "steps": 30}})
+    report = simulate(job | {"noise": {"jitter": 0.4, "steps": 12}})
     run = report.play.program, report.play.plan.rank_grids, Pace(jitter=0.4)
-    fixed = np.array([unfold(*run, step).span for step in range(30)])
+    fixed = np.array([unfold(*run, step).span for step in range(12)])
     free = np.array([step.span for step in report.steps])
-    assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 15
+    assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 6
     still = simulate(job | {"noise": {"steps": 1}})
     assert still.step_times[0] <= still.step_time, "passes do not last whole slots, so some waits are filled even so"

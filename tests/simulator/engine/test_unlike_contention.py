@@ -24,6 +24,8 @@ MB = 2**20
 FAN_OUT = Transfer(MB, "pp", 0, 1, tuple((0, rank, MB) for rank in range(1, 8)))
 """One rank sends to seven, a message after the other."""
 
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 5 else ()) for seed in range(12)]
+
 
 def costs(cluster: str = "dgx-h100:2") -> Costs:
     return Costs(load_cluster(cluster), Mesh({"pp": 2, "tp": 8}))
@@ -63,7 +65,7 @@ def test_only_the_end_that_is_busy_slows_others(device: int, ends: list[float]) 
     assert sorted(found) == pytest.approx(ends)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_contention_makes_unlike_plans_no_faster(seed: int) -> None:
     one = draw_unlike(seed)
     alone, shared = (simulate(one, engine=engine) for engine in ("simpy", "shared"))
@@ -84,7 +86,7 @@ def every_communication(one: dict[str, Any]) -> list[tuple[Costs, Any]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_bytes_move_no_longer_than_the_communication_lasts(seed: int) -> None:
     for prices, work in every_communication(draw_unlike(seed)):
         use, seconds = prices.use(work), prices.estimate(work).seconds

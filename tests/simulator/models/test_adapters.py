@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -71,7 +71,7 @@ def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], ran
 
 
 @given(targets=targets_of, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2]), use=st.sampled_from(list(SHARDS)))
-@settings(max_examples=30)
+@examples(30)
 def test_memory_returns_to_its_baseline(targets: list[str], tp: int, pp: int, use: str) -> None:
     played = play_job(job(targets, **mesh_of(use, pp=pp, dp=2, tp=tp)))
     assert [peak.left for peak in played.peaks] == [0] * pp

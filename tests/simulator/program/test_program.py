@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
@@ -166,7 +166,7 @@ def test_ops_of_the_first_or_last_micro_batch_run_once(job: dict[str, Any]) -> N
         assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(job=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
 def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(job: dict[str, Any], elements: float) -> None:
     """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
@@ -246,7 +246,7 @@ def moment(op: Op, known: dict[int, float]) -> float:
     return max((moment(other, known) for other in op.after), default=0.0) if op.work is None else 0.0
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(job=jobs())
 def test_the_update_comes_last_and_clips_together(job: dict[str, Any]) -> None:
     """The norm of all gradients needs every device: its all-reduce begins and ends at the same time everywhere."""

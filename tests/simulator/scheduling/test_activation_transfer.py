@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError, ScheduleError
@@ -240,7 +240,7 @@ def test_all_engines_agree_for_slow_transfers(m: int, pp: int, launch: float, pr
     check_alike(play_by_engines(config, price))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(m=st.integers(1, 16), pp=st.sampled_from([2, 4, 8]))
 def test_only_transfers_are_added_to_1f1b(m: int, pp: int) -> None:
     ours, plain = play_job(job("bpipe", m, pp)), play_job(job("1f1b", m, pp))

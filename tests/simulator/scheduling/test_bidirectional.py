@@ -157,7 +157,7 @@ def test_the_bubble_of_dualpipe(half: int, more: int, time: float, hidden: float
     assert run.in_flight("B") == run.in_flight("W") == [p + 1] * p
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(p=st.integers(1, 12), more=st.integers(0, 12), time=SECONDS, hidden=st.sampled_from([0, 0.25, 0.5, 1]))
 def test_the_bubble_of_dualpipe_v(p: int, more: int, time: float, hidden: float) -> None:
     """As DualPipe on half of the devices; times are of one chunk."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -87,7 +87,7 @@ def test_zb_auto_has_the_bubble_rates_of_the_paper(
 
 
 @given(data=st.data(), p=st.integers(1, 6), tf=SECONDS, tb=SECONDS, limit=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_with_few_micro_batches_zb_auto_ends_with_a_single_w(
     data: st.DataObject, p: int, tf: float, tb: float, limit: int
 ) -> None:
@@ -149,7 +149,7 @@ def test_zb_auto_stays_within_its_memory_and_never_deadlocks(data: st.DataObject
 
 
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_zb_auto_depends_on_ratios_of_durations_only(data: st.DataObject, p: int, m: int) -> None:
     times = data.draw(unequal_durations(p))
     rows = [tuple(8 * t for t in row) for row in (times.forward, times.input_gradients, times.weight_gradients)]
@@ -204,7 +204,7 @@ def test_varuna_takes_the_published_number_of_slots(p: int, m: int, slots: int) 
 
 
 @given(p=st.integers(2, 12), m=st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
     shape, one = PipelineShape(p, m), schedule("varuna")
     play = reorder_at_run_time(one, shape, timetable(one, shape).orders, in_slots)
@@ -260,7 +260,7 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
 
 
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_orders_without_decisions_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
     times, shape = data.draw(unequal_durations(p)), PipelineShape(p, m)
     rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}

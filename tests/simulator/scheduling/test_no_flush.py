@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.plots import breakdown as breakdown_plot
@@ -145,7 +145,7 @@ def slowest(forward: list[float], backward: list[float], hop: float) -> float:
 
 
 @both
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data(), shape=shapes(most_p=5, most_m=12), hop=st.sampled_from([0.0, 0.25, 2.0]))
 def test_the_period_is_that_of_the_slowest_circuit(
     use: str, data: st.DataObject, shape: PipelineShape, hop: float

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -327,7 +327,7 @@ def test_memory_of_a_graph_is_that_of_its_ops(job: dict[str, Any]) -> None:
         assert peak.total == pytest.approx(top + sum(run.resting(device).values()))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(job=graph_jobs())
 def test_a_branch_sends_its_own_part_of_a_sequence(job: dict[str, Any]) -> None:
     """And gets a gradient of that size back from the join."""

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -62,7 +62,7 @@ unit_runs = st.sampled_from([1e6, 3e6, 1e7, 1e8])
     wire=unit_runs,
     overlap=st.booleans(),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
     use: str, n: int, m: int, wire: float, overlap: bool
 ) -> None:
@@ -187,7 +187,7 @@ def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: flo
 
 
 @given(fusion=st.integers(0, 200_000))
-@settings(max_examples=30)
+@examples(30)
 def test_fused_gradients_fit_into_the_buffer(fusion: int) -> None:
     played = play_job(job("data/horovod", 4, cycle=1.0, fusion=fusion), FREE)
     sizes = {4 * param.size for param in played.held(0)}

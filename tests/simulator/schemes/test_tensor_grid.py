@@ -8,7 +8,7 @@ from math import ceil, log2, prod
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.engine.longest_path import longest_path
@@ -28,6 +28,7 @@ from simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
+from tests.strategies import examples
 
 AXES = {
     "tensor/summa-2d": ("row", "col"),
@@ -113,7 +114,7 @@ def sizes(model: Model, samples: int) -> list[tuple[int, int, int]]:
     return [(samples * model.seq, k, n) for k, n in ((h, qkv), (d * model.heads, h), (h, ups), (model.ffn, h))]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data(), d=st.integers(1, 3), q=st.sampled_from([2, 3, 4]))
 def test_broadcasts_of_any_layer_are_the_sum_over_its_gemms(data: st.DataObject, d: int, q: int) -> None:
     """Backward exactly twice the bytes; the depth divides the activations among them."""
@@ -124,7 +125,7 @@ def test_broadcasts_of_any_layer_are_the_sum_over_its_gemms(data: st.DataObject,
     assert of_products(backward_ops(stage_ops), mesh) == pytest.approx(2 * wanted)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data(), q=st.sampled_from([2, 3]))
 def test_every_product_of_a_cube_moves_its_three_matrices_once_each_way(data: st.DataObject, q: int) -> None:
     """(q-1)/q^3 of each: forward X and W are received and Y is sent, backward dY is received and dX and dW are sent. So
@@ -217,7 +218,7 @@ def test_gradients_of_matrices_are_summed_over_the_depth_once_a_step(d: int, q: 
     assert sums == {("depth",): 4 * matrices / q**2, ("depth", "row"): 4 * (layers_ * 13 * h + 2 * h) / q}
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data(), q=st.sampled_from([2, 3]))
 def test_attention_costs_a_rank_of_a_square_as_much_as_one_of_a_row(data: st.DataObject, q: int) -> None:
     """b/q samples of a/q heads have the same scores as b samples of a/q^2 heads."""
@@ -234,7 +235,7 @@ def test_attention_costs_a_rank_of_a_square_as_much_as_one_of_a_row(data: st.Dat
 
 
 @every_grid
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_ranks_of_a_grid_do_the_products_of_a_layer_and_hold_its_weights_once(use: str, data: st.DataObject) -> None:
     sides = TWOS[use]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import simulate
@@ -61,7 +61,7 @@ def _gathers(op: Op) -> bool:
     return isinstance(op.work, Collective) and op.work.operation == "all_gather"
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(n=st.sampled_from([2, 4, 8]), micro=st.integers(1, 4), unit_run=st.sampled_from([1e6, 1e8]))
 def test_the_efficiency_is_that_of_the_arithmetic_intensity(n: int, micro: int, unit_run: float) -> None:
     """ait bw / (ait bw + peak), where nothing overlaps; ait is tokens times the linears' share of parameters."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 
 from tests.simulator.schemes.drawn_tables import draw_job
 from tests.validation.distributed.jobs import GPT, LLAMA, job
+from tests.validation.distributed.processes import run
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -65,6 +68,8 @@ JOBS = {
     ),
 }
 SEEDS = range(2)
+SLOW = ("megatron over two axes", "2-D, weights at rest", "ulysses: heads for attention alone", "drawn 1")
+"""Jobs whose layouts are in others, too."""
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -76,21 +81,32 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def checks(made_once: Any) -> dict[str, Any]:
-    from validation.distributed import launch
+def check_of(made_once: Any) -> Callable[[str], Any]:
+    """The comparison of a job by its name; all of `SLOW` are made together, and so are all others."""
 
-    jobs = {**JOBS, **{f"drawn {seed}": drawn(seed) for seed in SEEDS}}
-    task = {"what": "layouts", "device": "cpu", "jobs": list(jobs.values())}
-    return made_once(  # type: ignore[no-any-return]
-        "layouts",
-        lambda: {name: one["layouts"] for name, one in zip(jobs, launch.run(task, 4), strict=True)},
-    )
+    def make(slow: bool) -> dict[str, Any]:
+        every = {**JOBS, **{f"drawn {seed}": drawn(seed) for seed in SEEDS}}
+        jobs = {name: one for name, one in every.items() if (name in SLOW) is slow}
+        task = {"what": "layouts", "device": "cpu", "jobs": list(jobs.values())}
+        return {name: one["layouts"] for name, one in zip(jobs, run(task, 4), strict=True)}
+
+    @cache
+    def made(slow: bool) -> dict[str, Any]:
+        return made_once(f"layouts-{slow}", lambda: make(slow))  # type: ignore[no-any-return]
+
+    return lambda name: made(name in SLOW)[name]
 
 
-@pytest.mark.parametrize("name", [*JOBS, *(f"drawn {seed}" for seed in SEEDS)])
-def test_layouts_train_as_one_rank_does(checks: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in (*JOBS, *(f"drawn {seed}" for seed in SEEDS))
+    ],
+)
+def test_layouts_train_as_one_rank_does(check_of: Callable[[str], Any], name: str) -> None:
     """In fp64, with gradients relative to the largest of their parameter."""
-    found = checks[name]
+    found = check_of(name)
     assert found["loss"] < 1e-12 and found["gradient"] < 1e-10, found
     assert found["compared"] >= 39
 

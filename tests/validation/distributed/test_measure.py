@@ -146,7 +146,7 @@ def test_a_failing_process_is_reported_in_one_sentence() -> None:
     from validation.distributed import launch
 
     with pytest.raises(PlanError, match=r"rank \d of cpu: the process failed with KeyError: 'nonsense'") as caught:
-        list(launch.run({"what": "nonsense", "device": "cpu"}, 2))
+        list(launch.run({"what": "nonsense", "device": "cpu"}, 1))
     assert "\n" not in str(caught.value)
 
 
@@ -195,8 +195,8 @@ def test_processes_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> Non
         return started[-1]
 
     monkeypatch.setattr(launch.subprocess, "Popen", keep)
-    task = {"what": "steps", "job": job(tp=2), "device": "cpu", "steps": 10**6, "warmup": 1, "check": False}
-    reports = launch.run(task | {"trace": None}, 2)
+    task = {"what": "steps", "job": job(1), "device": "cpu", "steps": 10**6, "warmup": 1, "check": False}
+    reports = launch.run(task | {"trace": None}, 1)
     assert "warmup" in next(reports)
     reports.close()
     assert started[0].poll() is not None
@@ -227,6 +227,7 @@ def test_refusals(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- torchrun, and devices
 
 
+@pytest.mark.slow
 def test_under_torchrun_only_rank_0_writes(tmp_path: Path) -> None:
     script = tmp_path / "measure.py"
     words = (

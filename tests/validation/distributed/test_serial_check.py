@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 
 from simulator.forecast.planning import resolve_plan
 from tests.validation.distributed.jobs import EXPERTS, LLAMA, context_job, job
+from tests.validation.distributed.processes import run
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -56,36 +59,51 @@ FOUR = {
     "keys gathered and zb-h1": job(4, pp=2, cp=2, schedule="zb-h1"),
     "keys gathered and tensor": job(4, cp=2, tp=2),
 }
+SLOW = (
+    *("tensor", "1f1b, llama", "interleaved", "zb-h1", "zb-v, llama, recomputed", "fsdp", "experts and ddp"),
+    *("keys gathered", "ulysses, llama", "zb-h1 and tensor", "zb-v and zero-1", "keys gathered and zb-h1"),
+    "keys gathered and tensor",
+)
+"""Jobs whose schemes are in others, too."""
 BITS = ("bf16", "v-half, 16 bits")
 """The jobs in formats of 16 bits; gradients of the second are summed up in 32."""
 
 
 def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
     """The check of each job as plain data, by its name."""
-    from validation.distributed import launch
-
     task = {"what": "checks", "device": "cpu", "jobs": list(jobs.values())}
-    return {name: result["check"] for name, result in zip(jobs, launch.run(task, world), strict=True)}
+    return {name: result["check"] for name, result in zip(jobs, run(task, world), strict=True)}
 
 
 @pytest.fixture(scope="module")
-def checks(made_once: Any) -> dict[str, Any]:
+def check_of(made_once: Any) -> Callable[[str], Any]:
+    """The check of a job by its name; all of `SLOW` are made together, and so are all others."""
     from validation.distributed.serial_check import SerialCheck
 
-    found = made_once("serial-checks", lambda: {**compared(TWO, 2), **compared(FOUR, 4)})
-    return {name: SerialCheck(**check) for name, check in found.items()}
+    def make(slow: bool) -> dict[str, Any]:
+        two, four = ({name: jobs[name] for name in jobs if (name in SLOW) is slow} for jobs in (TWO, FOUR))
+        return {**compared(two, 2), **compared(four, 4)}
+
+    @cache
+    def made(slow: bool) -> dict[str, Any]:
+        return made_once(f"serial-checks-{slow}", lambda: make(slow))  # type: ignore[no-any-return]
+
+    return lambda name: SerialCheck(**made(name in SLOW)[name])
 
 
-@pytest.mark.parametrize("name", [name for name in (*TWO, *FOUR) if name not in BITS])
-def test_sharded_training_equals_serial_training(checks: dict[str, Any], name: str) -> None:
-    found = checks[name]
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in (*TWO, *FOUR) if name not in BITS],
+)
+def test_sharded_training_equals_serial_training(check_of: Callable[[str], Any], name: str) -> None:
+    found = check_of(name)
     assert found.equal, str(found)
     assert found.gradient < 1e-5 and found.weights < 1e-3  # far inside the tolerances
 
 
 @pytest.mark.parametrize("name", BITS)
-def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any], name: str) -> None:
-    found = checks[name]
+def test_16_bit_formats_have_wider_tolerances(check_of: Callable[[str], Any], name: str) -> None:
+    found = check_of(name)
     assert found.equal and found.weights is None and "bf16 within 1e-01" in str(found)
 
 

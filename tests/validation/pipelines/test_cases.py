@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.ir.registry import scheme_names
-from tests.strategies import SECONDS, shapes
+from tests.strategies import SECONDS, examples, shapes
 from validation.pipelines.cases import EXAMPLES, answer, answers
 
 CONTRACT = [
@@ -141,7 +141,7 @@ def test_gpipe_with_unequal_stages(p: int, m: int, data: st.DataObject) -> None:
 
 
 @given(p=st.integers(1, 8), m=st.integers(1, 24), data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_1f1b_with_unequal_stages(p: int, m: int, data: st.DataObject) -> None:
     """The card's lower bound; with B = 2F the play is at most 6 % above it."""
     f = data.draw(st.lists(SECONDS, min_size=p, max_size=p))

@@ -197,7 +197,7 @@ def test_long_gradients_are_shortened_to_norm_one() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("name", "precision"), [("gpt", "fp32"), ("llama", "bf16"), ("experts", "bf16")])
 def test_the_peak_of_a_step_is_the_forecast_one(name: str, precision: str, recompute: str) -> None:
-    shape = {**MODELS[name], "layers": 3, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 256, "ffn": 704}
+    shape = {**MODELS[name], "layers": 2, "hidden": 192, "heads": 6, "vocab": 512, "seq": 128, "ffn": 512}
     if name == "experts":
         shape["moe"] = {"experts": 4, "top_k": 2, "expert_ffn": 256}
     formats = {"compute": precision, "gradients": precision, "main_weights": "fp32", "moments": "fp32"}
