@@ -31,7 +31,9 @@ def search(
         gap = _read_gap(within)
         data = read_yaml(job, str(job), PlanError).data
         if not isinstance(data, dict):
-            raise PlanError(str(job), "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
+            raise PlanError(
+                str(job), "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data
+            )
         from experiments.search.page import Watch, answer, page, rank
         from experiments.search.search import Search
         from experiments.search.space import Space

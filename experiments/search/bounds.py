@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,26 +12,29 @@ from experiments.search.space import Group, Pipeline, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
-from simulator.forecast.device_states import DeviceStates, device_states
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.unit_prices import UnitPrices, price_units
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.plan.partition import layers_of_stages
-from simulator.plan.plan import Plan
-from simulator.scheduling.lower_bound import (
+from simulator.bounds.device_states import DeviceStates, device_states
+from simulator.bounds.schedule_bound import (
     Placement,
     bound_devices,
     has_bound,
     least_in_flight,
     shortest_step,
 )
+from simulator.bounds.unit_prices import UnitPrices, price_units
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.registry import find_scheme
+from simulator.job.load import load_job
+from simulator.plan.partition import layers_of_stages
+from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
-
 
 SHARDED = {"zero-2", "zero-3", "fsdp"}
 """Data schemes that reduce gradients in every micro-batch."""
+
+
+Shape = tuple[Schedule, PipelineShape, Placement, np.ndarray]
+"""A schedule, its shape, where its stages are, and the least activations in flight on every device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +62,7 @@ class Bounds:
         self._prices: dict[tuple[Group, bool], UnitPrices | None] = {}
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
-        self._shapes: dict[Hashable, tuple[Schedule, Placement, np.ndarray] | None] = {}
+        self._shapes: dict[Hashable, Shape | None] = {}
 
     # ------------------------------------------------------------------------------------------ tables
 
@@ -110,7 +112,7 @@ class Bounds:
         except MeshcastError:
             return None
 
-    def shape(self, group: Group, pipeline: Pipeline, plan: Plan) -> tuple[Schedule, PipelineShape, Placement, np.ndarray] | None:
+    def shape(self, group: Group, pipeline: Pipeline, plan: Plan) -> Shape | None:
         """Schedule, shape, placement and least activations in flight of a pipeline; None if it does not exist."""
         job = self.space.loaded
         assert job.batch.total is not None
@@ -121,11 +123,13 @@ class Bounds:
             self._shapes[key] = self._make_shape(pipeline, m, plan)
         return self._shapes[key]
 
-    def _make_shape(self, pipeline: Pipeline, m: int, plan: Plan) -> Any:
+    def _make_shape(self, pipeline: Pipeline, m: int, plan: Plan) -> Shape | None:
         kind = type(plan.schedule)
         if pipeline.pp > 1:
             kind = find_scheme(f"pipeline/{pipeline.schedule}")  # type: ignore[assignment]
-        schedule = kind(plan.schedule.axes, kind.Options(chunks=pipeline.chunks), plan.mesh, plan.job.framework, (), pipeline.pp > 1)
+        schedule = kind(
+            plan.schedule.axes, kind.Options(chunks=pipeline.chunks), plan.mesh, plan.job.framework, (), pipeline.pp > 1
+        )
         shape = PipelineShape(pipeline.pp, m, schedule.chunks_per_device(), 1, plan.job.forward_only)
         try:
             schedule.check(shape)
@@ -179,7 +183,9 @@ class Bounds:
             found
             for sharded, prices in tables.items()
             if prices is not None
-            for found in self._bound(group, pipeline, [one for one in choices if (one.data in SHARDED) == sharded], prices)
+            for found in self._bound(
+                group, pipeline, [one for one in choices if (one.data in SHARDED) == sharded], prices
+            )
         ]
 
     def _bound(
@@ -203,14 +209,14 @@ class Bounds:
             sends: bound_devices(schedule, shape, place, times, not sends)
             for sends in {step.overlap_pp for step in states if known}
         }
-        found, seconds = [], 0.0
+        points, seconds = [], 0.0
         for step, state in states.items():
             if known:
                 done = bounds[step.overlap_pp]
                 seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp)
             nbytes = float((state.resident + activations).max()) + context
-            found.append((step, seconds + framework.step_overhead_s, nbytes))
-        return found
+            points.append((step, seconds + framework.step_overhead_s, nbytes))
+        return points
 
     def layers(self, pipeline: Pipeline, parts: int) -> tuple[int, ...] | None:
         """The layers of every part of the model; None if they cannot be divided so."""
@@ -223,7 +229,13 @@ class Bounds:
         return self._layers[key]
 
     def _activations(
-        self, group: Group, schedule: Schedule, place: Placement, in_flight: np.ndarray, prices: UnitPrices, stages: list[Any]
+        self,
+        group: Group,
+        schedule: Schedule,
+        place: Placement,
+        in_flight: np.ndarray,
+        prices: UnitPrices,
+        stages: list[Any],
     ) -> np.ndarray:
         """Least memory of activations at the peak of every device [bytes]."""
         found = np.zeros(len(in_flight))

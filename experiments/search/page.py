@@ -50,13 +50,13 @@ def answer(search: Search, plans: Sequence[RankedPlan]) -> dict[str, Any]:
         }
         for one in plans
     ]
-    envelope = describe_envelope(published_envelope(plans[0].report.job)) if plans else None
+    envelope = published_envelope(plans[0].report.job) if plans else None
     beyond = beyond_envelope(plans[0].report) if plans else None
     return {
         "best": best,
         "front": None,
         "certificate": search.certificate.to_dict(),
-        "published_envelope": envelope,
+        "published_envelope": describe_envelope(envelope) if envelope else None,
         "beyond_envelope": str(beyond) if beyond else None,
     }
 
@@ -108,7 +108,11 @@ def _certificate(found: Certificate) -> Table:
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", "need more memory than a GPU has, by their lower bound"),
         ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
-        ("forecast", f"{found.exact:,}", f"exactly, {found.too_large:,} of them too large; no bound above its forecast"),
+        (
+            "forecast",
+            f"{found.exact:,}",
+            f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
+        ),
         ("proof", f"{found.gap:.2%}", _proof(found)),
         ("effort", f"{found.cpu:.1f} s", "of CPU time"),
     ]
@@ -129,7 +133,8 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
     rows: list[RenderableType] = [Text()]
     if within > 1:
-        rows.append(Text(f"order      the first {within} lie within the interval of the best one: measurements may rank them otherwise"))
+        words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
+        rows.append(Text(f"order      {words}"))
     if envelope := published_envelope(best.job):
         rows.append(Text(f"published  best MFU of this GPU, format and class: {envelope}"))
     if beyond := beyond_envelope(best):
@@ -150,5 +155,7 @@ class Watch:
             self.bar.start()
             self.bar.add_task("search", total=1.0)
         best = format_seconds(found.incumbent) if found.exact > found.too_large else "none yet"
-        text = f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
+        text = (
+            f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
+        )
         self.bar.update(self.bar.task_ids[0], description=text, completed=1.0 - found.gap)

@@ -95,6 +95,9 @@ class Space:
     def __init__(self, job: Mapping[str, Any], base: Path, where: Sequence[str] = ()) -> None:
         self.base = base
         self.job, given = _split_open_fields(job)
+        if not given:
+            rule = "no field of the job is open"
+            raise PlanError("search", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         self.loaded = load_job(self.job, base=base)
         self.open = tuple(given)
         self.values = self._every_value(given)
@@ -106,7 +109,7 @@ class Space:
 
     def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         fixed = _values_of(self.loaded, self.job)
-        found = {}
+        found: dict[str, tuple[Any, ...]] = {}
         for field, name in FIELDS.items():
             value = given.get(field, fixed[name])
             if field not in given:
@@ -114,6 +117,7 @@ class Space:
             elif value == AUTO:
                 found[name] = self._automatic(name)
             else:
+                _check_values(field, name, value, fixed[name])
                 one_of = _data_name if name == "data" else lambda one: tuple(one) if isinstance(one, list) else one
                 found[name] = tuple(one_of(one) for one in value)
         return found
@@ -155,12 +159,10 @@ class Space:
     # ------------------------------------------------------------------------------------------- points
 
     def groups(self) -> list[Group]:
-        """The groups, each with values that make a difference: without tensor parallelism there is nothing to overlap."""
+        """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
         found = []
-        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(
-            *(v[name] for name in Group._fields)
-        ):
+        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in Group._fields)):
             if self.loaded.cluster.gpus % (tp * cp):
                 continue
             if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
@@ -205,7 +207,12 @@ class Space:
         if key not in self._steps:
             v = self.values
             found = dict.fromkeys(
-                StepChoice(data, overlap, updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0], sends)
+                StepChoice(
+                    data,
+                    overlap,
+                    updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
+                    sends,
+                )
                 for data in (v["data"] if key[0] else v["data"][:1])
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]
@@ -269,6 +276,17 @@ def _strip(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
             _strip(inner, f"{name}.", found)
         elif value == AUTO or (isinstance(value, list) and name in FIELDS):
             found[name] = part.pop(key)
+
+
+def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
+    """Refuses an empty list, and values that are not of the kind of a field."""
+    if not values:
+        raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
+    kind = int if name == "data" else list if name == "offload" else type(usual)
+    wrong = [one for one in values if type(one) is not kind]
+    if wrong:
+        known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
+        raise PlanError(field, f"its values are {known}", "Correct them, or write auto", wrong[0])
 
 
 def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:

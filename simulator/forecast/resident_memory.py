@@ -17,6 +17,7 @@ STATES = ("parameters", "gradients", "optimizer")
 DeviceParams = tuple[tuple[Param, int], ...]
 """The parameters on one rank of a device, each with its number of copies."""
 
+
 def resident_of_devices(
     plan: Plan, every_params: Sequence[DeviceParams], program: Program | None = None
 ) -> list[dict[str, float]]:
@@ -33,8 +34,9 @@ def resident_of_devices(
         return states
 
     found = _of_devices(plan, every_params, resident)
-    for device, params in enumerate(every_params) if plan.update_interval and program else ():
-        versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
+    orders = program.timetable.orders if plan.update_interval and program else ()
+    for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
+        versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
         found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
     return found
 

@@ -395,7 +395,7 @@ class VShape(Schedule):
     """Base of the schedules whose stages go down the devices and up again: two chunks a device, and the first and the
     last stage on the first device."""
 
-    backward_kinds = ("B", "W")
+    backward_kinds: ClassVar[tuple[str, ...]] = ("B", "W")
 
     class Options(SchemeOptions):
         """chunks: one down the devices and one up, 2."""

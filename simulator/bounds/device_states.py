@@ -47,12 +47,12 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     costs, update, reductions = shared.device_costs(plan), np.zeros(plan.devices), np.zeros(plan.devices)
     for device, price in enumerate(one.estimate for one in costs):
         if updates:
-            own = (op for op in updates[device].forward if op.stream == COMPUTE and op.work is not None)
-            update[device] = sum(price(op.work)[0] for op in own)
+            own = [op.work for op in updates[device].forward if op.stream == COMPUTE and op.work is not None]
+            update[device] = sum(price(work)[0] for work in own)
         busy: dict[str, float] = defaultdict(float)
         for index, stage in enumerate(stages):
             if plan.device(index) == device:
-                for op in (op for side in one_of(stage).behind for op in side.ops if op.work is not None):
-                    busy[op.stream] += price(op.work)[0]
+                for op in (op for side in one_of(stage).behind for op in side.ops):
+                    busy[op.stream] += price(op.work)[0] if op.work is not None else 0.0
         reductions[device] = max(busy.values(), default=0.0)
     return DeviceStates(np.array(resident), update, reductions, plan, costs[0].estimate)

@@ -159,7 +159,11 @@ def shortest_step(
 def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
     """Whether `shortest_step` knows the passes of a schedule: whole sequences and samples of one micro-batch."""
     whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
-    return whole and not schedule.required_roles and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
+    return (
+        whole
+        and not schedule.required_roles
+        and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
+    )
 
 
 def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:

@@ -14,7 +14,8 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from simulator.engine.maxplus import NEVER, Coordinates, product
+from simulator.bounds.schedule_bound import PASSES, StageTimes
+from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
@@ -22,8 +23,6 @@ from simulator.ir.ops import StageOps
 from simulator.plan.plan import Plan
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
-from simulator.scheduling.lower_bound import PASSES, StageTimes
-
 
 StageUnits = tuple[tuple[int, int], ...]
 """The kinds of the units of a stage in forward order, each with its number of units in a row."""
@@ -109,7 +108,8 @@ class UnitPrices:
         rows = [self._rows_of(stage) for stage in distinct]
         place = {stage: i for i, stage in enumerate(distinct)}
         order = [place[stage] for stage in stages]
-        return StageTimes(*(np.array(column)[order] for column in zip(*rows, strict=True)), hop)
+        stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
+        return StageTimes(stream, busy, path, from_input, to_result, hop)
 
     def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
         """The times of one stage, as `StageTimes` has them."""
