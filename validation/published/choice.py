@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, UnreadableLine
+from validation.published.stacks import framework
 from validation.published.summary import measured_step
 
 LEAST_PLANS = 3
@@ -65,7 +67,8 @@ def _means(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _task_of(run: PublishedRun) -> str:
     spec = run.spec.model_dump(mode="json", include=set(TASK))
-    return json.dumps([run.source, spec, run.spec.batch.total, run.spec.batch.seq], sort_keys=True)
+    month = month_of(run, framework(run.spec.stack))  # rounds of MLPerf name the containers of older ones
+    return json.dumps([run.source, month, spec, run.spec.batch.total, run.spec.batch.seq], sort_keys=True)
 
 
 def _plan_of(run: PublishedRun) -> str:

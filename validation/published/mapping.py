@@ -19,7 +19,7 @@ from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import Recipe, recipe_of, uneven_layers
+from validation.published.recipes import LAUNCHED_OVERLAP, Recipe, recipe_of, uneven_layers
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
@@ -272,10 +272,11 @@ def _framework(
         changes["attention_library"] = "cudnn-fp8"
     if defaults.step_overhead_s is not None:
         changes["step_overhead_s"] = defaults.step_overhead_s
-    overlap = {}
+    overlap, launched = {}, LAUNCHED_OVERLAP.get(row.source, {})
     for axis, value in spec.overlap:
-        if spec.width(axis) == 1:
+        if spec.width(axis) * (spec.width("cp") if axis == "dp" else 1) == 1:  # gradients are reduced over both
             continue
+        value = launched.get(axis) if value is None else value
         value = assumptions.value_or_usual(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
         if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value

@@ -1,4 +1,7 @@
-"""What the performance recipes of NVIDIA's Megatron-Bridge set for models with experts and its tables do not print.
+"""What public recipes and launchers set and the tables of their runs do not print.
+
+Overlaps: see `LAUNCHED_OVERLAP`. The rest is of the performance recipes of NVIDIA's Megatron-Bridge, for models with
+experts.
 
 Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
 `perf_recipes`; containers are named by year and month: 25.11 holds v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5.
@@ -19,6 +22,14 @@ STEP_GRAPHS_SINCE = "2026-06"
 """Release since which recipes in MXFP8 with HybridEP, whose dispatches overlap, capture the whole step in one graph
 (``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others (DeepEP, GPT-OSS within nodes of eight GPUs), and
 those before, capture all but the experts (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
+
+LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
+    # MooreThreads/SimuMax @1b8ca90b, simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and
+    # run_pretrain_deepseekv2.sh pass neither --overlap-grad-reduce nor --overlap-param-gather, which are off by
+    # default; docs/b200/b200_real_repro_guide.md: "a non-overlap contract", with --no-overlap-p2p-communication.
+    "simumax": {"dp": False, "pp": False},
+}
+"""Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
 
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""

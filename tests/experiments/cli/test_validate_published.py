@@ -192,9 +192,9 @@ def test_a_fit_says_what_it_tried_and_what_it_kept(found: dict[str, Any]) -> Non
     assert found["rows"] == dense["rows"] == len(read_shipped()) and dense["sources"] == 3
     assert {trial["kind"] for trial in dense["kinds"] if trial["kept"]} == set(dense["kept"])
     assert {one["kind"] for one in dense["effects"]} == set(dense["kept"])
-    # With all coefficients the runs are described better than by what ships; the sources left out say how much is luck.
+    # What ships is within 3 % of these runs, which leaves nothing to fit; the sources left out say how much is luck.
     errors = {name: of["median"] for name, of in dense["errors"].items()}
-    assert errors["all_in_sample"] < errors["shipped"] and errors["all_in_sample"] < errors["all_source_left_out"]
+    assert errors["shipped"] < 0.03 and errors["all_in_sample"] < errors["all_source_left_out"]
     assert len(found["residuals"]) == 9 and found["shipped"]
 
 

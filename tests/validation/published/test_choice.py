@@ -57,6 +57,14 @@ def test_other_tasks_are_other_groups() -> None:
     assert (summary["groups"], summary["plans"], list(summary["by_source"])) == (2, 6, ["a"])
 
 
+def test_rounds_of_mlperf_are_other_tasks() -> None:
+    """The code is that of the round, though v5.0 and v5.1 name the container of v4.1."""
+    names = [f"mlperf-{round_}-{i}" for round_ in ("v41", "v50") for i in range(2)]
+    runs = [run(name, 10.0 + i, micro=i + 1, stack="mlperf-nemo") for i, name in enumerate(names)]
+    assert judge(runs, [10.0] * 4) == []
+    assert len(judge([one.model_copy(update={"id": f"mlperf-v50-{i}"}) for i, one in enumerate(runs)], [10.0] * 4)) == 1
+
+
 def test_a_plan_that_was_published_twice_counts_once() -> None:
     runs = [run("a-1", 10.0), run("a-2", 30.0), run("a-3", 12.0, micro=2), run("a-4", 11.0, tp=2)]
     (group,) = judge(runs, [1.0, 1.0, 3.0, 2.0])

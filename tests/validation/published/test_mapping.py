@@ -124,6 +124,19 @@ def test_the_job_is_one_that_meshcast_reads() -> None:
     assert job.framework.overlap.dp and job.framework.overlap.pp
 
 
+def test_a_public_launcher_says_what_its_runs_do_not() -> None:
+    run = row(overlap__dp=None).model_copy(update={"id": "simumax-b200"})
+    assert not load_job(map_run(run).job).framework.overlap.dp and "overlap.dp" not in map_run(run).assumed
+    stated = row().model_copy(update={"id": "simumax-b200"})
+    assert load_job(map_run(stated).job).framework.overlap.dp
+
+
+def test_gradients_are_reduced_over_context_parallel_ranks_too() -> None:
+    for cp, overlaps in ((1, True), (8, False)):
+        run = row(mesh__dp=1, mesh__cp=cp, mesh__tp=1, mesh__pp=64 // cp, shard_group=cp, overlap__dp=False)
+        assert load_job(map_run(run).job).framework.overlap.dp is overlaps, cp
+
+
 @pytest.mark.parametrize(
     ("changes", "use"),
     [
