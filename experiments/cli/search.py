@@ -34,11 +34,11 @@ def search(
             raise PlanError(
                 str(job), "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data
             )
-        from experiments.search.page import Watch, answer, page, rank
+        from experiments.search.page import SearchProgress, answer, page, rank
         from experiments.search.search import Search
         from experiments.search.space import Space
 
-        wanted, watch = Search(Space(data, job.parent), gap, top), Watch()
+        wanted, watch = Search(Space(data, job.parent), gap, top), SearchProgress()
         try:
             certificate = wanted.run(watch)
         finally:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from experiments.search.space import Group, Pipeline, Space, StepChoice
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.device_states import DeviceStates, device_states
 from simulator.bounds.schedule_bound import (
-    Placement,
+    StagePlaces,
     bound_devices,
     has_bound,
     least_in_flight,
@@ -23,17 +23,17 @@ from simulator.bounds.schedule_bound import (
 from simulator.bounds.unit_prices import UnitPrices, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
+from simulator.ir.mesh import Mesh
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.plan.partition import layers_of_stages
-from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
 SHARDED = {"zero-2", "zero-3", "fsdp"}
 """Data schemes that reduce gradients in every micro-batch."""
 
 
-Shape = tuple[Schedule, PipelineShape, Placement, np.ndarray]
+Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
 
 
@@ -59,14 +59,14 @@ class Bounds:
 
     def __init__(self, space: Space, shared: SharedWork | None = None) -> None:
         self.space, self.shared = space, shared or SharedWork()
-        self._prices: dict[tuple[Group, bool], UnitPrices | None] = {}
+        self._prices: dict[tuple[LayerGroup, bool], UnitPrices | None] = {}
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, Shape | None] = {}
 
     # ------------------------------------------------------------------------------------------ tables
 
-    def prices(self, group: Group, sharded: bool = False) -> UnitPrices | None:
+    def prices(self, group: LayerGroup, sharded: bool = False) -> UnitPrices | None:
         """The prices of the units of a group; None if the group breaks a rule.
 
         All layers are on one stage, and weights are whole: that only leaves out waiting. sharded: for gradients that
@@ -81,30 +81,30 @@ class Bounds:
             if fused:
                 job = apply_changes(job, {"framework.set.fused_gradients": True})
             total = group.micro * loaded.cluster.gpus // (group.tp * group.cp)
-            self._prices[key] = self._resolved(job, total, lambda plan: price_units(plan, self.shared))
+            self._prices[key] = self._make_for_plan(job, total, lambda plan: price_units(plan, self.shared))
         return self._prices[key]
 
-    def states(self, group: Group, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
+    def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        # Stages that lie as those of 1F1B do have its states, in however many chunks; those of Hanayo's waves are at
-        # the same ends for every even number of chunks, and for every odd one.
-        placed = pipeline
+        place: Hashable = pipeline
         if pipeline.partition == "even":
-            placed = pipeline._replace(schedule="1f1b", chunks=1) if _lies_as_1f1b(pipeline.schedule) else pipeline
-        place = placed._replace(chunks=placed.chunks % 2) if placed.schedule == "hanayo" else placed
+            # Every device has as many layers: what differs is where the two ends of the model are.
+            schedule, shape = self.schedule(pipeline)
+            ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
+            place = pipeline.pp, *ends, schedule.directions
         offload = tuple(one for one in group.offload if one == "optimizer")
         # What other choices change makes a step no shorter.
         step = StepChoice(step.data, True, True, True)
-        key = group.tp, group.cp, group.ep, offload, place, step
+        key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, place, step
         if key not in self._states:
-            plain = group._replace(micro=1, recompute="none", sequence_parallel=True, overlap_tp=False, offload=offload)
-            job = self.space.job_of(plain, placed, step)
+            plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
+            job = self.space.job_of(plain, pipeline, step)
             dp = self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
             total = dp * pipeline.pp * 2
-            self._states[key] = self._resolved(job, total, lambda plan: device_states(plan, self.shared))
+            self._states[key] = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
         return self._states[key]
 
-    def _resolved(self, job: dict[str, Any], total: int, make: Any) -> Any:
+    def _make_for_plan(self, job: dict[str, Any], total: int, make: Any) -> Any:
         """Something of the plan of a job with another global batch; None if the plan breaks a rule."""
         job["batch"] = {**job["batch"], "global": total}
         try:
@@ -112,7 +112,7 @@ class Bounds:
         except MeshcastError:
             return None
 
-    def shape(self, group: Group, pipeline: Pipeline, plan: Plan) -> Shape | None:
+    def shape(self, group: LayerGroup, pipeline: Pipeline) -> Shape | None:
         """Schedule, shape, placement and least activations in flight of a pipeline; None if it does not exist."""
         job = self.space.loaded
         assert job.batch.total is not None
@@ -120,39 +120,44 @@ class Bounds:
         m = job.batch.total // (group.micro * dp)
         key = pipeline, m
         if key not in self._shapes:
-            self._shapes[key] = self._make_shape(pipeline, m, plan)
+            self._shapes[key] = self._make_shape(pipeline, m)
         return self._shapes[key]
 
-    def _make_shape(self, pipeline: Pipeline, m: int, plan: Plan) -> Shape | None:
-        kind = type(plan.schedule)
-        if pipeline.pp > 1:
-            kind = find_scheme(f"pipeline/{pipeline.schedule}")  # type: ignore[assignment]
-        schedule = kind(
-            plan.schedule.axes, kind.Options(chunks=pipeline.chunks), plan.mesh, plan.job.framework, (), pipeline.pp > 1
-        )
-        shape = PipelineShape(pipeline.pp, m, schedule.chunks_per_device(), 1, plan.job.forward_only)
+    def schedule(self, pipeline: Pipeline) -> tuple[Schedule, PipelineShape]:
+        """The schedule of a pipeline, and its shape with one micro-batch."""
+        kind = find_scheme(f"pipeline/{pipeline.schedule if pipeline.pp > 1 else '1f1b'}")
+        options = kind.Options.model_validate({"chunks": pipeline.chunks if pipeline.pp > 1 else 1})
+        mesh, loaded = Mesh({"pp": pipeline.pp}, {}, []), self.space.loaded
+        schedule = kind(("pp",), options, mesh, loaded.framework, (), pipeline.pp > 1)
+        assert isinstance(schedule, Schedule)
+        chunks = schedule.chunks_per_device()
+        return schedule, PipelineShape(pipeline.pp, 1, chunks, forward_only=loaded.forward_only)
+
+    def _make_shape(self, pipeline: Pipeline, m: int) -> Shape | None:
+        schedule, one = self.schedule(pipeline)
+        shape = replace(one, m=m)
         try:
             schedule.check(shape)
         except MeshcastError:
             return None
-        return schedule, shape, Placement(schedule, shape), least_in_flight(schedule, shape)
+        return schedule, shape, StagePlaces(schedule, shape), least_in_flight(schedule, shape)
 
     # ------------------------------------------------------------------------------------------ groups
 
-    def least(self, group: Group) -> float:
+    def least(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from the kernels of a group like it, which neither
         recomputes nor divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
-        alike = group._replace(recompute="none", offload=())
+        like = group._replace(recompute="none", offload=())
         if group.tp > 1:
-            alike = alike._replace(sequence_parallel=True, overlap_tp=False)
-        return self._spread(alike, True)
+            like = like._replace(sequence_parallel=True, overlap_tp=False)
+        return self._mean_step(like, True)
 
-    def better(self, group: Group) -> float:
+    def better(self, group: LayerGroup) -> float:
         """The same from the passes of its own layers, with what they wait for inside a pass."""
         pairs = {"dualpipe", "dualpipe-v"} & {*self.space.values["schedule"]}
-        return self._spread(group, bool(pairs))
+        return self._mean_step(group, bool(pairs))
 
-    def _spread(self, group: Group, busy: bool) -> float:
+    def _mean_step(self, group: LayerGroup, busy: bool) -> float:
         prices, job = self.prices(group, bool(SHARDED & {*self.space.values["data"]})), self.space.loaded
         if prices is None:
             return 0.0
@@ -160,7 +165,7 @@ class Bounds:
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
         return micro_batches * prices.layer_seconds(busy) + job.framework.step_overhead_s
 
-    def of(self, group: Group) -> BoundedPoints:
+    def of(self, group: LayerGroup) -> BoundedPoints:
         """The points of a group with their bounds."""
         pipelines, steps, seconds, nbytes, invalid = [], [], [], [], 0
         for pipeline in self.space.pipelines(group):
@@ -175,7 +180,7 @@ class Bounds:
         return BoundedPoints(pipelines, steps, np.array(seconds), np.array(nbytes), invalid)
 
     def bound_pipeline(
-        self, group: Group, pipeline: Pipeline, choices: Sequence[StepChoice]
+        self, group: LayerGroup, pipeline: Pipeline, choices: Sequence[StepChoice]
     ) -> list[tuple[StepChoice, float, float]]:
         """The choices that no rule forbids, each with the lower bounds of its step time [s] and its memory [bytes]."""
         tables = {sharded: self.prices(group, sharded) for sharded in {one.data in SHARDED for one in choices}}
@@ -189,13 +194,13 @@ class Bounds:
         ]
 
     def _bound(
-        self, group: Group, pipeline: Pipeline, choices: Sequence[StepChoice], prices: UnitPrices
+        self, group: LayerGroup, pipeline: Pipeline, choices: Sequence[StepChoice], prices: UnitPrices
     ) -> list[tuple[StepChoice, float, float]]:
         states = {step: found for step in choices if (found := self.states(group, pipeline, step)) is not None}
         if not states:
             return []
         plan = next(iter(states.values())).plan
-        if (made := self.shape(group, pipeline, plan)) is None:
+        if (made := self.shape(group, pipeline)) is None:
             return []
         schedule, shape, place, in_flight = made
         if (layers := self.layers(pipeline, shape.stages // schedule.directions)) is None:
@@ -230,9 +235,9 @@ class Bounds:
 
     def _activations(
         self,
-        group: Group,
+        group: LayerGroup,
         schedule: Schedule,
-        place: Placement,
+        place: StagePlaces,
         in_flight: np.ndarray,
         prices: UnitPrices,
         stages: list[Any],
@@ -247,9 +252,3 @@ class Bounds:
         for least, values in zip((grown, forward, backward), every.T, strict=True):
             np.minimum.at(least, place.device, values)
         return np.maximum((in_flight - 1) * grown + forward, (in_flight - schedule.pairs_passes) * grown + backward)
-
-
-def _lies_as_1f1b(schedule: str) -> bool:
-    """Whether a device of a schedule holds every p-th stage."""
-    kind = find_scheme(f"pipeline/{schedule}")
-    return kind.device is Schedule.device and kind.directions == 1  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.search import Certificate, Found, Search
+from experiments.search.search import Certificate, FoundPlan, Search
 from hardware.units import GIB
 from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
@@ -26,7 +26,7 @@ from validation.published.measured_range.envelope import published_envelope
 class RankedPlan(NamedTuple):
     """One of the best plans. found: as the search found it. report: its whole forecast."""
 
-    found: Found
+    found: FoundPlan
     report: Report
 
 
@@ -142,7 +142,7 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     return rows
 
 
-class Watch:
+class SearchProgress:
     """Progress on a terminal: forecasts, the best step and the gap that is proven so far."""
 
     def __init__(self) -> None:

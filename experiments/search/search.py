@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.search.bounds import BoundedPoints, Bounds
-from experiments.search.space import Group, Pipeline, Space, StepChoice
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
@@ -29,7 +29,7 @@ ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
 
 
-class Found(NamedTuple):
+class FoundPlan(NamedTuple):
     """A plan that was forecast and fits in memory.
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
@@ -107,13 +107,13 @@ class Search:
         self.space, self.within, self.top = space, within, top
         self.shared = SharedWork()
         self.bounds = Bounds(space, self.shared)
-        self.best: list[Found] = []
+        self.best: list[FoundPlan] = []
         groups = space.groups()
         self.sizes = {group: space.size(group) for group in groups}
         self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
         self.capacity = float(space.loaded.cluster.gpu.memory)
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, Group | _Points]] = []
+        self._heap: list[tuple[float, int, LayerGroup | _Points]] = []
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
@@ -121,7 +121,7 @@ class Search:
         try:
             for group in self.sizes:
                 self._push(self.bounds.least(group), group)
-            priced = set[Group]()
+            priced = set[LayerGroup]()
             while self._heap and self._heap[0][0] < found.incumbent * (1 - self.within):
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Points):
@@ -139,17 +139,17 @@ class Search:
             found.complete = True
         except KeyboardInterrupt:
             pass
-        left = sum(self.sizes[item] if isinstance(item, Group) else item.left for _, _, item in self._heap)
+        left = sum(self.sizes[item] if isinstance(item, LayerGroup) else item.left for _, _, item in self._heap)
         # An interruption may lose the item that was taken up: it is among the points that were not forecast.
         found.time_bound = found.plans - found.invalid - found.memory_bound - found.exact if self._heap else left
         found.open_bound = min((one[0] for one in self._heap), default=found.incumbent)
         found.cpu = time.process_time() - began
         return found
 
-    def _push(self, bound: float, item: Group | _Points) -> None:
+    def _push(self, bound: float, item: LayerGroup | _Points) -> None:
         heapq.heappush(self._heap, (bound, next(self._number), item))
 
-    def _open(self, group: Group) -> _Points | None:
+    def _open(self, group: LayerGroup) -> _Points | None:
         """The points of a group that may fit in memory, the smallest bound first; None: there are none."""
         points = self.bounds.of(group)
         fits = points.nbytes <= self.capacity
@@ -177,7 +177,7 @@ class Search:
         if not forecast.fits:
             found.too_large += 1
             return
-        self.best.append(Found(changes, job, bound, forecast))
+        self.best.append(FoundPlan(changes, job, bound, forecast))
         self.best.sort(key=lambda one: one.forecast.step_time)
         del self.best[self.top :]
         found.incumbent = self.best[0].forecast.step_time
@@ -197,7 +197,7 @@ class BoundViolation(PlanError):
 class _Points:
     """The points of a group in the order of their bounds, those from `at` on still to be forecast."""
 
-    def __init__(self, group: Group, points: BoundedPoints, order: list[int]) -> None:
+    def __init__(self, group: LayerGroup, points: BoundedPoints, order: list[int]) -> None:
         self.group, self.points, self.order, self.at = group, points, order, 0
 
     @property

@@ -1,7 +1,7 @@
 """The space of a search: the open fields of a job, their values, and the distinct executions that they span.
 
-A field is open if the job says ``auto`` or lists values. Fields that change the ops of a layer make a `Group`; fields
-of the pipeline (`Pipeline`) and fields that act between the passes (`StepChoice`) make the points of a group.
+A field is open if the job says ``auto`` or lists values. Fields that change the ops of a layer make a `LayerGroup`, fields
+of the pipeline (`Pipeline`) and fields that act between the passes (`StepChoice`) the points of a group.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_TENSOR_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 32, 2048
 with context parallelism."""
 
 
-class Group(NamedTuple):
+class LayerGroup(NamedTuple):
     """Values of the fields that change the ops of a layer."""
 
     tp: int
@@ -158,19 +158,19 @@ class Space:
 
     # ------------------------------------------------------------------------------------------- points
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LayerGroup]:
         """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
         found = []
-        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in Group._fields)):
+        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in LayerGroup._fields)):
             if self.loaded.cluster.gpus % (tp * cp):
                 continue
             if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
                 continue
-            found.append(Group(tp, cp, ep, micro, recompute, sp, overlap, offload))
+            found.append(LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload))
         return found
 
-    def pipelines(self, group: Group) -> list[Pipeline]:
+    def pipelines(self, group: LayerGroup) -> list[Pipeline]:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
         ranks = group.tp * group.cp
         if (ranks, group.micro) not in self._pipelines:
@@ -200,7 +200,7 @@ class Space:
                         found.append(Pipeline(pp, schedule, chunks, partition))
         return found
 
-    def steps(self, group: Group, pp: int) -> tuple[StepChoice, ...]:
+    def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
         """The choices between the passes that differ at the degrees of a plan."""
         dp = self.loaded.cluster.gpus // (group.tp * group.cp * pp)
         key = dp * group.cp > 1, pp > 1
@@ -221,11 +221,11 @@ class Space:
             self._steps[key] = tuple(found)
         return self._steps[key]
 
-    def size(self, group: Group) -> int:
+    def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
         return sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
 
-    def changes(self, group: Group, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
         found: dict[str, Any] = {}
@@ -239,7 +239,7 @@ class Space:
             found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
         return found
 
-    def job_of(self, group: Group, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data."""
         return apply_changes(self.job, self.changes(group, pipeline, step))
 

@@ -41,7 +41,7 @@ class StageTimes:
     hop: float
 
 
-class Placement:
+class StagePlaces:
     """Where the stages of a schedule are, by virtual stage.
 
     part: part of the model.
@@ -87,7 +87,7 @@ class DeviceBound(NamedTuple):
 
 
 def bound_devices(
-    schedule: Schedule, shape: PipelineShape, place: Placement, times: StageTimes, blocking: bool = False
+    schedule: Schedule, shape: PipelineShape, place: StagePlaces, times: StageTimes, blocking: bool = False
 ) -> DeviceBound:
     """Lower bounds of when every device is done. A schedule for which `has_bound` is false has none.
 

@@ -14,15 +14,16 @@ from hardware.errors import MeshcastError
 from simulator.forecast.step import forecast_step
 from simulator.job.load import load_job
 
-OPEN = {
-    field: "auto"
-    for field in ("overlap.tp", "overlap.dp", "overlap.pp", "overlap.updated_weights")
-}
+OPEN = {field: "auto" for field in ("overlap.tp", "overlap.dp", "overlap.pp", "overlap.updated_weights")}
 
 JOBS = {
     "dense": {"model": {"preset": "gpt3-175b", "layers": 24}, "cluster": "dgx-a100:16", "batch": {"global": 192}},
     "unfused": {"model": "opt-6.7b", "cluster": "dgx-a100:2", "framework": "torchtitan", "batch": {"global": 64}},
-    "cp": {"model": {"preset": "llama3-8b", "layers": 8}, "cluster": "dgx-h100:2", "batch": {"global": 32, "sequence": 8192}},
+    "cp": {
+        "model": {"preset": "llama3-8b", "layers": 8},
+        "cluster": "dgx-h100:2",
+        "batch": {"global": 32, "sequence": 8192},
+    },
     "experts": {"model": {"preset": "mixtral-8x7b", "layers": 8}, "cluster": "dgx-h100:2", "batch": {"global": 64}},
 }
 
