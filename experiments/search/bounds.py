@@ -26,6 +26,7 @@ from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
+from simulator.lowering.offload import IN, OUT
 from simulator.plan.partition import layers_of_stages
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
@@ -66,15 +67,16 @@ class Bounds:
 
     # ------------------------------------------------------------------------------------------ tables
 
-    def prices(self, group: LayerGroup, sharded: bool = False) -> UnitPrices | None:
+    def prices(self, group: LayerGroup, sharded: bool = False, offloaded: bool = False) -> UnitPrices | None:
         """The prices of the units of a group; None if the group breaks a rule.
 
         All layers are on one stage, and weights are whole: that only leaves out waiting. sharded: for gradients that
-        are reduced in every micro-batch, and so not accumulated by kernels of their own.
+        are reduced in every micro-batch, and so not accumulated by kernels of their own. offloaded: with the copies of
+        activations that the group offloads.
         """
         loaded = self.space.loaded
         fused = sharded and not loaded.framework.fused_gradients
-        key = group._replace(offload=()), fused
+        key = group._replace(offload=("activations",) if offloaded else ()), fused
         if key not in self._prices:
             step = StepChoice("ddp", True, True, True)
             job = self.space.job_of(key[0], Pipeline(1, "1f1b", 1, "even"), step)
@@ -214,14 +216,26 @@ class Bounds:
             sends: bound_devices(schedule, shape, place, times, not sends)
             for sends in {step.overlap_pp for step in states if known}
         }
+        # The layer before the loss keeps its activations on the GPU.
+        copies = (plan.model.layers // shape.p - 1) * self._copy_seconds(group)
         points, seconds = [], 0.0
         for step, state in states.items():
             if known:
                 done = bounds[step.overlap_pp]
-                seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp)
-            nbytes = float((state.resident + activations).max()) + context
+                beside = shape.m * max(float(state.each.max()), copies)
+                seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp, beside)
+            # With one stage a device, weights that stay gathered are there when the activations are.
+            held = state.resident + (state.gathered if shape.v == 1 else 0.0)
+            nbytes = float((held + activations).max()) + context
             points.append((step, seconds + framework.step_overhead_s, nbytes))
         return points
+
+    def _copy_seconds(self, group: LayerGroup) -> float:
+        """Time of the copies of the activations of a layer to the host, or back [s]."""
+        if "activations" not in group.offload:
+            return 0.0
+        prices = self.prices(group, offloaded=True)
+        return max(prices.stream_seconds(OUT, "F"), prices.stream_seconds(IN, "BW")) if prices else 0.0
 
     def layers(self, pipeline: Pipeline, parts: int) -> tuple[int, ...] | None:
         """The layers of every part of the model; None if they cannot be divided so."""

@@ -34,8 +34,6 @@ TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
 
-OFFLOADS: tuple[tuple[str, ...], ...] = ((), ("optimizer",), ("activations",), ("activations", "optimizer"))
-
 MOST_TENSOR_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 32, 2048
 """Largest tensor-parallel degree and micro-batch that are tried by default, and least tokens of a sequence on a rank
 with context parallelism."""
@@ -137,7 +135,7 @@ class Space:
             "recompute": ("none", "selective", "full"),
             "sequence_parallel": (True, False),
             "overlap_tp": (False, True),
-            "offload": OFFLOADS,
+            "offload": ((), ("optimizer",)),
             "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),

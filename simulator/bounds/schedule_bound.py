@@ -136,7 +136,12 @@ def bound_devices(
 
 
 def shortest_step(
-    schedule: Schedule, bound: DeviceBound, update: np.ndarray, reductions: np.ndarray, overlap: bool = True
+    schedule: Schedule,
+    bound: DeviceBound,
+    update: np.ndarray,
+    reductions: np.ndarray,
+    overlap: bool = True,
+    beside: float = 0.0,
 ) -> float:
     """A lower bound of the step time [s].
 
@@ -144,15 +149,16 @@ def shortest_step(
     reductions: time of the gradient reductions of every device, from the first gradient that is complete on
         [devices] [s].
     overlap: whether reductions run during the last backward passes.
+    beside: time of all ops of a stream beside the compute stream, such as data-parallel collectives or copies [s].
     """
     if not schedule.barrier:
-        return float((bound.computed + update).max())
+        return max(float((bound.computed + update).max()), beside)
     # The stage of a device that is done last reduces its gradients from the begin of its last backward pass on.
     stages = schedule.chunks_per_device()
     own = reductions if stages == 1 else reductions.min() / stages
     reduced = (bound.opened if overlap else bound.computed) + own
     # All devices wait for the norm of the gradients before they update their weights.
-    done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()))
+    done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()), beside)
     return done + float(update.max())
 
 

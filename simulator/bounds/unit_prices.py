@@ -90,6 +90,12 @@ class UnitPrices:
         """Bytes of a message between two stages, before ranks share it."""
         return self.kinds[0].stage_ops.message_nbytes
 
+    def stream_seconds(self, stream: str, action: str) -> float:
+        """Seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
+        at = self.coordinates.at.get(stream)
+        kinds = np.unique(self.of_layer).tolist()
+        return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
+
     def layer_seconds(self, busy: bool) -> float:
         """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
 
