@@ -65,29 +65,30 @@ def page(search: Search, plans: Sequence[RankedPlan]) -> RenderableType:
     """The best plans, what the search has proven, and how the best one compares with published runs."""
     if not plans:
         return Group(Text("No plan that was forecast fits in memory."), _certificate(search.certificate))
-    return Group(_plans(plans), Text(), _certificate(search.certificate), *_honesty(plans))
+    return Group(*_plans(plans), Text(), _certificate(search.certificate), *_honesty(plans))
 
 
-def _plans(plans: Sequence[RankedPlan]) -> Table:
+def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
+    """What all plans have in common, and a row for each."""
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
-    varying = [name for name in names if len({str(one.found.changes.get(name)) for one in plans}) > 1]
+    values = {name: [describe_value(one.found.changes.get(name)) for one in plans] for name in names}
+    varying = [name for name in names if len({*values[name]}) > 1]
+    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "step", "90% interval", "MFU", "GiB of device", *(name.split(".")[-1] for name in names)):
-        table.add_column(title, justify="right")
-    table.add_column("slower by")
-    for number, one in enumerate(plans, 1):
-        low, high = one.report.interval_90
-        values = [describe_value(one.found.changes.get(name)) for name in names]
+    for title in ("", "step", "90% interval", "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("slower by, and most of it in")
+    for i, one in enumerate(plans):
         table.add_row(
-            str(number),
+            str(i + 1),
             format_seconds(one.report.step_time),
-            f"{format_seconds(low)} to {format_seconds(high)}",
+            " to ".join(map(format_seconds, one.report.interval_90)),
             f"{one.report.mfu['palm']:.1%}",
             f"{one.report.peak_device / GIB:.1f}",
-            *(Text(value, style="" if name in varying else "dim") for name, value in zip(names, values, strict=True)),
-            _why_slower(plans[0].report, one.report) if number > 1 else "",
+            *(values[name][i] for name in varying),
+            _why_slower(plans[0].report, one.report) if i else "",
         )
-    return table
+    return [*([Text(f"common     {common}")] if common else []), table]
 
 
 def _why_slower(best: Report, other: Report) -> str:

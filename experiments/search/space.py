@@ -1,7 +1,7 @@
 """The space of a search: the open fields of a job, their values, and the distinct executions that they span.
 
-A field is open if the job says ``auto`` or lists values. Fields that change the ops of a layer make a `LayerGroup`, fields
-of the pipeline (`Pipeline`) and fields that act between the passes (`StepChoice`) the points of a group.
+A field is open if the job says ``auto`` or lists values. Fields that change the ops of a layer make a `LayerGroup`,
+fields of the pipeline (`Pipeline`) and fields that act between the passes (`StepChoice`) the points of a group.
 """
 
 from __future__ import annotations
