@@ -224,9 +224,7 @@ class Bounds:
                 done = bounds[step.overlap_pp]
                 beside = shape.m * max(float(state.each.max()), copies)
                 seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp, beside)
-            # With one stage a device, weights that stay gathered are there when the activations are.
-            held = state.resident + (state.gathered if shape.v == 1 else 0.0)
-            nbytes = float((held + activations).max()) + context
+            nbytes = float((state.resident + activations).max()) + context
             points.append((step, seconds + framework.step_overhead_s, nbytes))
         return points
 

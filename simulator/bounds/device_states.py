@@ -23,7 +23,6 @@ class DeviceStates:
     update: time of the update's kernels [devices] [s].
     reductions: time of all gradient reductions on their stream [devices] [s].
     each: time of the data-parallel collectives in every micro-batch on their stream [devices] [s].
-    gathered: bytes of gathered weights that live from first to last use on their stage [devices].
     plan, price: the plan, and the prices of ops of its first device.
     """
 
@@ -31,7 +30,6 @@ class DeviceStates:
     update: np.ndarray
     reductions: np.ndarray
     each: np.ndarray
-    gathered: np.ndarray
     plan: Plan
     price: Price
 
@@ -48,7 +46,7 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    costs, (update, reductions, each, gathered) = shared.device_costs(plan), np.zeros((4, plan.devices))
+    costs, (update, reductions, each) = shared.device_costs(plan), np.zeros((3, plan.devices))
     for device, price in enumerate(one.estimate for one in costs):
         if updates:
             own = [op.work for op in updates[device].forward if op.stream == COMPUTE and op.work is not None]
@@ -60,10 +58,9 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
                     busy[op.stream] += price(op.work)[0] if op.work is not None else 0.0
         reductions[device] = max(busy.values(), default=0.0)
         own_stages = [one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device]
-        gathered[device] = sum(one.whole_weights for one in own_stages)
         for stage_ops in own_stages:
             for unit_run in stage_ops.unit_runs:
                 ops = (*unit_run.fragment.forward, *unit_run.fragment.backward)
                 works = [op.work for op in ops if op.stream == "data" and op.work is not None]
                 each[device] += unit_run.count * sum(price(work)[0] for work in works)
-    return DeviceStates(np.array(resident), update, reductions, each, gathered, plan, costs[0].estimate)
+    return DeviceStates(np.array(resident), update, reductions, each, plan, costs[0].estimate)
