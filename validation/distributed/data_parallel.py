@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hardware.errors import PlanError
@@ -139,6 +138,8 @@ def _shard_fsdp(plan: Plan, stage: Stage, place: ProcessPlace) -> None:
 
     A tied embedding belongs to the rest, because the output layer uses it outside its module.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds, and few plans need it
+
     framework = plan.job.framework
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[framework.weights], reduce_dtype=DTYPES[framework.gradients])
     units: list[Any] = list(stage.layers.values())
