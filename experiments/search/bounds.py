@@ -223,7 +223,7 @@ class Bounds:
             if known:
                 done = bounds[step.overlap_pp]
                 beside = shape.m * max(float(state.each.max()), copies)
-                seconds = shortest_step(schedule, done, state.update, state.reductions, step.overlap_dp, beside)
+                seconds = shortest_step(schedule, done, state.update, state.reductions, beside)
             nbytes = float((state.resident + activations).max()) + context
             points.append((step, seconds + framework.step_overhead_s, nbytes))
         return points
@@ -263,4 +263,6 @@ class Bounds:
         every = np.array([known[stage] for stage in stages])[place.part]
         for least, values in zip((grown, forward, backward), every.T, strict=True):
             np.minimum.at(least, place.device, values)
-        return np.maximum((in_flight - 1) * grown + forward, (in_flight - schedule.pairs_passes) * grown + backward)
+        if schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
+            return (in_flight - 1) * grown
+        return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)

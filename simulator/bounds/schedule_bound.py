@@ -114,7 +114,7 @@ def bound_devices(
     sums = on_devices(forward + backward)
     work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     waits = np.zeros(shape.p)
-    if blocking:
+    if blocking and not schedule.pairs_passes:
         np.add.at(waits, device, place.turns * place.sends * times.hop)
         waits = np.maximum(waits - 2 * times.hop, 0.0)
     if not schedule.barrier:
@@ -140,7 +140,6 @@ def shortest_step(
     bound: DeviceBound,
     update: np.ndarray,
     reductions: np.ndarray,
-    overlap: bool = True,
     beside: float = 0.0,
 ) -> float:
     """A lower bound of the step time [s].
@@ -148,15 +147,12 @@ def shortest_step(
     update: time of the optimizer update on the compute stream of every device [devices] [s].
     reductions: time of the gradient reductions of every device, from the first gradient that is complete on
         [devices] [s].
-    overlap: whether reductions run during the last backward passes.
     beside: time of all ops of a stream beside the compute stream, such as data-parallel collectives or copies [s].
     """
     if not schedule.barrier:
         return max(float((bound.computed + update).max()), beside)
-    # The stage of a device that is done last reduces its gradients from the begin of its last backward pass on.
-    stages = schedule.chunks_per_device()
-    own = reductions if stages == 1 else reductions.min() / stages
-    reduced = (bound.opened if overlap else bound.computed) + own
+    # With one stage a device all reductions follow the begin of its last backward pass.
+    reduced = bound.opened + reductions if schedule.chunks_per_device() == 1 else bound.computed
     # All devices wait for the norm of the gradients before they update their weights.
     done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()), beside)
     return done + float(update.max())
