@@ -63,14 +63,14 @@ class StagePlaces:
         self.hops = np.zeros(shape.stages)
         """Messages between devices before a stage."""
         self.sends = np.zeros(shape.stages)
-        """Messages that a stage sends to other devices for a micro-batch, forward and backward."""
+        """Outputs that a stage sends to other devices for a micro-batch."""
         for stage in sorted(stages, key=lambda one: self.part[one]):
             for one in previous[stage]:
                 self.passed[stage] = self.passed[one]
                 self.passed[stage, self.part[one]] = 1
                 elsewhere = self.device[one] != self.device[stage]
                 self.hops[stage] = self.hops[one] + elsewhere
-                self.sends[[one, stage]] += elsewhere
+                self.sends[one] += elsewhere
 
 
 class DeviceBound(NamedTuple):
@@ -115,8 +115,10 @@ def bound_devices(
     work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     waits = np.zeros(shape.p)
     if blocking and not schedule.pairs_passes:
-        np.add.at(waits, device, place.turns * place.sends * times.hop)
-        waits = np.maximum(waits - 2 * times.hop, 0.0)
+        # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
+        left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD], 0.0)
+        np.add.at(waits, device, place.turns * place.sends * np.maximum(times.hop - left, 0.0))
+        waits = np.maximum(waits - times.hop, 0.0)
     if not schedule.barrier:
         return DeviceBound(work + waits, work + waits, work + waits)
     gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
