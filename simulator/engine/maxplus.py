@@ -15,7 +15,7 @@ Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -25,7 +25,6 @@ import numpy as np
 
 from simulator.ir.ops import COMPUTE
 from simulator.program.block import INPUT, BlockPrices, PricedBlock
-from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Task
 
@@ -156,10 +155,14 @@ class Walked(NamedTuple):
 
 
 class Coordinates:
-    """The coordinates of a program's matrices, and the matrices; those of blocks are kept with the block's prices."""
+    """The coordinates of the matrices of some tasks, and the matrices; those of blocks are kept with their prices.
 
-    def __init__(self, program: Program) -> None:
-        tasks = dict.fromkeys(program.tasks)
+    every_task: the tasks, equal ones any number of times.
+    host: time of the host to launch one op [s].
+    """
+
+    def __init__(self, every_task: Iterable[Task], host: float = 0.0) -> None:
+        tasks = dict.fromkeys(every_task)
         blocks = dict.fromkeys(part.block for task in tasks for part in task.parts)
         inside = set[str]().union(*(block.streams for block in blocks))
         beside = {side.stream for task in tasks for side in (*task.ahead, *task.behind)}
@@ -170,9 +173,9 @@ class Coordinates:
         """Coordinates of the streams that only side ops use."""
         self._own: dict[tuple[BlockPrices, int, str], np.ndarray] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
-        self.launch = program.host
-        self.host = len(self.streams) if program.host else None
-        self.port = len(self.streams) + bool(program.host)
+        self.launch = host
+        self.host = len(self.streams) if host else None
+        self.port = len(self.streams) + bool(host)
         self.ports = slice(self.port, self.port + max((task.ports for task in tasks), default=1))
         self.size = self.ports.stop
         self.key = tuple(self.streams), self.launch, self.size

@@ -130,7 +130,7 @@ class ByMatrices(PlayedStep):
 
     def __init__(self, program: Program, skip: bool = True) -> None:
         super().__init__(program)
-        self.coordinates = Coordinates(program)
+        self.coordinates = Coordinates(program.tasks, program.host)
         self.play: Play = play_by_matrices(program, self.coordinates, skip)
 
     @cached_property

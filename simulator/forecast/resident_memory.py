@@ -18,8 +18,13 @@ DeviceParams = tuple[tuple[Param, int], ...]
 """The parameters on one rank of a device, each with its number of copies."""
 
 
-def resident_of_devices(plan: Plan, every_params: Sequence[DeviceParams], program: Program) -> list[dict[str, float]]:
-    """By device, the bytes on a GPU that live through the whole step, by category. every_params: of every device."""
+def resident_of_devices(
+    plan: Plan, every_params: Sequence[DeviceParams], program: Program | None = None
+) -> list[dict[str, float]]:
+    """By device, the bytes on a GPU that live through the whole step, by category.
+
+    every_params: of every device. program: of the step; without it older versions of weights are left out.
+    """
 
     def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
         states = resident_bytes(own, params)
@@ -29,8 +34,9 @@ def resident_of_devices(plan: Plan, every_params: Sequence[DeviceParams], progra
         return states
 
     found = _of_devices(plan, every_params, resident)
-    for device, params in enumerate(every_params) if plan.update_interval else ():
-        versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
+    orders = program.timetable.orders if plan.update_interval and program else ()
+    for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
+        versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
         found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
     return found
 

@@ -79,6 +79,8 @@ class ShortStage(JobPart):
     fsdp: bool = False
     """Use data/fsdp in place of `zero`."""
     recompute: Literal["none", "selective", "full"] = "none"
+    offload: tuple[Literal["activations", "optimizer"], ...] = ()
+    """What is kept in host memory: memory/offload."""
     sequence_parallel: bool = True
 
 

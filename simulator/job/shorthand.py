@@ -112,6 +112,8 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         schemes.append({"use": "memory/recompute-full"})
     elif short.recompute == "selective":
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
+    if short.offload:
+        schemes.append({"use": "memory/offload", "what": list(short.offload)})
     mesh = {"dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
     return {"mesh": mesh, "views": views, "schemes": schemes}
 

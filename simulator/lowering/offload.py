@@ -47,11 +47,11 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
         copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
         if unit_run.count == 1 or not own:
             copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
+        copies = [one for one in copies if one[0]]
         for place, (count, previous, mine) in enumerate(copies):
-            if count:
-                copies_own = after is None and place == len(copies) - 1
-                fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
-                made.append(replace(unit_run, fragment=fragment, count=count))
+            copies_own = after is None and place == len(copies) - 1
+            fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
+            made.append(replace(unit_run, fragment=fragment, count=count))
         before = last
     return replace(stage_ops, unit_runs=made)
 

@@ -235,6 +235,8 @@ class Schedule(Scheme):
     separates_multiprocessors: ClassVar[bool] = False
     """Whether the kernels of a pair of passes leave to those of its token exchanges their multiprocessors while the
     pair runs; otherwise only in the `shared` engine, and while an exchange runs."""
+    backward_kinds: ClassVar[tuple[str, ...]] = ("BW",)
+    """Kinds of its backward passes: whole ones, halves (B, W), or all three."""
     couples_samples: ClassVar[bool] = False
     """Whether all outputs of a batch are made before its first backward pass, as a loss that couples them demands."""
     flush: ClassVar[bool] = True
@@ -326,6 +328,11 @@ class Schedule(Scheme):
         last backward pass, instead of at the end of the step; the same for all copies."""
         return False
 
+    @property
+    def pairs_passes(self) -> bool:
+        """Whether a forward and a backward pass may run together on a device (`OverlappedPasses`)."""
+        return bool(getattr(self.options, "overlap_passes", False))
+
     def next_item(
         self,
         shape: PipelineShape,
@@ -356,6 +363,8 @@ class Schedule(Scheme):
 class ZeroBubble(Schedule):
     """Base of the schedules with split backward passes and one stage a device."""
 
+    backward_kinds = ("B", "W")
+
     class Options(Schedule.Options, PostValidation):
         pass
 
@@ -385,6 +394,8 @@ class Bidirectional(Schedule):
 class VShape(Schedule):
     """Base of the schedules whose stages go down the devices and up again: two chunks a device, and the first and the
     last stage on the first device."""
+
+    backward_kinds: ClassVar[tuple[str, ...]] = ("B", "W")
 
     class Options(SchemeOptions):
         """chunks: one down the devices and one up, 2."""

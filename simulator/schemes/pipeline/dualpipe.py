@@ -32,6 +32,8 @@ from simulator.scheduling.schedule import Bidirectional, PipelineSetting, Pipeli
 class DualPipe(Bidirectional):
     paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
     separates_multiprocessors = True
+    backward_kinds = ("BW", "B", "W")
+    pairs_passes = True
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)

@@ -25,6 +25,8 @@ from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedu
 class DualPipeV(VShape):
     paper = Paper("https://github.com/deepseek-ai/DualPipe", "DualPipe, with DualPipeV by Sea AI Lab", 2025)
     separates_multiprocessors = True
+    backward_kinds = ("BW", "B", "W")
+    pairs_passes = True
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)

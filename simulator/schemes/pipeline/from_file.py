@@ -24,6 +24,9 @@ class FromFile(Schedule):
         "https://docs.pytorch.org/docs/stable/distributed.pipelining.html", "torch.distributed.pipelining", 2024
     )
 
+    backward_kinds = ("BW", "B", "W")
+    pairs_passes = True
+
     class Options(Schedule.Options):
         path: str
         """The CSV file; it fixes the chunks of a device."""

@@ -114,6 +114,14 @@ def test_the_last_layer_of_a_stage_is_offloaded_after_its_pass() -> None:
     assert found.kept(0) == bare.kept(0) - 2 * 4 * layer  # two micro-batches in flight
 
 
+def test_a_stage_of_one_layer_is_offloaded_after_its_pass() -> None:
+    job = small(4, 4, mesh={"pp": 4}, schemes=[{"use": "pipeline/1f1b", "over": "pp"}])
+    job["cluster"]["gpus"] = 4
+    found = play_job(with_offload(job))
+    works = Counter(device for device in range(4) for _, op in found.instances(device) if isinstance(op.work, HostCopy))
+    assert works == {device: 2 * 4 for device in range(3)}  # four micro-batches, out and back; not before the loss
+
+
 def test_schedules_with_separate_recompute_actions_are_refused() -> None:
     schemes = [{"use": "pipeline/varuna", "over": "pp"}, {"use": "memory/recompute-full"}, OFFLOAD]
     job = small(8, 4, mesh={"pp": 2}, schemes=schemes)

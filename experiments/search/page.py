@@ -1,0 +1,162 @@
+"""``meshcast search``: its progress bar, the answer as JSON, and the page of the best plans and the certificate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from experiments.search.search import Certificate, FoundPlan, Search
+from hardware.units import GIB
+from simulator.forecast.simulate import simulate
+from simulator.job.load import load_job
+from simulator.report.figures import parts_of_step
+from simulator.report.report import Report
+from simulator.report.words import describe_value, format_seconds
+from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from validation.published.measured_range.envelope import published_envelope
+
+
+class RankedPlan(NamedTuple):
+    """One of the best plans. found: as the search found it. report: its whole forecast."""
+
+    found: FoundPlan
+    report: Report
+
+
+def rank(search: Search) -> list[RankedPlan]:
+    """The best plans of a search with their whole forecasts, the fastest first."""
+    jobs = [load_job(one.job, base=search.space.base) for one in search.best]
+    return [RankedPlan(one, simulate(job)) for one, job in zip(search.best, jobs, strict=True)]
+
+
+def answer(search: Search, plans: Sequence[RankedPlan]) -> dict[str, Any]:
+    """The answer of ``search --json``."""
+    best = [
+        {
+            "plan": one.found.changes,
+            "step_time_s": one.report.step_time,
+            "interval_90_s": list(one.report.interval_90),
+            "tokens_per_s_per_gpu": one.report.tokens_per_s_per_gpu,
+            "peak_device_gib": one.report.peak_device / GIB,
+            "mfu": one.report.mfu,
+            "cost": one.report.cost,
+        }
+        for one in plans
+    ]
+    envelope = published_envelope(plans[0].report.job) if plans else None
+    beyond = beyond_envelope(plans[0].report) if plans else None
+    return {
+        "best": best,
+        "front": None,
+        "certificate": search.certificate.to_dict(),
+        "published_envelope": describe_envelope(envelope) if envelope else None,
+        "beyond_envelope": str(beyond) if beyond else None,
+    }
+
+
+def page(search: Search, plans: Sequence[RankedPlan]) -> RenderableType:
+    """The best plans, what the search has proven, and how the best one compares with published runs."""
+    if not plans:
+        return Group(Text("No plan that was forecast fits in memory."), _certificate(search.certificate))
+    return Group(*_plans(plans), Text(), _certificate(search.certificate), *_honesty(plans))
+
+
+def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
+    """What all plans have in common, and a row for each."""
+    names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
+    values = {name: [describe_value(one.found.changes.get(name)) for one in plans] for name in names}
+    varying = [name for name in names if len({*values[name]}) > 1]
+    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("", "step", "90% interval", "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("slower by, and most of it in")
+    for i, one in enumerate(plans):
+        table.add_row(
+            str(i + 1),
+            format_seconds(one.report.step_time),
+            " to ".join(map(format_seconds, one.report.interval_90)),
+            f"{one.report.mfu['palm']:.1%}",
+            f"{one.report.peak_device / GIB:.1f}",
+            *(values[name][i] for name in varying),
+            _why_slower(plans[0].report, one.report) if i else "",
+        )
+    return [*([Text(f"common     {common}")] if common else []), table]
+
+
+def _why_slower(best: Report, other: Report) -> str:
+    """The part of the step by which a plan loses most against the best one."""
+    more = {key: other.parts[key] - best.parts[key] for key in best.parts}
+    key = max(more, key=lambda one: more[one])
+    label = parts_of_step()[key].label
+    return f"{other.step_time / best.step_time - 1:+.1%}: {label} {more[key] * 1e3:+,.0f} ms"
+
+
+def _certificate(found: Certificate) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_column()
+    rows: list[tuple[str, str, str]] = [
+        ("space", f"{found.plans:,}", f"plans in {found.groups:,} groups of equal layers"),
+        ("cut", f"{found.invalid:,}", "break a rule"),
+        ("", f"{found.memory_bound:,}", "need more memory than a GPU has, by their lower bound"),
+        ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
+        (
+            "forecast",
+            f"{found.exact:,}",
+            f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
+        ),
+        ("proof", f"{found.gap:.2%}", _proof(found)),
+        ("effort", f"{found.cpu:.1f} s", "of CPU time"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _proof(found: Certificate) -> str:
+    if found.gap == 0.0:
+        return "gap: no plan of the space is faster in the model"
+    return "gap: share of the step by which a plan that was not forecast may be faster in the model"
+
+
+def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
+    """How certain the order of the plans is, and whether the best one is beyond all that was measured."""
+    best = plans[0].report
+    within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
+    rows: list[RenderableType] = [Text()]
+    if within > 1:
+        words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
+        rows.append(Text(f"order      {words}"))
+    if envelope := published_envelope(best.job):
+        rows.append(Text(f"published  best MFU of this GPU, format and class: {envelope}"))
+    if beyond := beyond_envelope(best):
+        rows.append(Text(f"beyond     {beyond}"))
+    return rows
+
+
+class SearchProgress:
+    """Progress on a terminal: forecasts, the best step and the gap that is proven so far."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        console = Console(stderr=True)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+
+    def __call__(self, found: Certificate) -> None:
+        if not self.bar.task_ids:
+            self.bar.start()
+            self.bar.add_task("search", total=1.0)
+        best = format_seconds(found.incumbent) if found.exact > found.too_large else "none yet"
+        text = (
+            f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
+        )
+        self.bar.update(self.bar.task_ids[0], description=text, completed=1.0 - found.gap)

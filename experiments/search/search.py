@@ -1,0 +1,222 @@
+"""Best-first branch and bound over the points of a space.
+
+Groups wait with a cheap bound, their points with a better one; the smallest bound is opened first: a group into its
+points, a point into its exact forecast. The search ends when no bound is left below the best plan found: nothing that
+was not forecast can be faster in the model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.search.bounds import BoundedPoints, Bounds
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from hardware.errors import ModelError, PlanError
+from hardware.units import GIB
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.load import load_job
+
+ROUNDING = 1e-9
+"""Relative excess of a bound over a forecast that is rounding."""
+
+
+class FoundPlan(NamedTuple):
+    """A plan that was forecast and fits in memory.
+
+    changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
+    forecast: its step time and memory.
+    """
+
+    changes: dict[str, Any]
+    job: dict[str, Any]
+    bound: float
+    forecast: StepAndMemory
+
+
+@dataclass
+class Certificate:
+    """What a search has proven.
+
+    plans: distinct executions in the space. fields: values of the open fields.
+    invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
+        time bound is not below the best plan found. exact: points that were forecast, `too_large` of them over memory.
+    groups: groups of points, `opened` of them bounded point by point.
+    incumbent: step time of the best plan found [s]. open_bound: the smallest bound among points that were not forecast
+        [s].
+    ratios: of every forecast, bounds of time and of memory over the forecast.
+    cpu: CPU time [s]. complete: whether the search ended by itself.
+    """
+
+    plans: int
+    fields: dict[str, list[Any]]
+    groups: int
+    opened: int = 0
+    invalid: int = 0
+    memory_bound: int = 0
+    time_bound: int = 0
+    exact: int = 0
+    too_large: int = 0
+    incumbent: float = math.inf
+    open_bound: float = math.inf
+    ratios: list[tuple[float, float]] = field(default_factory=list)
+    cpu: float = 0.0
+    complete: bool = False
+
+    @property
+    def gap(self) -> float:
+        """Share of the step by which a plan that was not forecast may be faster than the best one found."""
+        if not math.isfinite(self.incumbent):
+            return 1.0
+        return max(0.0, 1.0 - self.open_bound / self.incumbent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate in the answer of ``search --json``."""
+        finite = math.isfinite(self.incumbent)
+        return {
+            "space": {"name": "fields of the plan", "plans": self.plans, "fields": self.fields},
+            "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
+            "exact": self.exact,
+            "too_large": self.too_large,
+            "groups": {"all": self.groups, "opened": self.opened},
+            "incumbent_s": self.incumbent if finite else None,
+            "open_bound_s": self.open_bound if math.isfinite(self.open_bound) else None,
+            "gap": self.gap,
+            "audited": len(self.ratios),
+            "violations": 0,
+            "complete": self.complete,
+            "cpu_s": self.cpu,
+        }
+
+
+class Search:
+    """A search for the plan with the shortest step that fits in memory.
+
+    space: the points. within: gap at which the search may end. top: number of plans that are kept.
+    """
+
+    def __init__(self, space: Space, within: float = 0.0, top: int = 10) -> None:
+        self.space, self.within, self.top = space, within, top
+        self.shared = SharedWork()
+        self.bounds = Bounds(space, self.shared)
+        self.best: list[FoundPlan] = []
+        groups = space.groups()
+        self.sizes = {group: space.size(group) for group in groups}
+        self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
+        self.capacity = float(space.loaded.cluster.gpu.memory)
+        self._number = itertools.count()
+        self._heap: list[tuple[float, int, LayerGroup | _Points]] = []
+
+    def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
+        began, found = time.process_time(), self.certificate
+        try:
+            for group in self.sizes:
+                self._push(self.bounds.least(group), group)
+            priced = set[LayerGroup]()
+            while self._heap and self._heap[0][0] < found.incumbent * (1 - self.within):
+                bound, _, item = heapq.heappop(self._heap)
+                if isinstance(item, _Points):
+                    self._forecast(item)
+                    if item.advance():
+                        self._push(item.bound, item)
+                elif item not in priced:
+                    priced.add(item)
+                    self._push(max(bound, self.bounds.better(item)), item)
+                elif points := self._open(item):
+                    self._push(max(bound, points.bound), points)
+                found.open_bound = self._heap[0][0] if self._heap else found.incumbent
+                found.cpu = time.process_time() - began
+                progress(found)
+            found.complete = True
+        except KeyboardInterrupt:
+            pass
+        left = sum(self.sizes[item] if isinstance(item, LayerGroup) else item.left for _, _, item in self._heap)
+        # An interruption may lose the item that was taken up: it is among the points that were not forecast.
+        found.time_bound = found.plans - found.invalid - found.memory_bound - found.exact if self._heap else left
+        found.open_bound = min((one[0] for one in self._heap), default=found.incumbent)
+        found.cpu = time.process_time() - began
+        return found
+
+    def _push(self, bound: float, item: LayerGroup | _Points) -> None:
+        heapq.heappush(self._heap, (bound, next(self._number), item))
+
+    def _open(self, group: LayerGroup) -> _Points | None:
+        """The points of a group that may fit in memory, the smallest bound first; None: there are none."""
+        points = self.bounds.of(group)
+        fits = points.nbytes <= self.capacity
+        self.certificate.opened += 1
+        self.certificate.invalid += points.invalid
+        self.certificate.memory_bound += int((~fits).sum())
+        order = np.flatnonzero(fits)
+        order = order[np.argsort(points.seconds[order], kind="stable")]
+        return _Points(group, points, order.tolist()) if len(order) else None
+
+    def _forecast(self, points: _Points) -> None:
+        """Forecasts the next point of a group, and holds the forecast against its bounds."""
+        found, (pipeline, step), bound = self.certificate, points.point, points.bound
+        changes = self.space.changes(points.group, pipeline, step)
+        job = self.space.job_of(points.group, pipeline, step)
+        try:
+            forecast = forecast_step(load_job(job, base=self.space.base), self.shared)
+        except (PlanError, ModelError):
+            found.invalid += 1
+            return
+        found.exact += 1
+        found.ratios.append((bound / forecast.step_time, points.nbytes / forecast.peak_device))
+        if max(found.ratios[-1]) > 1 + ROUNDING:
+            raise BoundViolation(changes, bound, points.nbytes, forecast)
+        if not forecast.fits:
+            found.too_large += 1
+            return
+        self.best.append(FoundPlan(changes, job, bound, forecast))
+        self.best.sort(key=lambda one: one.forecast.step_time)
+        del self.best[self.top :]
+        found.incumbent = self.best[0].forecast.step_time
+
+
+class BoundViolation(PlanError):
+    """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
+
+    def __init__(self, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> None:
+        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
+        times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
+        memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
+        rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
+        super().__init__("search", rule, "Please report it with the job: nothing is proven")
+
+
+class _Points:
+    """The points of a group in the order of their bounds, those from `at` on still to be forecast."""
+
+    def __init__(self, group: LayerGroup, points: BoundedPoints, order: list[int]) -> None:
+        self.group, self.points, self.order, self.at = group, points, order, 0
+
+    @property
+    def bound(self) -> float:
+        return float(self.points.seconds[self.order[self.at]])
+
+    @property
+    def nbytes(self) -> float:
+        return float(self.points.nbytes[self.order[self.at]])
+
+    @property
+    def point(self) -> tuple[Pipeline, StepChoice]:
+        index = self.order[self.at]
+        return self.points.pipelines[index], self.points.steps[index]
+
+    @property
+    def left(self) -> int:
+        return len(self.order) - self.at
+
+    def advance(self) -> bool:
+        self.at += 1
+        return self.at < len(self.order)

@@ -1,0 +1,320 @@
+"""The space of a search: the open fields of a job, their values, and the distinct executions that they span.
+
+A field is open if the job says ``auto`` or lists values. Fields that change the ops of a layer make a `LayerGroup`,
+fields of the pipeline (`Pipeline`) and fields that act between the passes (`StepChoice`) the points of a group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.sweeps.expressions import parse_constraint
+from experiments.sweeps.grid import apply_changes
+from hardware.errors import PlanError, nearest
+from simulator.job.job import Job
+from simulator.job.load import load_job
+
+AUTO = "auto"
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
+"""Schedules that are tried by default: those with a flush whose orders do not depend on durations."""
+
+PAIRING = ("dualpipe", "dualpipe-v")
+"""Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
+
+ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
+"""Schedules with two or more chunks a device."""
+
+TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
+
+DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
+"""Ways to shard states over data-parallel ranks."""
+
+MOST_TENSOR_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 32, 2048
+"""Largest tensor-parallel degree and micro-batch that are tried by default, and least tokens of a sequence on a rank
+with context parallelism."""
+
+
+class LayerGroup(NamedTuple):
+    """Values of the fields that change the ops of a layer."""
+
+    tp: int
+    cp: int
+    ep: int
+    micro: int
+    recompute: str
+    sequence_parallel: bool
+    overlap_tp: bool
+    offload: tuple[str, ...]
+
+
+class Pipeline(NamedTuple):
+    """Values of the fields of the pipeline."""
+
+    pp: int
+    schedule: str
+    chunks: int
+    partition: str
+
+
+class StepChoice(NamedTuple):
+    """Values of the fields that act between the passes."""
+
+    data: str
+    overlap_dp: bool
+    updated_weights: bool
+    overlap_pp: bool
+
+
+FIELDS: dict[str, str] = {
+    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
+    "plan.sequence_parallel": "sequence_parallel", "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload",
+    "plan.pp": "pp", "plan.schedule": "schedule", "plan.chunks": "chunks", "plan.partition": "partition",
+    "plan.zero": "data", "framework.set.overlap.dp": "overlap_dp",
+    "framework.set.overlap.updated_weights": "updated_weights", "framework.set.overlap.pp": "overlap_pp",
+}  # fmt: skip
+"""Fields of a job that a search may vary, with their names in a point."""
+
+
+class Space:
+    """The points of a search.
+
+    job: the job as plain data, without its open fields.
+    base: folder of relative paths in the job.
+    values: values of every field in `FIELDS`, by its name in a point.
+    open: fields of the job that vary.
+    where: constraints on the fields of the job.
+    """
+
+    def __init__(self, job: Mapping[str, Any], base: Path, where: Sequence[str] = ()) -> None:
+        self.base = base
+        self.job, given = _split_open_fields(job)
+        if not given:
+            rule = "no field of the job is open"
+            raise PlanError("search", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
+        self.loaded = load_job(self.job, base=base)
+        self.open = tuple(given)
+        self.values = self._every_value(given)
+        self.where = [parse_constraint(text, "--where") for text in where]
+        self._pipelines: dict[tuple[int, int], list[Pipeline]] = {}
+        self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
+
+    # ------------------------------------------------------------------------------------------- values
+
+    def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        fixed = _values_of(self.loaded, self.job)
+        found: dict[str, tuple[Any, ...]] = {}
+        for field, name in FIELDS.items():
+            value = given.get(field, fixed[name])
+            if field not in given:
+                found[name] = (value,)
+            elif value == AUTO:
+                found[name] = self._automatic(name)
+            else:
+                _check_values(field, name, value, fixed[name])
+                one_of = _data_name if name == "data" else lambda one: tuple(one) if isinstance(one, list) else one
+                found[name] = tuple(one_of(one) for one in value)
+        return found
+
+    def _automatic(self, name: str) -> tuple[Any, ...]:
+        """The values that are tried of a field that is ``auto``."""
+        job, gpus = self.loaded, self.loaded.cluster.gpus
+        model, batch = job.model, job.batch
+        assert batch.total is not None and batch.sequence is not None
+        most = max(MOST_TENSOR_RANKS, job.cluster.scale_up_domain)
+        experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
+        ranges: dict[str, Sequence[Any]] = {
+            "tp": [n for n in _divisors(math.gcd(gpus, model.heads)) if n <= most],
+            "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence],
+            "ep": _divisors(math.gcd(gpus, experts)),
+            "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],
+            "recompute": ("none", "selective", "full"),
+            "sequence_parallel": (True, False),
+            "overlap_tp": (False, True),
+            "offload": ((), ("optimizer",)),
+            "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
+            "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
+            "chunks": range(1, model.layers + 1),
+            "partition": ("even", "ends-as-layers"),
+            "data": DATA,
+            "overlap_dp": (True, False),
+            "updated_weights": (True, False),
+            "overlap_pp": (True, False),
+        }
+        return tuple(ranges[name])
+
+    def stated_values(self) -> dict[str, list[Any]]:
+        """The values of the open fields, as a job states them."""
+        return {
+            name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
+            for name in self.open
+        }
+
+    # ------------------------------------------------------------------------------------------- points
+
+    def groups(self) -> list[LayerGroup]:
+        """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
+        v = self.values
+        found = []
+        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in LayerGroup._fields)):
+            if self.loaded.cluster.gpus % (tp * cp):
+                continue
+            if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
+                continue
+            found.append(LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload))
+        return found
+
+    def pipelines(self, group: LayerGroup) -> list[Pipeline]:
+        """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
+        ranks = group.tp * group.cp
+        if (ranks, group.micro) not in self._pipelines:
+            self._pipelines[ranks, group.micro] = self._make_pipelines(ranks, group.micro)
+        return self._pipelines[ranks, group.micro]
+
+    def _make_pipelines(self, ranks: int, micro: int) -> list[Pipeline]:
+        v, gpus, layers, found = self.values, self.loaded.cluster.gpus, self.loaded.model.layers, []
+        total = self.loaded.batch.total
+        assert total is not None
+        for pp in v["pp"]:
+            if gpus % (ranks * pp) or total % (micro * (gpus // (ranks * pp))):
+                continue
+            if pp == 1:
+                found.append(Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0]))
+                continue
+            for schedule, partition in product(v["schedule"], v["partition"]):
+                for chunks in v["chunks"]:
+                    units = layers if partition == "even" else layers + 2
+                    wrong = (
+                        units % (pp * chunks)
+                        or (chunks != 2 and schedule in TWO_CHUNKS)
+                        or (chunks < 2 and schedule in ANY_CHUNKS)
+                        or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
+                    )
+                    if not wrong:
+                        found.append(Pipeline(pp, schedule, chunks, partition))
+        return found
+
+    def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
+        """The choices between the passes that differ at the degrees of a plan."""
+        dp = self.loaded.cluster.gpus // (group.tp * group.cp * pp)
+        key = dp * group.cp > 1, pp > 1
+        if key not in self._steps:
+            v = self.values
+            found = dict.fromkeys(
+                StepChoice(
+                    data,
+                    overlap,
+                    updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
+                    sends,
+                )
+                for data in (v["data"] if key[0] else v["data"][:1])
+                for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
+                for updated in v["updated_weights"]
+                for sends in (v["overlap_pp"] if key[1] else v["overlap_pp"][:1])
+            )
+            self._steps[key] = tuple(found)
+        return self._steps[key]
+
+    def size(self, group: LayerGroup) -> int:
+        """Number of points of a group."""
+        return sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
+
+    def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+        """The values of the open fields at a point."""
+        values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
+        found: dict[str, Any] = {}
+        for field in self.open:
+            value = values[FIELDS[field]]
+            if field == "plan.zero":
+                found["plan.fsdp"] = value == "fsdp"
+                value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
+            found[field] = list(value) if isinstance(value, tuple) else value
+        if "plan.schedule" in self.open and pipeline.pp == 1:
+            found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
+        return found
+
+    def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+        """The job of a point as plain data."""
+        return apply_changes(self.job, self.changes(group, pipeline, step))
+
+
+def _split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The job without its open fields, and what is given for each of them."""
+    rest: dict[str, Any] = dict(job)
+    if isinstance(rest.get("framework"), str):
+        rest["framework"] = {"name": rest["framework"]}
+    given: dict[str, Any] = {}
+    if rest.get("plan", AUTO) == AUTO:
+        given = {field: AUTO for field in FIELDS if field.startswith("plan.")}
+        rest["plan"] = {}
+        if "micro" not in (rest.get("batch") or {}):
+            given["batch.micro"] = AUTO
+        given["framework.set.overlap.tp"] = AUTO
+    found: dict[str, Any] = {}
+    _strip(rest, "", found)
+    for field in found:
+        if field not in FIELDS:
+            rule = "a search does not vary this field"
+            raise PlanError(field, rule, nearest(field, list(FIELDS)), found[field])
+    given |= found
+    order = [field for field in FIELDS if field in given]
+    return rest, {field: given[field] for field in order}
+
+
+def _strip(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
+    """Moves the open fields of a mapping to `found`."""
+    for key, value in list(part.items()):
+        name = f"{where}{key}"
+        if isinstance(value, Mapping):
+            part[key] = inner = dict(value)
+            _strip(inner, f"{name}.", found)
+        elif value == AUTO or (isinstance(value, list) and name in FIELDS):
+            found[name] = part.pop(key)
+
+
+def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
+    """Refuses an empty list, and values that are not of the kind of a field."""
+    if not values:
+        raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
+    kind = int if name == "data" else list if name == "offload" else type(usual)
+    wrong = [one for one in values if type(one) is not kind]
+    if wrong:
+        known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
+        raise PlanError(field, f"its values are {known}", "Correct them, or write auto", wrong[0])
+
+
+def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields that a job states, or their defaults."""
+    plan, overlap = written.get("plan", {}), job.framework.overlap
+    chunks = plan.get("chunks", 1)
+    schedule = str(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b")).removeprefix("pipeline/")
+    return {
+        "tp": plan.get("tp", 1),
+        "cp": plan.get("cp", 1),
+        "ep": plan.get("ep", 1),
+        "micro": job.batch.micro,
+        "recompute": plan.get("recompute", "none"),
+        "sequence_parallel": plan.get("sequence_parallel", True),
+        "overlap_tp": overlap.tp,
+        "offload": tuple(plan.get("offload", ())),
+        "pp": plan.get("pp", 1),
+        "schedule": schedule,
+        "chunks": chunks,
+        "partition": plan.get("partition", "even"),
+        "data": "fsdp" if plan.get("fsdp") else _data_name(plan.get("zero", 1)),
+        "overlap_dp": overlap.dp,
+        "updated_weights": overlap.updated_weights,
+        "overlap_pp": overlap.pp,
+    }
+
+
+def _data_name(zero: Any) -> str:
+    return f"zero-{zero}" if zero else "ddp"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,196 @@
+"""Lower bounds of the step time of a pipeline schedule, and of the activations that its devices hold.
+
+No order of the passes lets a device begin before a micro-batch has come through the stages before it, end before the
+last gradient has gone back through them, or run its passes in less time than they take one after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
+
+PASSES = ("F", "BW", "B", "W")
+"""Kinds of passes whose durations a bound needs."""
+
+FORWARD, WHOLE, INPUTS, WEIGHTS = range(4)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Least durations of the passes (`PASSES`) of the parts of a model [s].
+
+    stream: time by which a pass puts off each stream (and last the host) if nothing else delays it [parts, passes,
+        streams].
+    busy: time of the ops of a pass on each stream [parts, passes, streams].
+    path: from the input of a pass to its result [parts, passes].
+    from_input: from the input of a pass to the end of its kernels [parts, passes].
+    to_result: from the begin of the kernels of a pass to its result [parts, passes].
+    hop: a message between two stages.
+    """
+
+    stream: np.ndarray
+    busy: np.ndarray
+    path: np.ndarray
+    from_input: np.ndarray
+    to_result: np.ndarray
+    hop: float
+
+
+class StagePlaces:
+    """Where the stages of a schedule are, by virtual stage.
+
+    part: part of the model.
+    device: pipeline device.
+    turns: micro-batches that pass through.
+    before: the stages that a micro-batch passes through before, nearest first, with the number of hops to each.
+    """
+
+    def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
+        stages = range(shape.stages)
+        self.part = np.array([schedule.model_part(shape, stage) for stage in stages])
+        self.device = np.array([schedule.device(shape, stage) for stage in stages])
+        each = shape.stages // schedule.directions
+        turns = [len(schedule.microbatches(shape, first)) for first in range(0, shape.stages, each)]
+        self.turns = np.repeat(turns, each)
+        previous = [schedule.predecessors(shape, stage)[:1] for stage in stages]
+        self.passed = np.zeros((shape.stages, int(self.part.max()) + 1))
+        """Whether a micro-batch passes through a part before it comes to a stage [stages, parts]."""
+        self.hops = np.zeros(shape.stages)
+        """Messages between devices before a stage."""
+        self.sends = np.zeros(shape.stages)
+        """Outputs that a stage sends to other devices for a micro-batch."""
+        for stage in sorted(stages, key=lambda one: self.part[one]):
+            for one in previous[stage]:
+                self.passed[stage] = self.passed[one]
+                self.passed[stage, self.part[one]] = 1
+                elsewhere = self.device[one] != self.device[stage]
+                self.hops[stage] = self.hops[one] + elsewhere
+                self.sends[one] += elsewhere
+
+
+class DeviceBound(NamedTuple):
+    """Lower bounds of when a pipeline device is done with its passes [devices] [s].
+
+    computed: its kernels have ended.
+    returned: its last gradient has gone back through the stages before it.
+    opened: its last backward pass has begun.
+    """
+
+    computed: np.ndarray
+    returned: np.ndarray
+    opened: np.ndarray
+
+
+def bound_devices(
+    schedule: Schedule, shape: PipelineShape, place: StagePlaces, times: StageTimes, blocking: bool = False
+) -> DeviceBound:
+    """Lower bounds of when every device is done. A schedule for which `has_bound` is false has none.
+
+    blocking: a device waits for each message that it sends.
+    """
+    split = schedule.backward_kinds == ("B", "W")
+    seconds = times.busy if schedule.pairs_passes else times.stream
+    forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
+    mixed = len(schedule.backward_kinds) > 2
+    backward = halves if split else np.minimum(halves, whole) if mixed else whole
+    inputs = seconds[:, INPUTS] if split or mixed else backward
+    if shape.forward_only:
+        backward, inputs = np.zeros_like(forward), np.zeros_like(forward)
+    part, device = place.part, place.device
+
+    def on_devices(values: np.ndarray) -> np.ndarray:
+        """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
+        found = np.zeros((shape.p, values.shape[1]))
+        np.add.at(found, device, place.turns[:, None] * values[part])
+        return found
+
+    last = np.zeros((shape.p, seconds.shape[2]))
+    np.maximum.at(last, device, np.maximum(backward, whole)[part])
+    sums = on_devices(forward + backward)
+    work, opened = sums.max(axis=1), (sums - last).max(axis=1)
+    waits = np.zeros(shape.p)
+    if blocking and not schedule.pairs_passes:
+        # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
+        left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD], 0.0)
+        np.add.at(waits, device, place.turns * place.sends * np.maximum(times.hop - left, 0.0))
+        waits = np.maximum(waits - times.hop, 0.0)
+    if not schedule.barrier:
+        return DeviceBound(work + waits, work + waits, work + waits)
+    gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
+    gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
+    head, tail = np.full(shape.p, np.inf), np.full(shape.p, np.inf)
+    np.minimum.at(head, device, place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
+    np.minimum.at(tail, device, place.passed @ gradient + place.hops * times.hop)
+    # The first pass may begin before its input, and the last one gives its result before it ends.
+    early, ends, kind = np.zeros(shape.p), np.zeros(shape.p), INPUTS if split or mixed else WHOLE
+    np.maximum.at(early, device, np.maximum(times.stream[part, FORWARD, 0] - times.from_input[part, FORWARD], 0.0))
+    np.maximum.at(ends, device, np.maximum(times.stream[part, kind, 0] - times.to_result[part, kind], 0.0))
+    head = np.maximum(head - early, 0.0)
+    if shape.forward_only:
+        tail[:], ends[:] = 0.0, 0.0
+    returned = head + on_devices(forward + inputs).max(axis=1) + waits - ends + tail
+    return DeviceBound(head + work + waits, returned, head + opened + waits)
+
+
+def shortest_step(
+    schedule: Schedule,
+    bound: DeviceBound,
+    update: np.ndarray,
+    reductions: np.ndarray,
+    beside: float = 0.0,
+) -> float:
+    """A lower bound of the step time [s].
+
+    update: time of the optimizer update on the compute stream of every device [devices] [s].
+    reductions: time of the gradient reductions of every device, from the first gradient that is complete on
+        [devices] [s].
+    beside: time of all ops of a stream beside the compute stream, such as data-parallel collectives or copies [s].
+    """
+    if not schedule.barrier:
+        return max(float((bound.computed + update).max()), beside)
+    # With one stage a device all reductions follow the begin of its last backward pass.
+    reduced = bound.opened + reductions if schedule.chunks_per_device() == 1 else bound.computed
+    # All devices wait for the norm of the gradients before they update their weights.
+    done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()), beside)
+    return done + float(update.max())
+
+
+def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
+    """Whether `shortest_step` knows the passes of a schedule: whole sequences and samples of one micro-batch."""
+    whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
+    return (
+        whole
+        and not schedule.required_roles
+        and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
+    )
+
+
+def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
+    """Passes whose activations a device holds at its peak, at least [devices]: the closed form of the paper; without
+    one, as a replay of its orders counts them, if they do not depend on durations."""
+    found = np.ones(shape.p)
+    if shape.forward_only or schedule.needs_durations or not has_bound(schedule, shape):
+        return found
+    setting = PipelineSetting(shape, 1.0, 1.0, 1.0)
+    for form in schedule.closed_forms(setting):
+        if form.quantity == "in_flight_b":
+            return np.maximum(found, np.asarray(form.value, float))
+    # Longer batches hold as much: the steady state repeats.
+    few = replace(shape, m=min(shape.m, 2 * shape.stages))
+    try:
+        schedule.check(few)
+    except PlanError:
+        few = shape
+    for device, order in enumerate(schedule.orders(few)):
+        steps = np.array([_HELD.get(action.kind, 0) for action in actions_of(order)])
+        found[device] = max(1.0, np.cumsum(steps).max(initial=0))
+    return found
+
+
+_HELD = {"F": 1, "B": -1, "BW": -1}
+"""What a pass adds to the activations that are kept for gradients of inputs."""

@@ -1,0 +1,203 @@
+"""Least durations and memory of the passes of every kind of unit of a model, from which a stage's are put together.
+
+The embedding, each kind of layer and the output layer are lowered and priced alone, at the plan's degrees. What a stage
+of any number of layers takes at least follows without lowering it: the (max,+) matrix M of consecutive blocks is the
+product of theirs, and so M[s, s] is at least the sum of the blocks' M[s, s], for every stream s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from simulator.bounds.schedule_bound import PASSES, StageTimes
+from simulator.engine.maxplus import Coordinates, product
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.program import host_launch_seconds
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.ops import StageOps
+from simulator.plan.plan import Plan
+from simulator.program.memory_profile import Profile
+from simulator.program.task import Task, make_task
+
+StageUnits = tuple[tuple[int, int], ...]
+"""The kinds of the units of a stage in forward order, each with its number of units in a row."""
+
+
+@dataclass(eq=False)
+class UnitKind:
+    """One kind of unit of a model, alone in a stage.
+
+    stage_ops: its ops.
+    tasks: its passes, by kind of action.
+    """
+
+    stage_ops: StageOps
+    tasks: dict[str, Task]
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """Bytes of the input and of the output that stay for the backward pass."""
+        first, last = self.stage_ops.unit_runs[0], self.stage_ops.unit_runs[-1]
+        return first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
+
+
+@dataclass(eq=False)
+class UnitPrices:
+    """Prices of the passes of a plan, for any number of its layers in a stage.
+
+    kinds: kinds of units: the embedding, those of layers, the output layer.
+    of_layer: the kind of every layer.
+    """
+
+    kinds: list[UnitKind]
+    of_layer: np.ndarray
+    coordinates: Coordinates
+    _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
+    _stages: dict[tuple[int, ...], list[StageUnits]] = field(default_factory=dict)
+    _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
+
+    def stages(self, layers: tuple[int, ...]) -> list[StageUnits]:
+        """The units of the parts of a model. layers: the number of layers of every part."""
+        if layers not in self._stages:
+            ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
+            kinds = self.of_layer.tolist()
+            runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
+            runs[0].insert(0, (0, 1))
+            runs[last].append((len(self.kinds) - 1, 1))
+            self._stages[layers] = [tuple(run) for run in runs]
+        return self._stages[layers]
+
+    def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
+        """The matrix of `count` units of a kind, one after another."""
+        key = kind, action, count
+        if key not in self._matrices:
+            parts = self.kinds[kind].tasks[action].parts
+            if len(parts) == 1:
+                parts = (replace(parts[0], count=count * parts[0].count),)
+                count = 1
+            order = [self.coordinates.power(part) for part in parts] * count
+            self._matrices[key] = reduce(lambda a, b: product(b, a), order)
+        return self._matrices[key]
+
+    @property
+    def message_nbytes(self) -> int:
+        """Bytes of a message between two stages, before ranks share it."""
+        return self.kinds[0].stage_ops.message_nbytes
+
+    def stream_seconds(self, stream: str, action: str) -> float:
+        """Seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
+        at = self.coordinates.at.get(stream)
+        kinds = np.unique(self.of_layer).tolist()
+        return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
+
+    def layer_seconds(self, busy: bool) -> float:
+        """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
+
+        busy: of their kernels alone, without waiting for communication.
+        """
+        found = 0.0
+        for kind, n in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
+            seconds = np.array(self._busy[kind]) if busy else self._rows_of(((int(kind), 1),))[0]
+            forward, whole, inputs, weights = seconds[:, 0]
+            found += n * (forward + min(whole, inputs + weights))
+        return float(found)
+
+    def stage_times(self, stages: Sequence[StageUnits], hop: float = 0.0) -> StageTimes:
+        """Least durations of the passes of stages. hop: seconds of a message between two stages."""
+        distinct = list(dict.fromkeys(stages))
+        rows = [self._rows_of(stage) for stage in distinct]
+        place = {stage: i for i, stage in enumerate(distinct)}
+        order = [place[stage] for stage in stages]
+        stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
+        return StageTimes(stream, busy, path, from_input, to_result, hop)
+
+    def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
+        """The times of one stage, as `StageTimes` has them."""
+        if stage in self._rows:
+            return self._rows[stage]
+        axes, passes = self.coordinates, len(PASSES)
+        streams = len(axes.streams) + (axes.host is not None)
+        delay, busy = np.zeros((2, passes, streams))
+        path, from_input, to_result = np.zeros((3, passes))
+        for j, action in enumerate(PASSES):
+            order = stage if action == "F" else stage[::-1]
+            whole = reduce(lambda a, b: product(b, a), [self.matrix(kind, action, n) for kind, n in order])
+            delay[j] = np.maximum(whole.diagonal()[:streams], 0.0)
+            path[j], from_input[j] = max(whole[axes.port, axes.port], 0.0), max(whole[0, axes.port], 0.0)
+            to_result[j] = max(whole[axes.port, 0], 0.0)
+            for kind, n in stage:
+                busy[j, : len(axes.streams)] += n * self._busy[kind][j]
+        self._rows[stage] = found = delay, busy, path, from_input, to_result
+        return found
+
+    @cached_property
+    def _busy(self) -> list[list[np.ndarray]]:
+        """Seconds of all ops of one unit on every stream [kinds][passes]."""
+        at, found = self.coordinates.at, []
+        for kind in self.kinds:
+            rows = []
+            for action in PASSES:
+                row = np.zeros(len(self.coordinates.streams))
+                for part in kind.tasks[action].parts:
+                    for op, seconds in zip(part.block.ops, part.seconds, strict=True):
+                        row[at[op.stream]] += part.count * seconds
+                rows.append(row)
+            found.append(rows)
+        return found
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def stage_memory(self, stage: StageUnits) -> tuple[float, float, float]:
+        """Memory of a stage in one micro-batch [bytes]: what its forward pass leaves, and the peaks of its forward and
+        of its backward pass, each relative to its begin."""
+        if stage in self._memory:
+            return self._memory[stage]
+        first, last = self.kinds[stage[0][0]], self.kinds[stage[-1][0]]
+        begin, end = Profile.step(first.ends[0], "activations"), Profile.step(-last.ends[1], "activations")
+        forward = Profile.in_series([(begin, 1), *self._profiles(stage, "F"), (end, 1)])
+        backward = Profile.in_series(self._profiles(stage[::-1], "BW"))
+        self._memory[stage] = found = forward.grown, forward.peak, backward.peak
+        return found
+
+    def _profiles(self, stage: Sequence[tuple[int, int]], action: str) -> Iterator[tuple[Profile, int]]:
+        for kind, count in stage:
+            parts = self.kinds[kind].tasks[action].parts
+            if len(parts) == 1:
+                yield parts[0].block.memory, count
+            else:
+                for _ in range(count):
+                    yield from ((part.block.memory, part.count) for part in parts)
+
+
+def price_units(plan: Plan, shared: SharedWork) -> UnitPrices:
+    """The prices of the units of a plan whose stages are alike."""
+    price, host = shared.device_costs(plan)[0].estimate, host_launch_seconds(plan)
+    lowering, architecture, model = make_lowering(plan, shared.units), plan.architecture, plan.model
+    parts: dict[tuple[object, str], object] = {}
+
+    def kind(layers: range, first: bool = False, last: bool = False) -> UnitKind:
+        stage_ops = lowering.run(architecture.stage(layers, first, last))
+        tasks = {
+            action: make_task(stage_ops, action, price, again=False, known=parts, blocks=shared.blocks)  # type: ignore[arg-type]
+            for action in PASSES
+        }
+        return UnitKind(stage_ops, tasks)
+
+    known: dict[object, int] = {}
+    kinds, of_layer = [kind(range(0), first=True)], []
+    for layer in range(model.layers):
+        units = architecture.stage(range(layer, layer + 1), False, False).units
+        key = tuple(unit.lowering_key for unit in units), architecture.group_start(layer)
+        if key not in known:
+            known[key] = len(kinds)
+            kinds.append(kind(range(layer, layer + 1)))
+        of_layer.append(known[key])
+    kinds.append(kind(range(0), last=True))
+    coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), host)
+    return UnitPrices(kinds, np.array(of_layer), coordinates)

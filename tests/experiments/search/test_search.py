@@ -1,0 +1,172 @@
+"""Searches against brute force, their certificates, and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.search.search import Search
+from experiments.search.space import Space
+from hardware.errors import MeshcastError, PlanError
+from simulator import simulate
+from simulator.forecast.step import forecast_step
+
+SMALL = {
+    "model": {"preset": "llama3-8b", "layers": 8},
+    "cluster": "dgx-h100:1",
+    "batch": {"global": 32, "micro": [1, 2], "sequence": 4096},
+    "plan": {"tp": [1, 2, 4], "pp": [1, 2, 4], "schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "chunks": [1, 2]},
+}
+
+
+def search(job: dict[str, Any], **options: Any) -> Search:
+    made = Search(Space(job, Path(".")), **options)
+    made.run()
+    return made
+
+
+def every_job(space: Space) -> list[dict[str, Any]]:
+    return [
+        space.job_of(group, pipeline, step)
+        for group in space.groups()
+        for pipeline in space.pipelines(group)
+        for step in space.steps(group, pipeline.pp)
+    ]
+
+
+def draw(seed: int) -> dict[str, Any]:
+    """A small space."""
+    rng = random.Random(seed)
+    plan = {
+        "tp": rng.sample([1, 2, 4, 8], 2),
+        "pp": rng.sample([1, 2, 4], 2),
+        "schedule": rng.sample(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "hanayo", "breadth-first"], 3),
+        "chunks": [1, 2],
+        "zero": rng.sample([0, 1, 2, 3], 2),
+        "recompute": rng.sample(["none", "selective", "full"], rng.choice([1, 2])),
+    }
+    model = {"preset": rng.choice(["llama3-8b", "opt-6.7b"]), "layers": rng.choice([4, 8])}
+    batch = {"global": rng.choice([16, 32]), "micro": rng.sample([1, 2, 4], 2), "sequence": 2048}
+    return {"model": model, "cluster": rng.choice(["dgx-h100:1", "dgx-a100:1"]), "batch": batch, "plan": plan}
+
+
+def check_against_brute_force(job: dict[str, Any]) -> None:
+    found = search(job)
+    steps = []
+    for one in every_job(found.space):
+        try:
+            forecast = forecast_step(one)
+        except MeshcastError:
+            continue
+        steps += [forecast.step_time] if forecast.fits else []
+    assert found.best[0].forecast.step_time == pytest.approx(min(steps), rel=1e-12)
+    certificate = found.certificate
+    assert certificate.complete and certificate.gap == 0.0
+    cut = certificate.invalid + certificate.memory_bound + certificate.time_bound
+    assert cut + certificate.exact == certificate.plans == len(every_job(found.space))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_search_finds_what_brute_force_finds(seed: int) -> None:
+    check_against_brute_force(draw(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_searches_find_what_brute_force_finds(seed: int) -> None:
+    check_against_brute_force(draw(seed))
+
+
+def test_few_plans_are_forecast() -> None:
+    found = search(SMALL)
+    assert found.certificate.exact < found.certificate.plans / 3
+    assert found.best[0].forecast == forecast_step(found.best[0].job)
+
+
+def test_a_search_within_a_gap_proves_that_gap() -> None:
+    exact, near = search(SMALL), search(SMALL, within=0.2)
+    assert near.certificate.gap <= 0.2 and near.certificate.exact <= exact.certificate.exact
+    best = exact.best[0].forecast.step_time
+    assert near.certificate.open_bound <= best <= near.best[0].forecast.step_time <= best / 0.8
+
+
+def test_an_interrupted_search_says_what_is_proven() -> None:
+    made = Search(Space(SMALL, Path(".")))
+
+    def stop(certificate: Any) -> None:
+        if certificate.exact == 2:
+            raise KeyboardInterrupt
+
+    found = made.run(stop)
+    assert not found.complete and found.exact == 2 and made.best
+    assert min(found.open_bound, found.incumbent) <= search(SMALL).certificate.incumbent
+    assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
+
+
+def test_plan_auto_opens_every_field_of_the_plan() -> None:
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": "auto"}
+    space = Space(job, Path("."))
+    assert {"plan.tp", "plan.pp", "plan.schedule", "plan.zero", "batch.micro"} <= {*space.open}
+    assert space.values["tp"] == (1, 2, 4, 8) and space.values["ep"] == (1,)
+    jobs = [json.dumps(one, sort_keys=True) for one in every_job(space)[:2000]]
+    assert len({*jobs}) == len(jobs)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({**SMALL, "model": "auto"}, "a search does not vary this field"),
+        ({**SMALL, "plan": {"tp": 2}, "batch": {"global": 32}}, "no field of the job is open"),
+        ({**SMALL, "plan": {"tp": ["two"]}}, "plan.tp"),
+    ],
+)
+def test_wrong_spaces_are_refused(job: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Space(job, Path("."))
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["search", *words])
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return path
+
+
+def test_the_answer_holds_plans_and_certificate(job_file: Path, tmp_path: Path) -> None:
+    result = run(str(job_file), "--json", "--top", "2", "--jobs-to", str(tmp_path / "best"))
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    best, certificate = answer["best"], answer["certificate"]
+    assert len(best) == 2 and best[0]["step_time_s"] == certificate["incumbent_s"]
+    assert sum(certificate["cut"].values()) + certificate["exact"] == certificate["space"]["plans"]
+    assert certificate["violations"] == 0 and certificate["gap"] == 0
+    for number, one in enumerate(best, 1):
+        report = simulate(tmp_path / "best" / f"job-{number}.yaml")
+        assert report.step_time == pytest.approx(one["step_time_s"], rel=1e-12)
+
+
+def test_the_page_shows_plans_and_proof(job_file: Path) -> None:
+    result = run(str(job_file), "--top", "2")
+    assert result.exit_code == 0
+    for words in ("slower by", "no plan of the space is faster in the model", "break a rule", "published"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize("gap", ["-1%", "2", "few"])
+def test_a_wrong_gap_is_refused(job_file: Path, gap: str) -> None:
+    result = run(str(job_file), "--within", gap)
+    assert result.exit_code == 2 and "a gap is a share of the step" in result.output
