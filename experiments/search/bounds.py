@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ class Bounds:
 
     # ------------------------------------------------------------------------------------------ groups
 
-    def least(self, group: LayerGroup) -> float:
+    def bound_kernels(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from the kernels of a group like it, which neither
         recomputes nor divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
         like = group._replace(recompute="none", offload=())
@@ -154,10 +155,15 @@ class Bounds:
             like = like._replace(sequence_parallel=True, overlap_tp=False)
         return self._mean_step(like, True)
 
-    def better(self, group: LayerGroup) -> float:
+    def bound_passes(self, group: LayerGroup) -> float:
         """The same from the passes of its own layers, with what they wait for inside a pass."""
-        pairs = {"dualpipe", "dualpipe-v"} & {*self.space.values["schedule"]}
-        return self._mean_step(group, bool(pairs))
+        return self._mean_step(group, self._pairs_passes)
+
+    @cached_property
+    def _pairs_passes(self) -> bool:
+        """Whether a schedule of the space may run two passes together, which wait less than one by one."""
+        kinds = [find_scheme(f"pipeline/{name}") for name in self.space.values["schedule"]]
+        return any(kind.pairs_passes is not Schedule.pairs_passes for kind in kinds)  # type: ignore[attr-defined]
 
     def _mean_step(self, group: LayerGroup, busy: bool) -> float:
         prices, job = self.prices(group, bool(SHARDED & {*self.space.values["data"]})), self.space.loaded
@@ -167,7 +173,7 @@ class Bounds:
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
         return micro_batches * prices.layer_seconds(busy) + job.framework.step_overhead_s
 
-    def of(self, group: LayerGroup) -> BoundedPoints:
+    def bound_points(self, group: LayerGroup) -> BoundedPoints:
         """The points of a group with their bounds."""
         pipelines, steps, seconds, nbytes, invalid = [], [], [], [], 0
         for pipeline in self.space.pipelines(group):

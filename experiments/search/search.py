@@ -118,11 +118,15 @@ class Search:
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
         began, found = time.process_time(), self.certificate
+        # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
+        taken = 0.0
         try:
             for group in self.sizes:
-                self._push(self.bounds.least(group), group)
+                self._push(self.bounds.bound_kernels(group), group)
             priced = set[LayerGroup]()
+            taken = math.inf
             while self._heap and self._heap[0][0] < found.incumbent * (1 - self.within):
+                taken = self._heap[0][0]
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Points):
                     self._forecast(item)
@@ -130,19 +134,20 @@ class Search:
                         self._push(item.bound, item)
                 elif item not in priced:
                     priced.add(item)
-                    self._push(max(bound, self.bounds.better(item)), item)
+                    self._push(max(bound, self.bounds.bound_passes(item)), item)
                 elif points := self._open(item):
                     self._push(max(bound, points.bound), points)
+                taken = math.inf
                 found.open_bound = self._heap[0][0] if self._heap else found.incumbent
                 found.cpu = time.process_time() - began
                 progress(found)
             found.complete = True
+            left = sum(self.sizes[item] if isinstance(item, LayerGroup) else item.left for _, _, item in self._heap)
         except KeyboardInterrupt:
-            pass
-        left = sum(self.sizes[item] if isinstance(item, LayerGroup) else item.left for _, _, item in self._heap)
-        # An interruption may lose the item that was taken up: it is among the points that were not forecast.
-        found.time_bound = found.plans - found.invalid - found.memory_bound - found.exact if self._heap else left
+            left = found.plans - found.invalid - found.memory_bound - found.exact
+        found.time_bound = left
         found.open_bound = min((one[0] for one in self._heap), default=found.incumbent)
+        found.open_bound = min(found.open_bound, taken)
         found.cpu = time.process_time() - began
         return found
 
@@ -151,7 +156,7 @@ class Search:
 
     def _open(self, group: LayerGroup) -> _Points | None:
         """The points of a group that may fit in memory, the smallest bound first; None: there are none."""
-        points = self.bounds.of(group)
+        points = self.bounds.bound_points(group)
         fits = points.nbytes <= self.capacity
         self.certificate.opened += 1
         self.certificate.invalid += points.invalid

@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.sweeps.expressions import parse_constraint
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
@@ -30,6 +29,8 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 """Schedules with two or more chunks a device."""
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
+
+PARTITIONS = ("even", "ends-as-layers")
 
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
@@ -87,19 +88,18 @@ class Space:
     base: folder of relative paths in the job.
     values: values of every field in `FIELDS`, by its name in a point.
     open: fields of the job that vary.
-    where: constraints on the fields of the job.
     """
 
-    def __init__(self, job: Mapping[str, Any], base: Path, where: Sequence[str] = ()) -> None:
+    def __init__(self, job: Mapping[str, Any], base: Path) -> None:
         self.base = base
         self.job, given = _split_open_fields(job)
         if not given:
             rule = "no field of the job is open"
             raise PlanError("search", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         self.loaded = load_job(self.job, base=base)
+        _check_job(self.loaded, self.job)
         self.open = tuple(given)
         self.values = self._every_value(given)
-        self.where = [parse_constraint(text, "--where") for text in where]
         self._pipelines: dict[tuple[int, int], list[Pipeline]] = {}
         self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
 
@@ -118,6 +118,8 @@ class Space:
                 _check_values(field, name, value, fixed[name])
                 one_of = _data_name if name == "data" else lambda one: tuple(one) if isinstance(one, list) else one
                 found[name] = tuple(one_of(one) for one in value)
+        if "plan.chunks" in given and "plan.schedule" not in given and "schedule" not in self.job["plan"]:
+            found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
 
     def _automatic(self, name: str) -> tuple[Any, ...]:
@@ -139,7 +141,7 @@ class Space:
             "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
-            "partition": ("even", "ends-as-layers"),
+            "partition": PARTITIONS,
             "data": DATA,
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
@@ -274,6 +276,32 @@ def _strip(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
             _strip(inner, f"{name}.", found)
         elif value == AUTO or (isinstance(value, list) and name in FIELDS):
             found[name] = part.pop(key)
+
+
+CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
+"""Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
+
+
+def _check_job(job: Job, written: Mapping[str, Any]) -> None:
+    """Refuses jobs for which there are no bounds."""
+    plan, batch = written["plan"], job.batch
+    remedy = "Leave it out, or use `meshcast sweep`"
+    for key in CLOSED:
+        if key in plan:
+            raise PlanError(f"plan.{key}", "a search takes a short plan without it", remedy, plan[key])
+    if isinstance(plan.get("schedule", ""), Mapping) or str(plan.get("partition", "even")) not in PARTITIONS:
+        key = "schedule" if isinstance(plan.get("schedule"), Mapping) else "partition"
+        rule = "a search knows schedules by their names, and partitions even and ends-as-layers"
+        raise PlanError(f"plan.{key}", rule, remedy, plan[key])
+    reasons = {
+        "cluster": ("all nodes are of one kind", bool(job.cluster.groups)),
+        "model": ("a model is one chain of layers", bool(job.model.branches)),
+        "train.mode": ("a step has backward passes", job.forward_only),
+        "batch": ("micro-batches are alike", bool(batch.lengths)),
+    }
+    for where, (rule, broken) in reasons.items():
+        if broken:
+            raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
 
 
 def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:

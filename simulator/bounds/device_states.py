@@ -19,7 +19,9 @@ from simulator.program.program import one_of
 
 @dataclass(frozen=True)
 class DeviceStates:
-    """resident: bytes on a GPU that live through the whole step [devices].
+    """Memory of states, and times that follow from degrees alone.
+
+    resident: bytes on a GPU that live through the whole step [devices].
     update: time of the update's kernels [devices] [s].
     reductions: time of all gradient reductions on their stream [devices] [s].
     each: time of the data-parallel collectives in every micro-batch on their stream [devices] [s].

@@ -47,7 +47,6 @@ class StagePlaces:
     part: part of the model.
     device: pipeline device.
     turns: micro-batches that pass through.
-    before: the stages that a micro-batch passes through before, nearest first, with the number of hops to each.
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:

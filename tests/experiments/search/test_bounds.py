@@ -55,7 +55,7 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
                     continue
                 found.append((seconds / forecast.step_time, nbytes / forecast.peak_device))
                 assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
-                least = max(bounds.least(group), bounds.better(group))
+                least = max(bounds.bound_kernels(group), bounds.bound_passes(group))
                 assert least <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
     return found
 

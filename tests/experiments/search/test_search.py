@@ -110,6 +110,41 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
     assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
 
 
+def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Search(Space(SMALL, Path("."))), []
+
+    def stop_at_the_second(job: Any, shared: Any) -> Any:
+        asked.append(made._heap[0][0])
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return forecast_step(job, shared)
+
+    bounds = list[float]()
+    monkeypatch.setattr("experiments.search.search.forecast_step", stop_at_the_second)
+    found = made.run(lambda certificate: bounds.append(certificate.open_bound))
+    assert not found.complete and found.open_bound == bounds[-1] <= asked[-1]
+    cut = found.invalid + found.memory_bound + found.time_bound
+    assert cut + found.exact == found.plans
+
+
+def test_an_interruption_before_all_groups_are_bounded_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Search(Space(SMALL, Path(".")))
+
+    def stop(group: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.bounds, "bound_kernels", stop)
+    assert made.run().gap == 1.0
+
+
+def test_chunks_alone_take_the_schedule_that_a_plan_takes() -> None:
+    job = {**SMALL, "plan": {"pp": 4, "chunks": [1, 2]}}
+    found = search(job)
+    assert {one.changes["plan.chunks"] for one in found.best} <= {1, 2}
+    steps = [forecast_step(one) for one in every_job(found.space)]
+    assert len(steps) == 4 and found.best[0].forecast.step_time == min(one.step_time for one in steps if one.fits)
+
+
 def test_plan_auto_opens_every_field_of_the_plan() -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": "auto"}
     space = Space(job, Path("."))
@@ -125,6 +160,16 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
         ({**SMALL, "model": "auto"}, "a search does not vary this field"),
         ({**SMALL, "plan": {"tp": 2}, "batch": {"global": 32}}, "no field of the job is open"),
         ({**SMALL, "plan": {"tp": ["two"]}}, "plan.tp"),
+        ({**SMALL, "plan": {"tp": "auto", "dp": 2}}, "plan.dp"),
+        ({**SMALL, "plan": {"mesh": {"dp": 8}, "schemes": [{"use": "data/ddp", "over": "dp"}]}}, "plan.mesh"),
+        ({**SMALL, "plan": {"tp": "auto", "schedule": {"use": "1f1b"}}}, "plan.schedule"),
+        ({**SMALL, "plan": {"tp": "auto", "partition": "by-cost"}}, "plan.partition"),
+        ({**SMALL, "train": {"mode": "forward-only"}}, "a step has backward passes"),
+        ({**SMALL, "model": "llava-1.5-7b"}, "a model is one chain of layers"),
+        (
+            {**SMALL, "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}},
+            "one kind",
+        ),
     ],
 )
 def test_wrong_spaces_are_refused(job: dict[str, Any], words: str) -> None:
