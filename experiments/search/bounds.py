@@ -109,7 +109,7 @@ class Bounds:
 
     def _make_for_plan(self, job: dict[str, Any], total: int, make: Any) -> Any:
         """Something of the plan of a job with another global batch; None if the plan breaks a rule."""
-        job["batch"] = {**job["batch"], "global": total}
+        job["batch"] = {**job.get("batch", {}), "global": total}
         try:
             return make(resolve_plan(load_job(job, base=self.space.base), self.shared))
         except MeshcastError:

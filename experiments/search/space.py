@@ -253,7 +253,8 @@ def _split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     if rest.get("plan", AUTO) == AUTO:
         given = {field: AUTO for field in FIELDS if field.startswith("plan.")}
         rest["plan"] = {}
-        if "micro" not in (rest.get("batch") or {}):
+        batch = rest.get("batch", {})
+        if isinstance(batch, Mapping) and "micro" not in batch:
             given["batch.micro"] = AUTO
         given["framework.set.overlap.tp"] = AUTO
     found: dict[str, Any] = {}
@@ -284,7 +285,14 @@ CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
 
 def _check_job(job: Job, written: Mapping[str, Any]) -> None:
     """Refuses jobs for which there are no bounds."""
-    plan, batch = written["plan"], job.batch
+    plan, batch, sizes = written["plan"], job.batch, written.get("batch", {})
+    if "global" not in sizes:
+        rule = "a search compares plans of one global batch, and the job does not state it"
+        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
+    for key in ("microbatches", "samples"):
+        if key in sizes:
+            rule = "a search takes the size of a micro-batch, batch.micro"
+            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
     remedy = "Leave it out, or use `meshcast sweep`"
     for key in CLOSED:
         if key in plan:
@@ -313,6 +321,8 @@ def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> N
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         raise PlanError(field, f"its values are {known}", "Correct them, or write auto", wrong[0])
+    if kind is int and min(values) < (least := 0 if name == "data" else 1):
+        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(values))
 
 
 def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:

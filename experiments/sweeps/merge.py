@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.sweeps.fingerprint import Fingerprint, parse_fingerprint
 from experiments.sweeps.output import Output, read_about, tell_changes
-from experiments.sweeps.store import WHOLE, Shard, parse_shard, summarize
+from experiments.sweeps.store import WHOLE, Shard, arrow_types, parse_shard, row_schema, summarize
 from hardware.errors import MeshcastError, PlanError
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def merge(
 
 
 def _read_shard(path: Path) -> ShardFile:
+    import pyarrow.parquet as pq
+
     if not path.is_file():
         raise PlanError(str(path), "no such file", "Name the results of `meshcast sweep --shard`")
     about = read_about(path)
@@ -74,7 +76,10 @@ def _read_shard(path: Path) -> ShardFile:
         fingerprint = parse_fingerprint(about["fingerprint"])
         shard = parse_shard(fingerprint.pop("shard", str(WHOLE)))
         assert all(isinstance(about[key], int) and about[key] > 0 for key in ("points", "chunk"))
-    except (AssertionError, LookupError, MeshcastError):
+        schema = pq.read_schema(path)
+        fields = {one.name: one.type for one in list(schema)[1 : schema.names.index("status")]}
+        assert schema.equals(row_schema(about["job"], fields)) and {*fields.values()} <= {*arrow_types().values()}
+    except (AssertionError, LookupError, TypeError, ValueError, MeshcastError):
         raise _explain_damage(path) from None
     return ShardFile(path, shard, about, fingerprint)
 

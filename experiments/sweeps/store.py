@@ -14,7 +14,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -226,18 +226,7 @@ class Store(Output):
     @cached_property
     def _schema(self) -> pa.Schema:
         """Columns: index, varied fields, status, figures, limits."""
-        import pyarrow as pa
-
-        kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-        given = {*self.sweep.job, *(name.split(".")[0] for name in self.sweep.fields)}
-        names = {
-            "index": pa.int64(),
-            **{name: kinds[_column_type(self.sweep.values(name))] for name in self.sweep.fields},
-            "status": pa.string(),
-            "reason": pa.string(),
-            **{figure.name: kinds[figure.kind] for figure in columns(given)},
-            "limits": pa.string(),
-        }
+        fields = {name: arrow_types()[_column_type(self.sweep.values(name))] for name in self.sweep.fields}
         about = {
             "version": product_version(),
             "fingerprint": self.fingerprint,
@@ -245,13 +234,31 @@ class Store(Output):
             "chunk": self.chunk,
             "job": self.sweep.job,
         }
-        return pa.schema(list(names.items()), {"meshcast": json.dumps(about)})
+        return row_schema(self.sweep.job, fields).with_metadata({"meshcast": json.dumps(about)})
 
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
         """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
         return summarize(self.out, self.sweep.fields, self.points)
+
+
+def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The columns of the rows of a sweep. fields: those that vary."""
+    import pyarrow as pa
+
+    given = {*job, *(name.split(".")[0] for name in fields)}
+    figures = {figure.name: arrow_types()[figure.kind] for figure in columns(given)}
+    text = pa.string()
+    names = {"index": pa.int64(), **fields, "status": text, "reason": text, **figures, "limits": text}
+    return pa.schema(list(names.items()))
+
+
+def arrow_types() -> dict[type, pa.DataType]:
+    """The types of the columns of a sweep."""
+    import pyarrow as pa
+
+    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:

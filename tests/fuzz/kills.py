@@ -112,7 +112,16 @@ class Place:
                 shutil.copytree(ROOT / package, self.root / package)
 
     def start(self, *words: str, stop: Moment | None = None, nbytes: int | None = None) -> SweepProcess:
-        return SweepProcess(self.sweep, self.out, words, stop, self.root, nbytes)
+        return SweepProcess(self.folder, self.out, self.command(words), stop, self.root, nbytes)
+
+    @property
+    def operations(self) -> int:
+        """Operations of the command on the files of its output."""
+        return OPERATIONS
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The words of the command that makes the output."""
+        return ["sweep", self.sweep.name, *words]
 
     def finish(self, *words: str) -> None:
         """Runs the sweep to its end."""
@@ -140,6 +149,30 @@ class Place:
         os.replace(self.folder / "old", self.edited)
 
 
+class ShardPlace(Place):
+    """One shard of a sweep, in a folder of its own."""
+
+    def __init__(self, folder: Path, sweep: str, number: int, of: int) -> None:
+        super().__init__(folder, sweep)
+        self.shard = f"{number}/{of}"
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        return [*super().command(words), "--shard", self.shard]
+
+
+class MergePlace(Place):
+    """The folder of a merge. files: of the shards."""
+
+    operations = 9
+
+    def __init__(self, folder: Path, sweep: str, files: Sequence[Path]) -> None:
+        super().__init__(folder, sweep)
+        self.files = files
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        return ["merge", *map(str, self.files)]
+
+
 class Harness:
     """What the attacks share: a folder, files of undisturbed sweeps, and counts."""
 
@@ -163,9 +196,10 @@ class Harness:
             shutil.rmtree(place.folder.parent)
         return self.references[sweep, edit]
 
-    def moment(self, rng: random.Random) -> Moment:
+    def moment(self, rng: random.Random, place: Place) -> Moment:
         """Any time of a sweep, any of its operations, or one of the last, when parts are joined and removed."""
-        operation = rng.choice((0, rng.randrange(OPERATIONS), rng.randrange(OPERATIONS * 2 // 3, OPERATIONS)))
+        last = place.operations
+        operation = rng.choice((0, rng.randrange(last), rng.randrange(last * 2 // 3, last)))
         return Moment(
             operation, rng.random() * self.seconds if operation == 0 else rng.choice((0, 0, rng.random() / 10))
         )
@@ -173,7 +207,7 @@ class Harness:
     def strike(self, place: Place, rng: random.Random, *words: str) -> tuple[str, Ended]:
         """Starts a sweep, hits it and waits for its end; what was stored before stays as it was."""
         blow, before = rng.choice(list(BLOWS)), place.stored()
-        with place.start("--workers", str(rng.choice((1, 2, 2, 3))), *words, stop=self.moment(rng)) as victim:
+        with place.start("--workers", str(rng.choice((1, 2, 2, 3))), *words, stop=self.moment(rng, place)) as victim:
             if victim.reach():
                 BLOWS[blow](victim, rng)
                 self.counts[blow] += 1
@@ -220,6 +254,27 @@ def kill_sweep(harness: Harness, rng: random.Random, folder: Path) -> None:
     for _ in range(rng.choice((1, 1, 2, 3, 4))):
         harness.strike(place, rng)
     place.finish("--workers", str(rng.choice((1, 2))))
+    check_result(place, reference)
+
+
+def merge_shards(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """Blows to the shards of a sweep and to their merge; each goes on."""
+    folder.mkdir()
+    name, of = rng.choice(list(SWEEPS)), rng.choice((2, 3))
+    reference, files = harness.reference(name), []
+    for number in range(of):
+        shard = ShardPlace(folder / f"shard-{number}", name, number, of)
+        if rng.random() < 0.5:
+            harness.strike(shard, rng)
+        shard.finish("--workers", str(rng.choice((1, 2))))
+        files.append(shard.out)
+    rng.shuffle(files)
+    place = MergePlace(folder / "merge", name, files)
+    for _ in range(rng.choice((1, 2))):
+        harness.strike(place, rng)
+        if place.out.exists():
+            assert place.out.read_bytes() == reference, describe_difference(place.out.read_bytes(), reference)
+    place.finish()
     check_result(place, reference)
 
 
@@ -281,9 +336,9 @@ def write_twice(harness: Harness, rng: random.Random, folder: Path) -> None:
     if rng.random() < 0.3:  # what they find
         harness.strike(place, rng)
     words = [["--workers", str(rng.choice((1, 2)))] + ["--restart"] * (rng.random() < 0.3) for _ in range(2)]
-    with place.start(*words[0], stop=harness.moment(rng)) as first:
+    with place.start(*words[0], stop=harness.moment(rng, place)) as first:
         first.reach()
-        with place.start(*words[1], stop=harness.moment(rng)) as second:
+        with place.start(*words[1], stop=harness.moment(rng, place)) as second:
             second.reach()
             both = [first, second]
             if rng.random() < 0.5:
@@ -323,7 +378,7 @@ def change_inputs(harness: Harness, rng: random.Random, folder: Path) -> None:
         harness.strike(place, rng)
         place.apply(edit)
     else:
-        with place.start("--workers", str(rng.choice((1, 2))), stop=harness.moment(rng)) as victim:
+        with place.start("--workers", str(rng.choice((1, 2))), stop=harness.moment(rng, place)) as victim:
             victim.reach()
             place.apply(edit)
             ended = victim.end()
@@ -360,6 +415,7 @@ def check_change(harness: Harness, edit: Edit, ended: Ended) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[Harness, random.Random, Path], None], int]] = {
     "kills": (kill_sweep, 11),
+    "shards": (merge_shards, 3),
     "full disk": (fill_disk, 3),
     "two writers": (write_twice, 3),
     "changed inputs": (change_inputs, 3),

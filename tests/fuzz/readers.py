@@ -63,6 +63,9 @@ COMMANDS = (
     "predict small.yaml --calibration machine --set batch.micro=2",
     "predict - --json",
     "sweep sweep.yaml --out out/rows.parquet --workers 1 --restart --json",
+    "sweep sweep.yaml --out out/shard-0.parquet --workers 1 --shard 0/2 --json",
+    "merge shard-0.parquet shard-1.parquet --out out/rows.parquet --json",
+    "search search.yaml --within 1% --top 3 --jobs-to out --json",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
     "scale small.yaml --gpus 8..64 --weak",
     "compare small.yaml job.yaml --json",
@@ -171,8 +174,9 @@ def run_command(path: Path) -> Result:
 
 
 def write_commands(folder: Path) -> list[bytes]:
-    """Commands, of which some read the rows of a finished sweep."""
+    """Commands, of which some read the rows of a finished sweep, or of its shards."""
     seeds.finish_sweep(folder)
+    seeds.finish_shards(folder)
     return as_words(*COMMANDS)(folder)
 
 
@@ -244,6 +248,12 @@ READERS: dict[str, Reader] = {
         as_yaml(seeds.SWEEP),
     ),
     "sweep part": Reader("parquet", "given.parquet", resume_sweep, seeds.stop_sweep),
+    "shard": Reader(
+        "parquet",
+        "given.parquet",
+        "merge {}/given.parquet {}/shard-1.parquet --out {}/out.parquet --json",
+        seeds.finish_shards,
+    ),
     "sweep rows": Reader("parquet", "given.parquet", "plot {}/given.parquet --why 1,1", seeds.finish_sweep),
     "cluster": Reader(
         "yaml",
@@ -344,6 +354,10 @@ READERS: dict[str, Reader] = {
     "why page": Reader("yaml", "given.yaml", "why {}/given.yaml", as_yaml(seeds.SMALL, *JOBS), 0.1),
     "compare": Reader("yaml", "given.yaml", "compare {}/small.yaml {}/given.yaml --json", as_yaml(*JOBS)),
     "compare page": Reader("yaml", "given.yaml", "compare {}/given.yaml {}/small.yaml", as_yaml(*JOBS)),
+    "search": Reader("yaml", "given.yaml", "search {}/given.yaml --json", as_yaml(*seeds.SEARCH), 0.3),
+    "search page": Reader(
+        "yaml", "given.yaml", "search {}/given.yaml --top 3 --jobs-to {}/out", as_yaml(*seeds.SEARCH), 0.1
+    ),
     "scale": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8..32 --json", as_yaml(*JOBS)),
     "scale page": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8,16 --strong", as_yaml(*JOBS)),
     "job of a sweep": Reader(

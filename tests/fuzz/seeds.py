@@ -14,6 +14,7 @@ import yaml
 from experiments.sweeps.grid import load_sweep
 from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import run as run_sweep
+from experiments.sweeps.store import Shard
 from tests.experiments.cli.samples import JOB, ROOT
 from tests.simulator.bridges.samples import event, kernel, launch
 from tests.simulator.bridges.test_nccl_tests import TABLE
@@ -68,6 +69,11 @@ SWEEP = {
     "vary": {"plan.tp": {"powers": [1, 4]}, "batch.micro": [1, 2]},
     "where": ["plan.tp * plan.pp <= 8"],
 }
+SEARCH: list[dict[str, Any]] = [
+    {**SMALL, "plan": {"tp": "auto", "pp": [1, 2], "chunks": "auto", "zero": [0, 1]}},
+    {**SMALL, "batch": {"global": 16, "micro": [1, 2]}, "plan": {"tp": 2, "recompute": "auto", "partition": "auto"}},
+]
+"""Jobs with open fields of the plan."""
 CLAIMS = {
     "system": "GPipe",
     "family": "pipeline",
@@ -141,6 +147,7 @@ def prepare(folder: Path) -> None:
         "experts": EXPERTS,
         "from-file": FROM_FILE,
         "started": STARTED,
+        "search": SEARCH[0],
     }
     for name, job in {**others, "sweep": SWEEP}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(job), "utf-8")
@@ -228,6 +235,14 @@ def note_sweep(folder: Path) -> list[bytes]:
     """The note about its inputs that a stopped sweep keeps beside its parts."""
     stop_sweep(folder)
     return [(parts_folder(folder / "stopped.parquet") / "_sweep.json").read_bytes()]
+
+
+def finish_shards(folder: Path) -> list[bytes]:
+    """The rows of one of two shards of a sweep, beside those of the other, ``shard-1.parquet``."""
+    outs = [folder / f"shard-{number}.parquet" for number in range(2)]
+    for number, out in enumerate(outs):
+        run_sweep(load_sweep(folder / "sweep.yaml"), out, workers=1, shard=Shard(number, 2))
+    return [outs[0].read_bytes()]
 
 
 def finish_sweep(folder: Path) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A running ``meshcast sweep`` that `tests.fuzz.kills` stops at a moment, hits, and looks after."""
+"""A running ``meshcast sweep`` or ``merge`` that `tests.fuzz.kills` stops at a moment, hits, and looks after."""
 
 from __future__ import annotations
 
@@ -57,18 +57,19 @@ class Ended(NamedTuple):
 
 
 class SweepProcess:
-    """``meshcast sweep`` in a session of its own."""
+    """``meshcast sweep``, or another command on its files, in a session of its own."""
 
     def __init__(
         self,
-        sweep: Path,
+        folder: Path,
         out: Path,
-        words: Sequence[str] = (),
+        words: Sequence[str],
         stop: Moment | None = None,
         root: Path = ROOT,
         nbytes: int | None = None,
     ) -> None:
-        """root: folder of the packages of meshcast. nbytes: largest file that it may write."""
+        """folder: where it runs. words: the command without its --out. root: folder of the packages of meshcast.
+        nbytes: largest file that it may write."""
 
         def prepare() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets processes in its background ignore it
@@ -77,11 +78,11 @@ class SweepProcess:
 
         self.stop, self.stopped = stop, False
         operation = "-" if stop is None else str(stop.operation)
-        command = [sys.executable, str(VICTIM), str(out), operation, "sweep", str(sweep), "--out", str(out), *words]
+        command = [sys.executable, str(VICTIM), str(out), operation, *words, "--out", str(out)]
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONPATH": str(root)},
-            cwd=sweep.parent,
+            cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,

@@ -1,6 +1,6 @@
 """``meshcast`` as a process that stops itself at one of its operations on the files of a sweep, for `tests.fuzz.kills`.
 
-``python victim.py OUT OPERATION sweep sweep.yaml --out OUT ...``: operation 0 is the begin of the command, before its
+``python victim.py OUT OPERATION sweep sweep.yaml ... --out OUT``: operation 0 is the begin of the command, before its
 imports; the others are accesses to `OUT` and its folder of parts, counted in the process that writes them. Without a
 number (``-``) it never stops.
 """

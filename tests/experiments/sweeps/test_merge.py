@@ -173,16 +173,22 @@ def _without_a_row(table: pa.Table) -> pa.Table:
     return table.set_column(0, "index", pa.array([0, *table["index"].to_pylist()[1:]]))
 
 
+def _as_text(table: pa.Table) -> pa.Table:
+    at = table.schema.names.index("tokens_per_s_per_gpu")
+    return table.set_column(at, "tokens_per_s_per_gpu", table["tokens_per_s_per_gpu"].cast(pa.string()))
+
+
 @pytest.mark.parametrize(
     "change",
     [
         _without_a_row,
+        _as_text,
         lambda table: pa.concat_tables([table, table.slice(0, 1)]),
         lambda table: table.drop_columns(["limits"]),
         lambda table: table.replace_schema_metadata(None),
         lambda table: table.replace_schema_metadata({"meshcast": '{"fingerprint": {"shard": "1/3"}}'}),
     ],
-    ids=["a row of another shard", "a row too much", "a column less", "no metadata", "no points"],
+    ids=["a row of another shard", "a figure as text", "a row too much", "a column less", "no metadata", "no points"],
 )
 def test_files_that_were_changed_are_named(change: Any, shards: list[Path], tmp_path: Path) -> None:
     bad = tmp_path / "bad.parquet"
