@@ -13,9 +13,12 @@ from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
+from simulator.bounds.critical_paths import CriticalPaths, critical_paths
 from simulator.bounds.device_states import DeviceStates, device_states
+from simulator.bounds.order_memory import DeviceOrder, PassMemory, device_orders
 from simulator.bounds.schedule_bound import (
     StagePlaces,
+    StageTimes,
     bound_devices,
     has_bound,
     least_in_flight,
@@ -65,6 +68,8 @@ class Bounds:
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, Shape | None] = {}
+        self._paths: dict[Hashable, CriticalPaths | None] = {}
+        self._orders: dict[Hashable, list[DeviceOrder]] = {}
 
     # ------------------------------------------------------------------------------------------ tables
 
@@ -89,16 +94,15 @@ class Bounds:
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        place: Hashable = pipeline
-        if pipeline.partition == "even":
-            # Every device has as many layers: what differs is where the two ends of the model are.
-            schedule, shape = self.schedule(pipeline)
-            ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
-            place = pipeline.pp, *ends, schedule.directions
+        schedule, shape = self.schedule(pipeline)
+        ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
+        if ends == (0, pipeline.pp - 1) and schedule.directions == 1:
+            # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
+            pipeline = Pipeline(pipeline.pp, "1f1b", 1, pipeline.partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
         # What other choices change makes a step no shorter.
         step = StepChoice(step.data, True, True, True)
-        key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, place, step
+        key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
             job = self.space.job_of(plain, pipeline, step)
@@ -234,6 +238,109 @@ class Bounds:
             points.append((step, seconds + framework.step_overhead_s, nbytes))
         return points
 
+    def sharpen(
+        self, group: LayerGroup, pipeline: Pipeline, step: StepChoice, seconds: float, nbytes: float
+    ) -> tuple[float, float]:
+        """Larger lower bounds of a point, from the order in which its schedule runs the passes.
+
+        seconds, nbytes: its bounds so far [s], [bytes].
+        """
+        prices, state = self.prices(group, step.data in SHARDED), self.states(group, pipeline, step)
+        made = self.shape(group, pipeline)
+        if prices is None or state is None or made is None:
+            return seconds, nbytes
+        schedule, shape, place, _ = made
+        layers = self.layers(pipeline, shape.stages // schedule.directions)
+        if layers is None or not has_bound(schedule, shape):
+            return seconds, nbytes
+        stages = prices.stages(layers)
+        shares = _shares(prices.elements(stages), place)
+        if "activations" not in group.offload:
+            # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
+            whole = shares if step.overlap_dp else np.zeros_like(shares)
+            nbytes = max(nbytes, self._order_memory(pipeline, made, prices, state, stages, whole))
+        times = prices.stage_times(stages, state.hop(prices.message_nbytes))
+        chains = self._critical_paths(pipeline, made, times)
+        if chains is not None and schedule.barrier:
+            done = self._done(chains, times, place, state, layers, shares)
+            seconds = max(seconds, done + float(state.update.max()) + state.plan.job.framework.step_overhead_s)
+        return seconds, nbytes
+
+    def _critical_paths(self, pipeline: Pipeline, made: Shape, times: StageTimes) -> CriticalPaths | None:
+        schedule, shape = made[:2]
+        if (key := (pipeline, shape.m)) not in self._paths:
+            self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1})
+        return self._paths[key]
+
+    def _order_memory(
+        self,
+        pipeline: Pipeline,
+        made: Shape,
+        prices: UnitPrices,
+        state: DeviceStates,
+        stages: list[Any],
+        shares: np.ndarray,
+    ) -> float:
+        """Least memory of the first and the last device, from the orders of their passes [bytes]."""
+        schedule, shape, place = made[:3]
+        devices = sorted({0, shape.p - 1})
+        if (key := (pipeline, shape.m)) not in self._orders:
+            self._orders[key] = device_orders(schedule, shape, devices)
+        whole = np.zeros((2, len(stages)))
+        np.add.at(whole[0], place.part, state.whole_weights[place.device] * shares)
+        np.add.at(whole[1], place.part, state.whole_gradients[place.device] * shares)
+        memory = PassMemory(*prices.pass_memory(stages), *whole)
+        context = state.plan.job.framework.memory.context_gib * GIB
+        peaks = [order.peak(memory) for order in self._orders[key]]
+        return (
+            max((state.resident[one] + peak for one, peak in zip(devices, peaks, strict=False)), default=0.0) + context
+        )
+
+    def _done(
+        self,
+        paths: CriticalPaths,
+        times: StageTimes,
+        place: StagePlaces,
+        state: DeviceStates,
+        layers: tuple[int, ...],
+        shares: np.ndarray,
+    ) -> float:
+        """When all passes have ended and all gradients are reduced, at the earliest [s].
+
+        times: durations of passes.
+        Gradients are reduced from the last backward pass of their stage on, one stage after another, and its first
+        forward pass ends no earlier than the weights of all stages so far are gathered. A part of the weights of a
+        device takes at least its share of the time: larger buckets are no slower a byte.
+        """
+        stages, chains, count = paths.stages, paths.seconds(times), len(paths.stages)
+        # All chains begin with the first forward pass of the first stage.
+        gathered = float(state.gathers[0] * shares[0]) if state.plan.model.moe is None else 0.0
+        late = max(gathered - float(times.stream[place.part[0], 0, 0]), 0.0)
+        done, to_last, from_first = (
+            float(chains[0]) + late,
+            chains[1 : 1 + count] + late,
+            chains[1 + count : 1 + 2 * count],
+        )
+        of_part = np.zeros(len(layers))
+        np.add.at(of_part, place.part, state.each_backward[place.device] * shares)
+        if state.plan.model.moe is None and len(paths.devices):
+            drains = chains[1 + 2 * count :].reshape(len(paths.devices), 2) + late + paths.drained @ of_part
+            done = max(done, float(drains.max()))
+        for device in {int(place.device[stage]) for stage in stages}:
+            own = [i for i, stage in enumerate(stages) if place.device[stage] == device]
+            share = shares[[stages[i] for i in own]]
+            if state.plan.model.moe is not None:  # ranks share weights of experts and others unlike
+                count_of = np.array([layers[place.part[stages[i]]] for i in own])
+                share = count_of / max(count_of.sum(), 1)
+            reductions, gathers = (
+                values[device] if state.plan.model.moe is None else values[1:-1].min() if len(values) > 2 else 0.0
+                for values in (state.reductions + state.each_backward, state.gathers)
+            )
+            order = np.argsort(to_last[own])[::-1]
+            done = max(done, float((to_last[own][order] + np.cumsum(reductions * share[order])).max()))
+            done = max(done, float((np.cumsum(gathers * share) + from_first[own]).max()))
+        return done
+
     def _copy_seconds(self, group: LayerGroup) -> float:
         """Time of the copies of the activations of a layer to the host, or back [s]."""
         if "activations" not in group.offload:
@@ -272,3 +379,10 @@ class Bounds:
         if schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
             return (in_flight - 1) * grown
         return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)
+
+
+def _shares(elements: np.ndarray, place: StagePlaces) -> np.ndarray:
+    """Share of every virtual stage in the parameters of its device [stages]."""
+    own = elements[place.part]
+    total = np.bincount(place.device, own)
+    return own / np.maximum(total[place.device], 1.0)

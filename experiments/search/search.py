@@ -1,7 +1,7 @@
 """Best-first branch and bound over the points of a space.
 
 Groups wait with a cheap bound, their points with a better one; the smallest bound is opened first: a group into its
-points, a point into its exact forecast. The search ends when no bound is left below the best plan found: nothing that
+points, a point into its exact forecast, once a bound from the order of its passes is still the smallest. The search ends when no bound is left below the best plan found: nothing that
 was not forecast can be faster in the model.
 """
 
@@ -113,7 +113,7 @@ class Search:
         self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
         self.capacity = float(space.loaded.cluster.gpu.memory)
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, LayerGroup | _Points]] = []
+        self._heap: list[tuple[float, int, LayerGroup | _Points | _Point]] = []
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
@@ -128,8 +128,10 @@ class Search:
             while self._heap and self._heap[0][0] < found.incumbent * (1 - self.within):
                 taken = self._heap[0][0]
                 bound, _, item = heapq.heappop(self._heap)
-                if isinstance(item, _Points):
+                if isinstance(item, _Point):
                     self._forecast(item)
+                elif isinstance(item, _Points):
+                    self._sharpen(item)
                     if item.advance():
                         self._push(item.bound, item)
                 elif item not in priced:
@@ -142,7 +144,7 @@ class Search:
                 found.cpu = time.process_time() - began
                 progress(found)
             found.complete = True
-            left = sum(self.sizes[item] if isinstance(item, LayerGroup) else item.left for _, _, item in self._heap)
+            left = sum(self._count(item) for _, _, item in self._heap)
         except KeyboardInterrupt:
             left = found.plans - found.invalid - found.memory_bound - found.exact
         found.time_bound = left
@@ -151,8 +153,12 @@ class Search:
         found.cpu = time.process_time() - began
         return found
 
-    def _push(self, bound: float, item: LayerGroup | _Points) -> None:
+    def _push(self, bound: float, item: LayerGroup | _Points | _Point) -> None:
         heapq.heappush(self._heap, (bound, next(self._number), item))
+
+    def _count(self, item: LayerGroup | _Points | _Point) -> int:
+        """Number of points of an item of the queue."""
+        return self.sizes[item] if isinstance(item, LayerGroup) else item.left if isinstance(item, _Points) else 1
 
     def _open(self, group: LayerGroup) -> _Points | None:
         """The points of a group that may fit in memory, the smallest bound first; None: there are none."""
@@ -165,20 +171,29 @@ class Search:
         order = order[np.argsort(points.seconds[order], kind="stable")]
         return _Points(group, points, order.tolist()) if len(order) else None
 
-    def _forecast(self, points: _Points) -> None:
-        """Forecasts the next point of a group, and holds the forecast against its bounds."""
-        found, (pipeline, step), bound = self.certificate, points.point, points.bound
-        changes = self.space.changes(points.group, pipeline, step)
-        job = self.space.job_of(points.group, pipeline, step)
+    def _sharpen(self, points: _Points) -> None:
+        """Bounds the next point of a group by the order of its passes."""
+        (pipeline, step), group = points.point, points.group
+        bound, nbytes = self.bounds.sharpen(group, pipeline, step, points.bound, points.nbytes)
+        if nbytes > self.capacity:
+            self.certificate.memory_bound += 1
+        else:
+            self._push(bound, _Point(group, pipeline, step, bound, nbytes))
+
+    def _forecast(self, point: _Point) -> None:
+        """Forecasts a point, and holds the forecast against its bounds."""
+        group, pipeline, step, bound, nbytes = point
+        found, changes = self.certificate, self.space.changes(group, pipeline, step)
+        job = self.space.job_of(group, pipeline, step)
         try:
             forecast = forecast_step(load_job(job, base=self.space.base), self.shared)
         except (PlanError, ModelError):
             found.invalid += 1
             return
         found.exact += 1
-        found.ratios.append((bound / forecast.step_time, points.nbytes / forecast.peak_device))
+        found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
-            raise BoundViolation(changes, bound, points.nbytes, forecast)
+            raise BoundViolation(changes, bound, nbytes, forecast)
         if not forecast.fits:
             found.too_large += 1
             return
@@ -197,6 +212,16 @@ class BoundViolation(PlanError):
         memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
         rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
         super().__init__("search", rule, "Please report it with the job: nothing is proven")
+
+
+class _Point(NamedTuple):
+    """A point with its bounds by the order of its passes [s], [bytes]."""
+
+    group: LayerGroup
+    pipeline: Pipeline
+    step: StepChoice
+    seconds: float
+    nbytes: float
 
 
 class _Points:

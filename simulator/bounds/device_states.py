@@ -4,6 +4,7 @@ and optimizer state, time of the optimizer update and of the gradient reductions
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,13 @@ import numpy as np
 from simulator.forecast.resident_memory import resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import COMPUTE, Transfer
+from simulator.ir.ops import COMPUTE, Op, SideOps, Transfer
 from simulator.plan.plan import Plan
 from simulator.program.block import Price
 from simulator.program.program import one_of
+
+NORM = "norm"
+"""The meeting of all devices at the norm of the gradients."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,13 @@ class DeviceStates:
     """Memory of states, and times that follow from degrees alone.
 
     resident: bytes on a GPU that live through the whole step [devices].
-    update: time of the update's kernels [devices] [s].
+    update: time of the update, from the end of all passes [devices] [s].
     reductions: time of all gradient reductions on their stream [devices] [s].
     each: time of the data-parallel collectives in every micro-batch on their stream [devices] [s].
+    each_backward: that of the backward passes [devices] [s].
+    gathers: time of the all-gathers of updated weights before their first use [devices] [s].
+    whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
+        last micro-batch [devices].
     plan, price: the plan, and the prices of ops of its first device.
     """
 
@@ -32,6 +40,10 @@ class DeviceStates:
     update: np.ndarray
     reductions: np.ndarray
     each: np.ndarray
+    each_backward: np.ndarray
+    gathers: np.ndarray
+    whole_weights: np.ndarray
+    whole_gradients: np.ndarray
     plan: Plan
     price: Price
 
@@ -48,21 +60,46 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    costs, (update, reductions, each) = shared.device_costs(plan), np.zeros((3, plan.devices))
+    costs, times = shared.device_costs(plan), np.zeros((5, plan.devices))
+    update, reductions, each, backward, gathers = times
+    weights, gradients = np.zeros((2, plan.devices))
     for device, price in enumerate(one.estimate for one in costs):
         if updates:
-            own = [op.work for op in updates[device].forward if op.stream == COMPUTE and op.work is not None]
-            update[device] = sum(price(work)[0] for work in own)
-        busy: dict[str, float] = defaultdict(float)
-        for index, stage in enumerate(stages):
-            if plan.device(index) == device:
-                for op in (op for side in one_of(stage).behind for op in side.ops):
-                    busy[op.stream] += price(op.work)[0] if op.work is not None else 0.0
-        reductions[device] = max(busy.values(), default=0.0)
+            update[device] = _play_update(updates[device].forward, price)
         own_stages = [one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device]
+        reductions[device] = _longest_stream([side for stage in own_stages for side in stage.behind], price)
+        gathers[device] = _longest_stream([side for stage in own_stages for side in stage.ahead], price)
         for stage_ops in own_stages:
+            weights[device] += stage_ops.whole_weights
+            gradients[device] += stage_ops.whole_gradients
             for unit_run in stage_ops.unit_runs:
-                ops = (*unit_run.fragment.forward, *unit_run.fragment.backward)
-                works = [op.work for op in ops if op.stream == "data" and op.work is not None]
-                each[device] += unit_run.count * sum(price(work)[0] for work in works)
-    return DeviceStates(np.array(resident), update, reductions, each, plan, costs[0].estimate)
+                passes = unit_run.fragment.forward, unit_run.fragment.backward
+                both = [
+                    sum(price(op.work)[0] for op in ops if op.stream == "data" and op.work is not None)
+                    for ops in passes
+                ]
+                each[device] += unit_run.count * sum(both)
+                backward[device] += unit_run.count * both[1]
+    return DeviceStates(np.array(resident), *times, weights, gradients, plan, costs[0].estimate)
+
+
+def _play_update(ops: Sequence[Op], price: Price) -> float:
+    """Time of an update from when all devices meet for the norm of the gradients, each op after those that it waits for
+    and those before it on its stream; of an update without that the time of its kernels [s]."""
+    if not any(op.meeting == NORM for op in ops):
+        return sum(price(op.work)[0] for op in ops if op.stream == COMPUTE and op.work is not None)
+    ends, streams = dict[Op, float](), defaultdict[str, float](float)
+    for op in ops:
+        before = [ends[other] for other in op.after if other in ends]
+        if before or op.meeting == NORM:
+            begin = max([streams[op.stream], *before])
+            ends[op] = streams[op.stream] = begin + (price(op.work)[0] if op.work is not None else 0.0)
+    return max(ends.values())
+
+
+def _longest_stream(besides: Iterable[SideOps], price: Price) -> float:
+    """Time of the ops beside the passes on the stream that has most of them [s]."""
+    busy: dict[str, float] = defaultdict(float)
+    for op in (op for side in besides for op in side.ops):
+        busy[op.stream] += price(op.work)[0] if op.work is not None else 0.0
+    return max(busy.values(), default=0.0)

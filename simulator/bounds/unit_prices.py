@@ -61,6 +61,7 @@ class UnitPrices:
     _stages: dict[tuple[int, ...], list[StageUnits]] = field(default_factory=dict)
     _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
+    _passes: dict[StageUnits, np.ndarray] = field(default_factory=dict)
 
     def stages(self, layers: tuple[int, ...]) -> list[StageUnits]:
         """The units of the parts of a model. layers: the number of layers of every part."""
@@ -158,12 +159,34 @@ class UnitPrices:
         of its backward pass, each relative to its begin."""
         if stage in self._memory:
             return self._memory[stage]
-        first, last = self.kinds[stage[0][0]], self.kinds[stage[-1][0]]
-        begin, end = Profile.step(first.ends[0], "activations"), Profile.step(-last.ends[1], "activations")
-        forward = Profile.in_series([(begin, 1), *self._profiles(stage, "F"), (end, 1)])
-        backward = Profile.in_series(self._profiles(stage[::-1], "BW"))
+        forward, backward = self._profile(stage, "F"), self._profile(stage, "BW")
         self._memory[stage] = found = forward.grown, forward.peak, backward.peak
         return found
+
+    def _profile(self, stage: StageUnits, action: str) -> Profile:
+        """The memory of a pass of a stage: its input, or the gradient of its output, arrives before it."""
+        arrives, leaves = self.kinds[stage[0][0]].ends[0], self.kinds[stage[-1][0]].ends[1]
+        if action != "F":
+            stage, arrives, leaves = stage[::-1], leaves, arrives
+        ends = [(Profile.step(nbytes, "activations"), 1) for nbytes in (arrives, -leaves)]
+        between = [] if action == "W" else ends
+        return Profile.in_series([*between[:1], *self._profiles(stage, action), *between[1:]])
+
+    def pass_memory(self, stages: Sequence[StageUnits]) -> tuple[np.ndarray, np.ndarray]:
+        """What a pass of every kind leaves, and its peak relative to its begin [stages, kinds] [bytes]."""
+        rows = np.array([self._pass_memory(stage) for stage in stages])
+        return rows[:, 0], rows[:, 1]
+
+    def _pass_memory(self, stage: StageUnits) -> np.ndarray:
+        if stage not in self._passes:
+            found = [self._profile(stage, action) for action in PASSES]
+            self._passes[stage] = np.array([[one.grown for one in found], [one.peak for one in found]])
+        return self._passes[stage]
+
+    def elements(self, stages: Sequence[StageUnits]) -> np.ndarray:
+        """Parameters of stages on one rank [stages]."""
+        of_kind = [sum(param.size * count for param, count in kind.stage_ops.params()) for kind in self.kinds]
+        return np.array([sum(of_kind[kind] * count for kind, count in stage) for stage in stages], float)
 
     def _profiles(self, stage: Sequence[tuple[int, int]], action: str) -> Iterator[tuple[Profile, int]]:
         for kind, count in stage:

@@ -53,7 +53,9 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
                     forecast = forecast_step(job, bounds.shared)
                 except MeshcastError:
                     continue
-                found.append((seconds / forecast.step_time, nbytes / forecast.peak_device))
+                sharp = bounds.sharpen(group, pipeline, step, seconds, nbytes)
+                assert sharp[0] >= seconds and sharp[1] >= nbytes
+                found.append((sharp[0] / forecast.step_time, sharp[1] / forecast.peak_device))
                 assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
                 least = max(bounds.bound_kernels(group), bounds.bound_passes(group))
                 assert least <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)

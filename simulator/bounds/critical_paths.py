@@ -1,0 +1,276 @@
+"""Longest chains of passes and messages through the orders of a pipeline schedule.
+
+Every chain of passes that wait for each other, on a device or for a message, bounds the step from below, whatever the
+passes last. Which chain is the longest hardly depends on the durations: the orders are replayed once for a shape, and
+the passes of the longest chain are counted. Priced with the durations of any plan of that shape, the counts give a
+lower bound of its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from hardware.errors import MeshcastError
+from simulator.bounds.schedule_bound import PASSES, StageTimes
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
+
+STREAM, RESULT, INPUT, THROUGH = range(4)
+"""How a chain runs through a pass: along the compute stream, from the stream to the result, from the input to the
+stream, from the input to the result."""
+
+FEW = 3
+"""Micro-batches of a replay, in pipeline sizes: warm-up, cool-down and one period between them."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPaths:
+    """Numbers of passes and messages of chains: the first one to the end of the passes of the step, then one to the begin
+    of the last backward pass of each of `stages`, then one from the end of the first forward pass of each of them, then
+    two for each of `devices`: to the begin of its first backward pass, and to the begin of those that no forward pass
+    follows.
+
+    devices: pipeline devices.
+    stages: their virtual stages, in the order of their first forward passes.
+    passes: passes by part of the model, kind (`PASSES`) and way through the pass [chains, parts, kinds, ways].
+    hops: messages [chains].
+    drained: backward passes from the two begins of every device on, by part of the model [devices, 2, parts].
+    """
+
+    devices: tuple[int, ...]
+    stages: tuple[int, ...]
+    passes: np.ndarray
+    hops: np.ndarray
+    drained: np.ndarray
+
+    def seconds(self, times: StageTimes) -> np.ndarray:
+        """Lengths of the chains [chains] [s]. times: least durations of passes."""
+        return np.einsum("cpkw,pkw->c", self.passes, ways(times)) + self.hops * times.hop
+
+
+def ways(times: StageTimes) -> np.ndarray:
+    """Durations of passes by part, kind and way through the pass [parts, kinds, ways] [s]."""
+    return np.stack([times.stream[:, :, 0], times.to_result, times.from_input, times.path], axis=-1)
+
+
+def critical_paths(
+    schedule: Schedule, shape: PipelineShape, times: StageTimes, devices: Collection[int] = ()
+) -> CriticalPaths | None:
+    """The longest chains of a schedule; None for one whose orders depend on durations or pair passes.
+
+    times: durations by which chains are chosen. devices: those of `CriticalPaths.stages`.
+
+    A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
+    and what the longer one has more is repeated.
+    """
+    if schedule.needs_durations or schedule.pairs_passes or schedule.directions > 1 or shape.forward_only:
+        return None
+    period = shape.p
+    few = FEW * period + shape.m % period
+    if shape.m <= few + period:
+        return _replay(schedule, shape, times, devices)
+    short, long = (_replay(schedule, replace(shape, m=m), times, devices) for m in (few, few + period))
+    if short is None or long is None:
+        return None
+    passes, hops, repeats = long.passes - short.passes, long.hops - short.hops, (shape.m - few) // period - 1
+    grows = (passes.min(axis=(1, 2, 3)) >= 0) & (hops >= 0)  # else the chains differ, and nothing repeats
+    return CriticalPaths(
+        long.devices,
+        long.stages,
+        long.passes + repeats * np.where(grows[:, None, None, None], passes, 0),
+        long.hops + repeats * np.where(grows, hops, 0),
+        long.drained + repeats * (long.drained - short.drained),
+    )
+
+
+def _replay(
+    schedule: Schedule, shape: PipelineShape, times: StageTimes, devices: Collection[int]
+) -> CriticalPaths | None:
+    try:
+        schedule.check(shape)
+        orders = [actions_of(order) for order in schedule.orders(shape)]
+    except MeshcastError:
+        return None
+    if any(action.kind not in PASSES or action.slice for order in orders for action in order):
+        return None
+    return _Replay(schedule, shape, ways(times), times.hop, orders).paths(devices)
+
+
+class _Replay:
+    """Passes played in the orders of their devices, each with the one that it waited for.
+
+    Every pass has two moments: the end of its kernels and its result. `came` holds what each of them followed: a number
+    of a pass, and whether it came with a message.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        shape: PipelineShape,
+        durations: np.ndarray,
+        hop: float,
+        orders: Sequence[Sequence[Action]],
+    ) -> None:
+        self.schedule, self.shape, self.orders = schedule, shape, orders
+        stages = range(shape.stages)
+        self.part = [schedule.model_part(shape, stage) for stage in stages]
+        self.parts = int(max(self.part)) + 1
+        device = [schedule.device(shape, stage) for stage in stages]
+        before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
+        after: list[list[int]] = [[] for _ in stages]
+        for stage, others in enumerate(before):
+            for one in others:
+                after[one].append(stage)
+        delays = {
+            (one, other): hop if device[one] != device[other] else 0.0
+            for other, others in enumerate(before)
+            for one in others
+        }
+        delays |= {(other, one): delay for (one, other), delay in delays.items()}
+        seconds = durations.tolist()
+        kinds = {kind: number for number, kind in enumerate(PASSES)}
+        done: dict[tuple[int, int, bool], tuple[float, int]] = {}  # results, with the numbers of their passes
+        self.ends: list[float] = []
+        self.came: list[tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = []
+        """For the end of the kernels and for the result of a pass: the pass before, whether it was waited for by a
+        message, and whether that came from another device."""
+        self.action: list[Action] = []
+        self.begun: list[int] = []
+        """The pass before on the device, -1 for none."""
+        self.readers: list[list[tuple[int, bool]]] = []
+        """Of every pass those that wait for its result, and whether they are on other devices."""
+        at, clock, last = [0] * shape.p, [0.0] * shape.p, [-1] * shape.p
+        waiting, number = list(range(shape.p)), count()
+        while waiting:
+            moved = False
+            for one in waiting:
+                order = orders[one]
+                while at[one] < len(order):
+                    action = order[at[one]]
+                    forward, kind = action.kind == "F", kinds[action.kind]
+                    needs = () if kind == 3 else before[action.stage] if forward else after[action.stage]
+                    found = [done.get((other, action.microbatch, forward)) for other in needs]
+                    if None in found:
+                        break
+                    came, source, far, this = -1.0, -1, False, next(number)
+                    for other, result in zip(needs, found, strict=True):
+                        assert result is not None
+                        self.readers[result[1]].append((this, device[other] != device[action.stage]))
+                        moment = result[0] + delays[other, action.stage]
+                        if moment > came:
+                            came, source, far = moment, result[1], device[other] != device[action.stage]
+                    stream, to_result, from_input, through = seconds[self.part[action.stage]][kind]
+                    own, given = clock[one] + stream, clock[one] + to_result
+                    steps = [(last[one], False, False), (last[one], False, False)]
+                    if source >= 0 and came + from_input > own:
+                        own, steps[0] = came + from_input, (source, True, far)
+                    if source >= 0 and came + through > given:
+                        given, steps[1] = came + through, (source, True, far)
+                    self.came.append((steps[0], steps[1]))
+                    self.action.append(action)
+                    self.begun.append(last[one])
+                    self.readers.append([])
+                    self.ends.append(own)
+                    if kind != 3:
+                        done[action.stage, action.microbatch, forward] = given, this
+                    clock[one], last[one] = own, this
+                    at[one] += 1
+                    moved = True
+            waiting = [one for one in waiting if at[one] < len(orders[one])]
+            if not moved and waiting:
+                raise AssertionError("the orders of a schedule wait for each other")
+        self.device, self.seconds, self.hop = device, seconds, hop
+
+    def paths(self, devices: Collection[int]) -> CriticalPaths:
+        first, last = dict[int, int](), dict[int, int]()
+        for number, action in enumerate(self.action):
+            if self.device[action.stage] in devices:
+                if action.kind == "F":
+                    first.setdefault(action.stage, number)
+                elif action.kind in ("BW", "W"):
+                    last[action.stage] = number
+        stages = tuple(stage for stage in first if stage in last)
+        chosen = tuple(sorted(devices)) if stages else ()
+        begins, drained = self._drains(chosen)
+        passes = np.zeros((1 + 2 * len(stages) + len(begins), self.parts, len(PASSES), 4))
+        hops = np.zeros(len(passes))
+        ends = [int(np.argmax(self.ends)), *(self.begun[last[stage]] for stage in stages)]
+        for chain, number in enumerate(ends):
+            hops[chain] = self._count(number, passes[chain])
+        follows = self._follow() if stages else []
+        for chain, stage in enumerate(stages, len(ends)):
+            hops[chain] = self._count_on(first[stage], follows, passes[chain])
+        for chain, number in enumerate(begins, len(ends) + len(stages)):
+            hops[chain] = self._count(self.begun[number], passes[chain])
+        return CriticalPaths(chosen, stages, passes, hops, drained)
+
+    def _drains(self, devices: Collection[int]) -> tuple[list[int], np.ndarray]:
+        """Of every device the first backward pass, and the first of those that no forward pass follows; and the
+        backward passes from each of them on, by part."""
+        begins, drained = [], np.zeros((len(devices), 2, self.parts))
+        for place, device in enumerate(devices):
+            own = [number for number, action in enumerate(self.action) if self.device[action.stage] == device]
+            forward = [number for number in own if self.action[number].kind == "F"]
+            sums = [number for number in own if self.action[number].kind in ("BW", "W")]
+            for which, begin in enumerate((sums[0], next(one for one in sums if one > forward[-1]))):
+                begins.append(begin)
+                for number in sums:
+                    drained[place, which, self.part[self.action[number].stage]] += number >= begin
+        return begins, drained
+
+    def _count(self, number: int, passes: np.ndarray) -> int:
+        """Counts the passes of the chain to the end of the kernels of a pass; returns the number of its messages."""
+        hops, to_result = 0, False
+        while number >= 0:
+            action = self.action[number]
+            source, message, far = self.came[number][to_result]
+            way = (THROUGH if to_result else INPUT) if message else (RESULT if to_result else STREAM)
+            passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
+            hops += far
+            number, to_result = source, message
+        return hops
+
+    def _follow(self) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool]]]:
+        """What the longest chain to the end of the step goes on with after the end of the kernels of a pass, and after
+        its result: the next pass (-1: none), the way through it, and whether a message to another device comes before.
+        """
+        after = [-1] * len(self.action)
+        for number, before in enumerate(self.begun):
+            if before >= 0:
+                after[before] = number
+        left = [(0.0, 0.0)] * len(self.action)
+        found = [((-1, 0, False), (-1, 0, False))] * len(self.action)
+        for number in range(len(self.action) - 1, -1, -1):
+            own, given = (0.0, (-1, 0, False)), (0.0, (-1, 0, False))
+            if (one := after[number]) >= 0:
+                own = max(self._ways_on(one, STREAM, RESULT, False, left), own)
+            for one, far in self.readers[number]:
+                given = max(self._ways_on(one, INPUT, THROUGH, far, left), given)
+            left[number], found[number] = (own[0], given[0]), (own[1], given[1])
+        return found
+
+    def _ways_on(
+        self, number: int, to_end: int, to_result: int, far: bool, left: list[tuple[float, float]]
+    ) -> tuple[float, tuple[int, int, bool]]:
+        """The longer of two ways through a pass, with what follows: to the end of its kernels, or to its result."""
+        action = self.action[number]
+        durations, delay = self.seconds[self.part[action.stage]][PASSES.index(action.kind)], self.hop if far else 0.0
+        ways = [
+            (delay + durations[way] + rest, (number, way, far))
+            for way, rest in zip((to_end, to_result), left[number], strict=True)
+        ]
+        return max(ways)
+
+    def _count_on(self, number: int, follows: Sequence[Any], passes: np.ndarray) -> int:
+        """Counts the passes of the chain after the end of the kernels of a pass; returns the number of its messages."""
+        hops, to_result = 0, False
+        while (step := follows[number][to_result])[0] >= 0:
+            number, way, far = step
+            action = self.action[number]
+            passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
+            hops, to_result = hops + far, way in (RESULT, THROUGH)
+        return hops

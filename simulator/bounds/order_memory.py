@@ -1,0 +1,98 @@
+"""Memory of the passes of a device in the order in which its schedule runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hardware.errors import MeshcastError
+from simulator.bounds.critical_paths import FEW
+from simulator.bounds.schedule_bound import PASSES
+from simulator.scheduling.schedule import PipelineShape, Schedule, actions_of
+
+
+@dataclass(frozen=True, eq=False)
+class PassMemory:
+    """Memory of the parts of a model in one micro-batch [bytes].
+
+    net: what a pass of each kind (`PASSES`) leaves behind [parts, kinds].
+    peak: the most during it, relative to its begin [parts, kinds].
+    whole_weights, whole_gradients: what lives from the first to the last micro-batch [parts].
+    """
+
+    net: np.ndarray
+    peak: np.ndarray
+    whole_weights: np.ndarray
+    whole_gradients: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceOrder:
+    """The passes of one device in their order.
+
+    part, kind: of every pass.
+    begins_weights, ends_weights, begins_gradients, ends_gradients: whether whole weights or gradients of its part begin
+        to live before it, or end after it.
+    """
+
+    part: np.ndarray
+    kind: np.ndarray
+    begins_weights: np.ndarray
+    ends_weights: np.ndarray
+    begins_gradients: np.ndarray
+    ends_gradients: np.ndarray
+
+    def peak(self, memory: PassMemory) -> float:
+        """The most memory of the passes, without messages [bytes]."""
+        weights, gradients = memory.whole_weights[self.part], memory.whole_gradients[self.part]
+        begin = self.begins_weights * weights + self.begins_gradients * gradients
+        end = self.ends_weights * weights + self.ends_gradients * gradients
+        net = memory.net[self.part, self.kind]
+        held = np.cumsum(begin + net - end)
+        return float((held - net + end + memory.peak[self.part, self.kind]).max(initial=0.0))
+
+
+def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> list[DeviceOrder]:
+    """The orders of some devices; empty for a schedule that pairs passes, or whose orders depend on durations.
+
+    A long batch holds as much as a short one: what is between warm-up and cool-down repeats.
+    """
+    if schedule.needs_durations or schedule.pairs_passes or schedule.directions > 1:
+        return []
+    few = FEW * shape.p + shape.m % shape.p
+    short = replace(shape, m=few) if few < shape.m else shape
+    try:
+        schedule.check(short)
+        orders = schedule.orders(short)
+    except MeshcastError:
+        return []
+    found = []
+    for device in devices:
+        actions = actions_of(orders[device])
+        if any(action.kind not in PASSES for action in actions):
+            return []
+        part = np.array([schedule.model_part(shape, action.stage) for action in actions])
+        kind = np.array([PASSES.index(action.kind) for action in actions])
+        found.append(_mark_lives(part, kind))
+    return found
+
+
+def _mark_lives(part: np.ndarray, kind: np.ndarray) -> DeviceOrder:
+    """Marks the passes at which whole weights and gradients begin and end to live: gradients from the first to the last
+    backward pass of a part, weights from its first forward pass on; freed between where all forward passes come first.
+    """
+    begins_w, ends_w, begins_g, ends_g = np.zeros((4, len(part)), bool)
+    for one in np.unique(part):
+        own = part == one
+        forward = np.flatnonzero(own & (kind == 0))
+        backward = np.flatnonzero(own & (kind != 0))
+        sums = np.flatnonzero(own & ((kind == 1) | (kind == 3)))
+        begins_w[forward[0]] = True
+        if not len(sums):
+            continue
+        begins_g[sums[0]] = ends_g[sums[-1]] = ends_w[sums[-1]] = True
+        if len(sums) > 1 and forward[-1] < backward[0]:
+            ends_w[forward[-1]] = begins_w[backward[0]] = True
+    return DeviceOrder(part, kind, begins_w, ends_w, begins_g, ends_g)
