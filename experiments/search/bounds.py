@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,11 @@ from simulator.bounds.schedule_bound import (
     least_in_flight,
     shortest_step,
 )
-from simulator.bounds.unit_prices import UnitPrices, price_units
+from simulator.bounds.unit_prices import StageUnits, UnitPrices, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
+from simulator.ir.ops import BYTES
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.lowering.offload import IN, OUT
@@ -38,25 +39,40 @@ SHARDED = {"zero-2", "zero-3", "fsdp"}
 """Data schemes that reduce gradients in every micro-batch."""
 
 
+WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
+"""Data schemes that keep whole weights, gradients and optimizer states on every rank."""
+
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
 
 
-@dataclass(frozen=True, eq=False)
-class BoundedPoints:
-    """The points of a group that no rule forbids, with their bounds.
+class BoundedPipeline(NamedTuple):
+    """A pipeline of a group. seconds: lower bound of the step time of its points [s]. steps: those that may fit."""
 
-    pipelines, steps: of every point.
-    seconds: lower bound of the step time [points] [s].
-    nbytes: lower bound of the memory that nvidia-smi shows on the fullest GPU [points].
-    invalid: number of points that break a rule.
+    seconds: float
+    pipeline: Pipeline
+    steps: list[StepChoice]
+
+
+@dataclass(frozen=True, eq=False)
+class StagesOfPoint:
+    """What the bounds of a point need of its pipeline.
+
+    place: where the virtual stages are. in_flight: least activations in flight on every device.
+    layers: of every part of the model. units: their units.
     """
 
-    pipelines: list[Pipeline]
-    steps: list[StepChoice]
-    seconds: np.ndarray
-    nbytes: np.ndarray
-    invalid: int
+    schedule: Schedule
+    shape: PipelineShape
+    place: StagePlaces
+    in_flight: np.ndarray
+    layers: tuple[int, ...]
+    units: list[StageUnits]
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether its schedule has bounds."""
+        return has_bound(self.schedule, self.shape)
 
 
 class Bounds:
@@ -177,169 +193,143 @@ class Bounds:
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
         return micro_batches * prices.layer_seconds(busy) + job.framework.step_overhead_s
 
-    def bound_points(self, group: LayerGroup) -> BoundedPoints:
-        """The points of a group with their bounds."""
-        pipelines, steps, seconds, nbytes, invalid = [], [], [], [], 0
+    # --------------------------------------------------------------------------------------- pipelines
+
+    def bound_pipelines(self, group: LayerGroup) -> tuple[list[BoundedPipeline], int, int]:
+        """The pipelines of a group with points that may fit, the smallest bound first; and the numbers of points that
+        break a rule, and that are too large whatever else they do."""
+        found, invalid, too_large = [], 0, 0
+        prices, copies = self.prices(group), self._copy_seconds(group)
         for pipeline in self.space.pipelines(group):
             choices = self.space.steps(group, pipeline.pp)
-            found = self.bound_pipeline(group, pipeline, choices)
-            invalid += len(choices) - len(found)
-            for step, time, memory in found:
-                pipelines.append(pipeline)
-                steps.append(step)
-                seconds.append(time)
-                nbytes.append(memory)
-        return BoundedPoints(pipelines, steps, np.array(seconds), np.array(nbytes), invalid)
+            stages = self.stages_of(group, pipeline, prices) if prices is not None else None
+            if prices is None or stages is None:
+                invalid += len(choices)
+                continue
+            least = self._least_memory(group, stages, prices, {step.data for step in choices})
+            fits = [step for step in choices if least[step.data] <= self.space.loaded.cluster.gpu.memory]
+            too_large += len(choices) - len(fits)
+            if fits:
+                seconds = self._bound_work(stages, prices, copies)
+                found.append(BoundedPipeline(seconds, pipeline, fits))
+        return sorted(found, key=lambda one: one.seconds), invalid, too_large
 
-    def bound_pipeline(
-        self, group: LayerGroup, pipeline: Pipeline, choices: Sequence[StepChoice]
-    ) -> list[tuple[StepChoice, float, float]]:
-        """The choices that no rule forbids, each with the lower bounds of its step time [s] and its memory [bytes]."""
-        tables = {sharded: self.prices(group, sharded) for sharded in {one.data in SHARDED for one in choices}}
-        return [
-            found
-            for sharded, prices in tables.items()
-            if prices is not None
-            for found in self._bound(
-                group, pipeline, [one for one in choices if (one.data in SHARDED) == sharded], prices
-            )
-        ]
-
-    def _bound(
-        self, group: LayerGroup, pipeline: Pipeline, choices: Sequence[StepChoice], prices: UnitPrices
-    ) -> list[tuple[StepChoice, float, float]]:
-        states = {step: found for step in choices if (found := self.states(group, pipeline, step)) is not None}
-        if not states:
-            return []
-        plan = next(iter(states.values())).plan
+    def stages_of(self, group: LayerGroup, pipeline: Pipeline, prices: UnitPrices) -> StagesOfPoint | None:
+        """The stages of a pipeline of a group; None if there is no such pipeline."""
         if (made := self.shape(group, pipeline)) is None:
-            return []
+            return None
         schedule, shape, place, in_flight = made
         if (layers := self.layers(pipeline, shape.stages // schedule.directions)) is None:
-            return []
-        stages = prices.stages(layers)
-        times = prices.stage_times(stages, next(iter(states.values())).hop(prices.message_nbytes))
-        activations = self._activations(group, schedule, place, in_flight, prices, stages)
-        framework, known = plan.job.framework, has_bound(schedule, shape)
-        context = framework.memory.context_gib * GIB
-        bounds = {
-            sends: bound_devices(schedule, shape, place, times, not sends)
-            for sends in {step.overlap_pp for step in states if known}
+            return None
+        return StagesOfPoint(schedule, shape, place, in_flight, layers, prices.stages(layers))
+
+    def _bound_work(self, stages: StagesOfPoint, prices: UnitPrices, copies: float) -> float:
+        """A lower bound of the step time from passes alone [s]: messages take no time, and gradients are reduced and
+        weights updated in none. copies: of the activations of a layer to the host, or back [s]."""
+        seconds, shape, none = 0.0, stages.shape, np.zeros(stages.shape.p)
+        if stages.known:
+            bound = bound_devices(stages.schedule, shape, stages.place, prices.stage_times(stages.units))
+            # The layer before the loss keeps its activations on the GPU.
+            beside = shape.m * copies * (self.space.loaded.model.layers // shape.p - 1)
+            seconds = shortest_step(stages.schedule, bound, none, none, beside)
+        return seconds + self.space.loaded.framework.step_overhead_s
+
+    def _least_memory(
+        self, group: LayerGroup, stages: StagesOfPoint, prices: UnitPrices, schemes: Iterable[str]
+    ) -> dict[str, float]:
+        """Least memory of the fullest device by data scheme [bytes]: what it holds is divided by as many ranks as can
+        be, and activations that are not offloaded are those that the schedule holds at least."""
+        framework, shape = self.space.loaded.framework, stages.shape
+        activations = self._activations(group, stages, prices)
+        own = prices.elements(stages.units)[stages.place.part]
+        elements = np.bincount(stages.place.device, own, minlength=shape.p)
+        ranks = self.space.loaded.cluster.gpus / shape.p
+        nbytes = {
+            "weights": BYTES[framework.weights],
+            "gradients": BYTES[framework.gradients],
+            "optimizer": 2 * BYTES[framework.moments],
         }
-        # The layer before the loss keeps its activations on the GPU.
-        copies = (plan.model.layers // shape.p - 1) * self._copy_seconds(group)
-        points, seconds = [], 0.0
-        for step, state in states.items():
-            if known:
-                done = bounds[step.overlap_pp]
-                beside = shape.m * max(float(state.each.max()), copies)
-                seconds = shortest_step(schedule, done, state.update, state.reductions, beside)
-            nbytes = float((state.resident + activations).max()) + context
-            points.append((step, seconds + framework.step_overhead_s, nbytes))
-        return points
+        if group.offload or self.space.loaded.train.mode != "full":
+            nbytes["gradients"] = nbytes["optimizer"] = 0
+        context = framework.memory.context_gib * GIB
+        found = {}
+        for scheme in schemes:
+            each = sum(size / (1 if scheme in WHOLE[state] else ranks) for state, size in nbytes.items())
+            found[scheme] = float((activations + each * elements).max()) + context
+        return found
 
-    def sharpen(
-        self, group: LayerGroup, pipeline: Pipeline, step: StepChoice, seconds: float, nbytes: float
-    ) -> tuple[float, float]:
-        """Larger lower bounds of a point, from the order in which its schedule runs the passes.
+    # ------------------------------------------------------------------------------------------ points
 
-        seconds, nbytes: its bounds so far [s], [bytes].
-        """
-        prices, state = self.prices(group, step.data in SHARDED), self.states(group, pipeline, step)
-        made = self.shape(group, pipeline)
-        if prices is None or state is None or made is None:
-            return seconds, nbytes
-        schedule, shape, place, _ = made
-        layers = self.layers(pipeline, shape.stages // schedule.directions)
-        if layers is None or not has_bound(schedule, shape):
-            return seconds, nbytes
-        stages = prices.stages(layers)
-        shares = _shares(prices.elements(stages), place)
-        if "activations" not in group.offload:
-            # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
-            whole = shares if step.overlap_dp else np.zeros_like(shares)
-            nbytes = max(nbytes, self._order_memory(pipeline, made, prices, state, stages, whole))
-        times = prices.stage_times(stages, state.hop(prices.message_nbytes))
-        chains = self._critical_paths(pipeline, made, times)
-        if chains is not None and schedule.barrier:
-            done = self._done(chains, times, place, state, layers, shares)
-            seconds = max(seconds, done + float(state.update.max()) + state.plan.job.framework.step_overhead_s)
-        return seconds, nbytes
+    def bound_point(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> tuple[float, float] | None:
+        """Lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes]; None if
+        the point breaks a rule."""
+        prices = self.prices(group, step.data in SHARDED)
+        stages = self.stages_of(group, pipeline, prices) if prices is not None else None
+        state = self.states(group, pipeline, step) if stages is not None else None
+        if prices is None or stages is None or state is None:
+            return None
+        framework, place = state.plan.job.framework, stages.place
+        activations = self._activations(group, stages, prices)
+        nbytes, seconds = float((state.resident + activations).max()), 0.0
+        if stages.known:
+            own = prices.elements(stages.units)[place.part]
+            share = own / np.maximum(np.bincount(place.device, own)[place.device], 1.0)
+            if "activations" not in group.offload:
+                # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
+                whole = share if step.overlap_dp else np.zeros_like(share)
+                nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
+            times = prices.stage_times(stages.units, state.hop(prices.message_nbytes))
+            bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
+            copies = (state.plan.model.layers // stages.shape.p - 1) * self._copy_seconds(group)
+            beside = stages.shape.m * max(float(state.each.max()), copies)
+            seconds = shortest_step(stages.schedule, bound, state.update, state.reductions, beside)
+            paths = self._critical_paths(pipeline, stages, times)
+            if paths is not None and stages.schedule.barrier:
+                last = self._last_reduction(stages, paths, times, state, share)
+                seconds = max(seconds, last + float(state.update.max()))
+        return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
 
-    def _critical_paths(self, pipeline: Pipeline, made: Shape, times: StageTimes) -> CriticalPaths | None:
-        schedule, shape = made[:2]
+    def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:
+        schedule, shape = stages.schedule, stages.shape
         if (key := (pipeline, shape.m)) not in self._paths:
             self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1})
         return self._paths[key]
 
-    def _order_memory(
-        self,
-        pipeline: Pipeline,
-        made: Shape,
-        prices: UnitPrices,
-        state: DeviceStates,
-        stages: list[Any],
-        shares: np.ndarray,
-    ) -> float:
-        """Least memory of the first and the last device, from the orders of their passes [bytes]."""
-        schedule, shape, place = made[:3]
-        devices = sorted({0, shape.p - 1})
-        if (key := (pipeline, shape.m)) not in self._orders:
-            self._orders[key] = device_orders(schedule, shape, devices)
-        whole = np.zeros((2, len(stages)))
-        np.add.at(whole[0], place.part, state.whole_weights[place.device] * shares)
-        np.add.at(whole[1], place.part, state.whole_gradients[place.device] * shares)
-        memory = PassMemory(*prices.pass_memory(stages), *whole)
-        context = state.plan.job.framework.memory.context_gib * GIB
-        peaks = [order.peak(memory) for order in self._orders[key]]
-        return (
-            max((state.resident[one] + peak for one, peak in zip(devices, peaks, strict=False)), default=0.0) + context
-        )
-
-    def _done(
-        self,
-        paths: CriticalPaths,
-        times: StageTimes,
-        place: StagePlaces,
-        state: DeviceStates,
-        layers: tuple[int, ...],
-        shares: np.ndarray,
+    def _last_reduction(
+        self, stages: StagesOfPoint, paths: CriticalPaths, times: StageTimes, state: DeviceStates, share: np.ndarray
     ) -> float:
         """When all passes have ended and all gradients are reduced, at the earliest [s].
 
-        times: durations of passes.
-        Gradients are reduced from the last backward pass of their stage on, one stage after another, and its first
-        forward pass ends no earlier than the weights of all stages so far are gathered. A part of the weights of a
-        device takes at least its share of the time: larger buckets are no slower a byte.
+        A stage takes at least its share of what its device reduces and gathers: larger buckets are no slower a byte.
+        share: of every virtual stage in the parameters of its device.
         """
-        stages, chains, count = paths.stages, paths.seconds(times), len(paths.stages)
-        # All chains begin with the first forward pass of the first stage.
-        gathered = float(state.gathers[0] * shares[0]) if state.plan.model.moe is None else 0.0
-        late = max(gathered - float(times.stream[place.part[0], 0, 0]), 0.0)
-        done, to_last, from_first = (
-            float(chains[0]) + late,
-            chains[1 : 1 + count] + late,
-            chains[1 + count : 1 + 2 * count],
+        place = stages.place
+        reductions, gathers, each = (
+            values[place.device] * share for values in (state.reductions, state.gathers, state.each_backward)
         )
-        of_part = np.zeros(len(layers))
-        np.add.at(of_part, place.part, state.each_backward[place.device] * shares)
-        if state.plan.model.moe is None and len(paths.devices):
-            drains = chains[1 + 2 * count :].reshape(len(paths.devices), 2) + late + paths.drained @ of_part
-            done = max(done, float(drains.max()))
-        for device in {int(place.device[stage]) for stage in stages}:
-            own = [i for i, stage in enumerate(stages) if place.device[stage] == device]
-            share = shares[[stages[i] for i in own]]
-            if state.plan.model.moe is not None:  # ranks share weights of experts and others unlike
-                count_of = np.array([layers[place.part[stages[i]]] for i in own])
-                share = count_of / max(count_of.sum(), 1)
-            reductions, gathers = (
-                values[device] if state.plan.model.moe is None else values[1:-1].min() if len(values) > 2 else 0.0
-                for values in (state.reductions + state.each_backward, state.gathers)
-            )
-            order = np.argsort(to_last[own])[::-1]
-            done = max(done, float((to_last[own][order] + np.cumsum(reductions * share[order])).max()))
-            done = max(done, float((np.cumsum(gathers * share) + from_first[own]).max()))
-        return done
+        if state.plan.model.moe is not None:  # ranks share weights of experts and of other layers unlike
+            held = np.array(stages.layers)[place.part]
+            part = held / np.maximum(np.bincount(place.device, held)[place.device], 1.0)
+            least = [values[1:-1].min(initial=np.inf) for values in (state.reductions, state.gathers)]
+            reductions, gathers = (part * (one if np.isfinite(one) else 0.0) for one in least)
+            each = np.zeros_like(part)
+        # All chains begin with the first forward pass of the first stage, which waits for its weights.
+        late = max(float(gathers[0] - times.stream[place.part[0], 0, 0]), 0.0)
+        return paths.last_reduction(times, reductions, gathers, each, late)
+
+    def _order_memory(
+        self, pipeline: Pipeline, stages: StagesOfPoint, prices: UnitPrices, state: DeviceStates, share: np.ndarray
+    ) -> float:
+        """Least memory of the first and the last device, from the orders of their passes [bytes]."""
+        shape, place, devices = stages.shape, stages.place, sorted({0, stages.shape.p - 1})
+        if (key := (pipeline, shape.m)) not in self._orders:
+            self._orders[key] = device_orders(stages.schedule, shape, devices)
+        whole = np.zeros((2, len(stages.units)))
+        np.add.at(whole[0], place.part, state.whole_weights[place.device] * share)
+        np.add.at(whole[1], place.part, state.whole_gradients[place.device] * share)
+        memory = PassMemory(*prices.pass_memory(stages.units), *whole)
+        peaks = zip(devices, (order.peak(memory) for order in self._orders[key]), strict=False)
+        return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
 
     def _copy_seconds(self, group: LayerGroup) -> float:
         """Time of the copies of the activations of a layer to the host, or back [s]."""
@@ -358,31 +348,17 @@ class Bounds:
                 self._layers[key] = None
         return self._layers[key]
 
-    def _activations(
-        self,
-        group: LayerGroup,
-        schedule: Schedule,
-        place: StagePlaces,
-        in_flight: np.ndarray,
-        prices: UnitPrices,
-        stages: list[Any],
-    ) -> np.ndarray:
+    def _activations(self, group: LayerGroup, stages: StagesOfPoint, prices: UnitPrices) -> np.ndarray:
         """Least memory of activations at the peak of every device [bytes]."""
+        in_flight, place = stages.in_flight, stages.place
         found = np.zeros(len(in_flight))
-        if "activations" in group.offload or not has_bound(schedule, PipelineShape(len(in_flight), 1)):
+        if "activations" in group.offload or not stages.known:
             return found
         grown, forward, backward = np.full((3, len(found)), np.inf)
-        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages)}
-        every = np.array([known[stage] for stage in stages])[place.part]
+        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages.units)}
+        every = np.array([known[stage] for stage in stages.units])[place.part]
         for least, values in zip((grown, forward, backward), every.T, strict=True):
             np.minimum.at(least, place.device, values)
-        if schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
+        if stages.schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
             return (in_flight - 1) * grown
         return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)
-
-
-def _shares(elements: np.ndarray, place: StagePlaces) -> np.ndarray:
-    """Share of every virtual stage in the parameters of its device [stages]."""
-    own = elements[place.part]
-    total = np.bincount(place.device, own)
-    return own / np.maximum(total[place.device], 1.0)

@@ -1,8 +1,8 @@
 """Best-first branch and bound over the points of a space.
 
-Groups wait with a cheap bound, their points with a better one; the smallest bound is opened first: a group into its
-points, a point into its exact forecast, once a bound from the order of its passes is still the smallest. The search ends when no bound is left below the best plan found: nothing that
-was not forecast can be faster in the model.
+Groups wait with a cheap bound, their pipelines and points with better ones; the smallest bound is opened first: a group
+into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
+below the best plan found: nothing that was not forecast can be faster in the model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from experiments.search.bounds import BoundedPoints, Bounds
+from experiments.search.bounds import BoundedPipeline, Bounds
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
@@ -113,7 +111,7 @@ class Search:
         self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
         self.capacity = float(space.loaded.cluster.gpu.memory)
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, LayerGroup | _Points | _Point]] = []
+        self._heap: list[tuple[float, int, LayerGroup | _Pipelines | _Point]] = []
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
@@ -130,15 +128,15 @@ class Search:
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Point):
                     self._forecast(item)
-                elif isinstance(item, _Points):
-                    self._sharpen(item)
+                elif isinstance(item, _Pipelines):
+                    self._bound_points(item)
                     if item.advance():
-                        self._push(item.bound, item)
+                        self._push(max(bound, item.next.seconds), item)
                 elif item not in priced:
                     priced.add(item)
                     self._push(max(bound, self.bounds.bound_passes(item)), item)
-                elif points := self._open(item):
-                    self._push(max(bound, points.bound), points)
+                elif pipelines := self._open(item):
+                    self._push(max(bound, pipelines.next.seconds), pipelines)
                 taken = math.inf
                 found.open_bound = self._heap[0][0] if self._heap else found.incumbent
                 found.cpu = time.process_time() - began
@@ -153,32 +151,32 @@ class Search:
         found.cpu = time.process_time() - began
         return found
 
-    def _push(self, bound: float, item: LayerGroup | _Points | _Point) -> None:
+    def _push(self, bound: float, item: LayerGroup | _Pipelines | _Point) -> None:
         heapq.heappush(self._heap, (bound, next(self._number), item))
 
-    def _count(self, item: LayerGroup | _Points | _Point) -> int:
+    def _count(self, item: LayerGroup | _Pipelines | _Point) -> int:
         """Number of points of an item of the queue."""
-        return self.sizes[item] if isinstance(item, LayerGroup) else item.left if isinstance(item, _Points) else 1
+        return self.sizes[item] if isinstance(item, LayerGroup) else item.left if isinstance(item, _Pipelines) else 1
 
-    def _open(self, group: LayerGroup) -> _Points | None:
-        """The points of a group that may fit in memory, the smallest bound first; None: there are none."""
-        points = self.bounds.bound_points(group)
-        fits = points.nbytes <= self.capacity
+    def _open(self, group: LayerGroup) -> _Pipelines | None:
+        """The pipelines of a group with points that may fit, the smallest bound first; None: there are none."""
+        pipelines, invalid, too_large = self.bounds.bound_pipelines(group)
         self.certificate.opened += 1
-        self.certificate.invalid += points.invalid
-        self.certificate.memory_bound += int((~fits).sum())
-        order = np.flatnonzero(fits)
-        order = order[np.argsort(points.seconds[order], kind="stable")]
-        return _Points(group, points, order.tolist()) if len(order) else None
+        self.certificate.invalid += invalid
+        self.certificate.memory_bound += too_large
+        return _Pipelines(group, pipelines) if pipelines else None
 
-    def _sharpen(self, points: _Points) -> None:
-        """Bounds the next point of a group by the order of its passes."""
-        (pipeline, step), group = points.point, points.group
-        bound, nbytes = self.bounds.sharpen(group, pipeline, step, points.bound, points.nbytes)
-        if nbytes > self.capacity:
-            self.certificate.memory_bound += 1
-        else:
-            self._push(bound, _Point(group, pipeline, step, bound, nbytes))
+    def _bound_points(self, pipelines: _Pipelines) -> None:
+        """Bounds the points of the next pipeline of a group."""
+        group, (seconds, pipeline, steps) = pipelines.group, pipelines.next
+        for step in steps:
+            found = self.bounds.bound_point(group, pipeline, step)
+            if found is None:
+                self.certificate.invalid += 1
+            elif found[1] > self.capacity:
+                self.certificate.memory_bound += 1
+            else:
+                self._push(bound := max(seconds, found[0]), _Point(group, pipeline, step, bound, found[1]))
 
     def _forecast(self, point: _Point) -> None:
         """Forecasts a point, and holds the forecast against its bounds."""
@@ -224,29 +222,21 @@ class _Point(NamedTuple):
     nbytes: float
 
 
-class _Points:
-    """The points of a group in the order of their bounds, those from `at` on still to be forecast."""
+class _Pipelines:
+    """The pipelines of a group in the order of their bounds, those from `at` on still to be bounded by points."""
 
-    def __init__(self, group: LayerGroup, points: BoundedPoints, order: list[int]) -> None:
-        self.group, self.points, self.order, self.at = group, points, order, 0
-
-    @property
-    def bound(self) -> float:
-        return float(self.points.seconds[self.order[self.at]])
+    def __init__(self, group: LayerGroup, pipelines: list[BoundedPipeline]) -> None:
+        self.group, self.pipelines, self.at = group, pipelines, 0
 
     @property
-    def nbytes(self) -> float:
-        return float(self.points.nbytes[self.order[self.at]])
-
-    @property
-    def point(self) -> tuple[Pipeline, StepChoice]:
-        index = self.order[self.at]
-        return self.points.pipelines[index], self.points.steps[index]
+    def next(self) -> BoundedPipeline:
+        return self.pipelines[self.at]
 
     @property
     def left(self) -> int:
-        return len(self.order) - self.at
+        """Number of points."""
+        return sum(len(one.steps) for one in self.pipelines[self.at :])
 
     def advance(self) -> bool:
         self.at += 1
-        return self.at < len(self.order)
+        return self.at < len(self.pipelines)

@@ -27,29 +27,51 @@ FEW = 3
 """Micro-batches of a replay, in pipeline sizes: warm-up, cool-down and one period between them."""
 
 
+MOST = 6
+"""Most stages of a device at which chains end, and begin."""
+
+
 @dataclass(frozen=True, eq=False)
 class CriticalPaths:
-    """Numbers of passes and messages of chains: the first one to the end of the passes of the step, then one to the begin
-    of the last backward pass of each of `stages`, then one from the end of the first forward pass of each of them, then
-    two for each of `devices`: to the begin of its first backward pass, and to the begin of those that no forward pass
-    follows.
+    """Numbers of passes and messages of chains, and the stages whose collectives go on where a chain ends.
 
-    devices: pipeline devices.
-    stages: their virtual stages, in the order of their first forward passes.
+    The first chain leads to the end of all passes. Then come `ends` chains to the begin of the last backward pass of a
+    stage, from where on its gradients are reduced, and those of the stages that end later; `starts` chains from the end
+    of the first forward pass of a stage, before which its weights are gathered, and those of the stages that start
+    earlier; and chains to the begin of the first backward pass of a device and of those that no forward pass follows,
+    from where on gradients are reduced in every micro-batch.
+
     passes: passes by part of the model, kind (`PASSES`) and way through the pass [chains, parts, kinds, ways].
     hops: messages [chains].
-    drained: backward passes from the two begins of every device on, by part of the model [devices, 2, parts].
+    beside: how often the collectives of a virtual stage precede or follow a chain [chains, stages].
     """
 
-    devices: tuple[int, ...]
-    stages: tuple[int, ...]
     passes: np.ndarray
     hops: np.ndarray
-    drained: np.ndarray
+    beside: np.ndarray
+    ends: int
+    starts: int
 
     def seconds(self, times: StageTimes) -> np.ndarray:
         """Lengths of the chains [chains] [s]. times: least durations of passes."""
         return np.einsum("cpkw,pkw->c", self.passes, ways(times)) + self.hops * times.hop
+
+    def last_reduction(
+        self, times: StageTimes, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float
+    ) -> float:
+        """When all passes have ended and all gradients are reduced, at the earliest [s].
+
+        reductions, gathers: of the gradients and weights of a virtual stage, once a step [stages] [s].
+        each: reductions of a virtual stage in every micro-batch [stages] [s].
+        late: by how much the first forward pass of all is put off by what it waits for [s].
+        """
+        begin, last = self.seconds(times), 1 + self.ends + self.starts
+        begin[: 1 + self.ends] += late
+        begin[last:] += late
+        begin[1 : 1 + self.ends] += self.beside[1 : 1 + self.ends] @ (reductions + each)
+        begin[1 + self.ends : last] += self.beside[1 + self.ends : last] @ gathers
+        begin[last:] += self.beside[last:] @ each
+        return float(begin.max())
 
 
 def ways(times: StageTimes) -> np.ndarray:
@@ -62,7 +84,7 @@ def critical_paths(
 ) -> CriticalPaths | None:
     """The longest chains of a schedule; None for one whose orders depend on durations or pair passes.
 
-    times: durations by which chains are chosen. devices: those of `CriticalPaths.stages`.
+    times: durations by which chains are chosen. devices: those at whose stages chains begin and end.
 
     A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
     and what the longer one has more is repeated.
@@ -78,12 +100,11 @@ def critical_paths(
         return None
     passes, hops, repeats = long.passes - short.passes, long.hops - short.hops, (shape.m - few) // period - 1
     grows = (passes.min(axis=(1, 2, 3)) >= 0) & (hops >= 0)  # else the chains differ, and nothing repeats
-    return CriticalPaths(
-        long.devices,
-        long.stages,
-        long.passes + repeats * np.where(grows[:, None, None, None], passes, 0),
-        long.hops + repeats * np.where(grows, hops, 0),
-        long.drained + repeats * (long.drained - short.drained),
+    return replace(
+        long,
+        passes=long.passes + repeats * np.where(grows[:, None, None, None], passes, 0),
+        hops=long.hops + repeats * np.where(grows, hops, 0),
+        beside=long.beside + repeats * (long.beside - short.beside),
     )
 
 
@@ -186,41 +207,31 @@ class _Replay:
         self.device, self.seconds, self.hop = device, seconds, hop
 
     def paths(self, devices: Collection[int]) -> CriticalPaths:
-        first, last = dict[int, int](), dict[int, int]()
-        for number, action in enumerate(self.action):
-            if self.device[action.stage] in devices:
-                if action.kind == "F":
-                    first.setdefault(action.stage, number)
-                elif action.kind in ("BW", "W"):
-                    last[action.stage] = number
-        stages = tuple(stage for stage in first if stage in last)
-        chosen = tuple(sorted(devices)) if stages else ()
-        begins, drained = self._drains(chosen)
-        passes = np.zeros((1 + 2 * len(stages) + len(begins), self.parts, len(PASSES), 4))
-        hops = np.zeros(len(passes))
-        ends = [int(np.argmax(self.ends)), *(self.begun[last[stage]] for stage in stages)]
-        for chain, number in enumerate(ends):
-            hops[chain] = self._count(number, passes[chain])
-        follows = self._follow() if stages else []
-        for chain, stage in enumerate(stages, len(ends)):
-            hops[chain] = self._count_on(first[stage], follows, passes[chain])
-        for chain, number in enumerate(begins, len(ends) + len(stages)):
-            hops[chain] = self._count(self.begun[number], passes[chain])
-        return CriticalPaths(chosen, stages, passes, hops, drained)
-
-    def _drains(self, devices: Collection[int]) -> tuple[list[int], np.ndarray]:
-        """Of every device the first backward pass, and the first of those that no forward pass follows; and the
-        backward passes from each of them on, by part."""
-        begins, drained = [], np.zeros((len(devices), 2, self.parts))
-        for place, device in enumerate(devices):
+        ends, starts, drains = [], [], []
+        """Each a pass, and how often the collectives of every stage precede or follow it."""
+        for device in sorted(devices):
             own = [number for number, action in enumerate(self.action) if self.device[action.stage] == device]
             forward = [number for number in own if self.action[number].kind == "F"]
             sums = [number for number in own if self.action[number].kind in ("BW", "W")]
-            for which, begin in enumerate((sums[0], next(one for one in sums if one > forward[-1]))):
-                begins.append(begin)
-                for number in sums:
-                    drained[place, which, self.part[self.action[number].stage]] += number >= begin
-        return begins, drained
+            first = {self.action[number].stage: number for number in reversed(forward)}
+            last = {self.action[number].stage: number for number in sums}
+            starts += [(one, self._stages_of(before)) for one, before in _spread(sorted(first.values()), True)]
+            ends += [(self.begun[one], self._stages_of(after)) for one, after in _spread(sorted(last.values()), False)]
+            for begin in (sums[0], next(one for one in sums if one > forward[-1])):
+                drains.append((self.begun[begin], self._stages_of([one for one in sums if one >= begin])))
+        backward = [(int(np.argmax(self.ends)), np.zeros(self.shape.stages)), *ends]
+        chains = [*backward, *starts, *drains]
+        passes, hops = np.zeros((len(chains), self.parts, len(PASSES), 4)), np.zeros(len(chains))
+        follows = self._follow() if starts else []
+        for chain, (number, _) in enumerate(chains):
+            on = len(backward) <= chain < len(backward) + len(starts)
+            count = self._count_on(number, follows, passes[chain]) if on else self._count(number, passes[chain])
+            hops[chain] = count
+        return CriticalPaths(passes, hops, np.array([beside for _, beside in chains]), len(ends), len(starts))
+
+    def _stages_of(self, numbers: Sequence[int]) -> np.ndarray:
+        """How many of some passes every stage has."""
+        return np.bincount([self.action[number].stage for number in numbers], minlength=self.shape.stages)
 
     def _count(self, number: int, passes: np.ndarray) -> int:
         """Counts the passes of the chain to the end of the kernels of a pass; returns the number of its messages."""
@@ -274,3 +285,9 @@ class _Replay:
             passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
             hops, to_result = hops + far, way in (RESULT, THROUGH)
         return hops
+
+
+def _spread(numbers: list[int], before: bool) -> list[tuple[int, list[int]]]:
+    """At most `MOST` of the passes, each with those up to it, or from it on."""
+    chosen = sorted({*np.linspace(0, len(numbers) - 1, min(MOST, len(numbers))).round().astype(int).tolist()})
+    return [(numbers[i], numbers[: i + 1] if before else numbers[i:]) for i in chosen]

@@ -80,7 +80,9 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
                 ]
                 each[device] += unit_run.count * sum(both)
                 backward[device] += unit_run.count * both[1]
-    return DeviceStates(np.array(resident), *times, weights, gradients, plan, costs[0].estimate)
+    return DeviceStates(
+        np.array(resident), update, reductions, each, backward, gathers, weights, gradients, plan, costs[0].estimate
+    )
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:

@@ -47,18 +47,20 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
         for _ in range(4):
             pipeline = rng.choice(pipelines)
             step = rng.choice(space.steps(group, pipeline.pp))
-            for _, seconds, nbytes in bounds.bound_pipeline(group, pipeline, [step]):
-                job = load_job(space.job_of(group, pipeline, step))
-                try:
-                    forecast = forecast_step(job, bounds.shared)
-                except MeshcastError:
-                    continue
-                sharp = bounds.sharpen(group, pipeline, step, seconds, nbytes)
-                assert sharp[0] >= seconds and sharp[1] >= nbytes
-                found.append((sharp[0] / forecast.step_time, sharp[1] / forecast.peak_device))
-                assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
-                least = max(bounds.bound_kernels(group), bounds.bound_passes(group))
-                assert least <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
+            bound = bounds.bound_point(group, pipeline, step)
+            if bound is None:
+                continue
+            try:
+                forecast = forecast_step(load_job(space.job_of(group, pipeline, step)), bounds.shared)
+            except MeshcastError:
+                continue
+            found.append((bound[0] / forecast.step_time, bound[1] / forecast.peak_device))
+            assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
+            least = max(bounds.bound_kernels(group), bounds.bound_passes(group))
+            coarse = [one for one in bounds.bound_pipelines(group)[0] if one.pipeline == pipeline]
+            least = max([least, *(one.seconds for one in coarse)])
+            assert least <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
+            assert (coarse and step in coarse[0].steps) or not forecast.fits, (group, pipeline, step)
     return found
 
 
