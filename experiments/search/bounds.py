@@ -14,7 +14,7 @@ from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.critical_paths import CriticalPaths, critical_paths
-from simulator.bounds.device_states import DeviceStates, device_states
+from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
 from simulator.bounds.order_memory import DeviceOrder, PassMemory, device_orders
 from simulator.bounds.schedule_bound import (
     StagePlaces,
@@ -33,6 +33,7 @@ from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.lowering.offload import IN, OUT
 from simulator.plan.partition import layers_of_stages
+from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
 SHARDED = {"zero-2", "zero-3", "fsdp"}
@@ -84,6 +85,7 @@ class Bounds:
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, Shape | None] = {}
+        self._plans: dict[Hashable, Plan | None] = {}
         self._paths: dict[Hashable, CriticalPaths | None] = {}
         self._orders: dict[Hashable, list[DeviceOrder]] = {}
 
@@ -258,6 +260,27 @@ class Bounds:
             found[scheme] = float((activations + each * elements).max()) + context
         return found
 
+    def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
+        """A lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
+        prices, overhead = self.prices(group), self.space.loaded.framework.step_overhead_s
+        stages = self.stages_of(group, pipeline, prices) if prices is not None else None
+        if prices is None or stages is None or not stages.known or not stages.schedule.barrier:
+            return 0.0
+        plan = self._plain_plan(group, pipeline.pp)
+        times = prices.stage_times(stages.units, hop_seconds(plan, prices.message_nbytes, self.shared) if plan else 0.0)
+        paths = self._critical_paths(pipeline, stages, times)
+        return 0.0 if paths is None else float(paths.seconds(times)[0]) + overhead
+
+    def _plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
+        """A plan of the degrees of a group, for prices of messages; None if there is none."""
+        key = group.tp, group.cp, group.ep, pp
+        if key not in self._plans:
+            plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
+            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
+            total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
+            self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
+        return self._plans[key]
+
     # ------------------------------------------------------------------------------------------ points
 
     def bound_point(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> tuple[float, float] | None:
@@ -278,7 +301,7 @@ class Bounds:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
                 whole = share if step.overlap_dp else np.zeros_like(share)
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
-            times = prices.stage_times(stages.units, state.hop(prices.message_nbytes))
+            times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self._copy_seconds(group)
             beside = stages.shape.m * max(float(state.each.max()), copies)

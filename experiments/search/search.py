@@ -111,7 +111,7 @@ class Search:
         self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
         self.capacity = float(space.loaded.cluster.gpu.memory)
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, LayerGroup | _Pipelines | _Point]] = []
+        self._heap: list[tuple[float, int, _Item]] = []
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
@@ -128,8 +128,11 @@ class Search:
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Point):
                     self._forecast(item)
-                elif isinstance(item, _Pipelines):
+                elif isinstance(item, _OnePipeline):
                     self._bound_points(item)
+                elif isinstance(item, _Pipelines):
+                    chains = max(bound, self.bounds.bound_chains(item.group, item.next.pipeline))
+                    self._push(chains, _OnePipeline(item.group, item.next._replace(seconds=chains)))
                     if item.advance():
                         self._push(max(bound, item.next.seconds), item)
                 elif item not in priced:
@@ -151,12 +154,14 @@ class Search:
         found.cpu = time.process_time() - began
         return found
 
-    def _push(self, bound: float, item: LayerGroup | _Pipelines | _Point) -> None:
+    def _push(self, bound: float, item: _Item) -> None:
         heapq.heappush(self._heap, (bound, next(self._number), item))
 
-    def _count(self, item: LayerGroup | _Pipelines | _Point) -> int:
+    def _count(self, item: _Item) -> int:
         """Number of points of an item of the queue."""
-        return self.sizes[item] if isinstance(item, LayerGroup) else item.left if isinstance(item, _Pipelines) else 1
+        if isinstance(item, LayerGroup):
+            return self.sizes[item]
+        return 1 if isinstance(item, _Point) else item.left
 
     def _open(self, group: LayerGroup) -> _Pipelines | None:
         """The pipelines of a group with points that may fit, the smallest bound first; None: there are none."""
@@ -166,9 +171,9 @@ class Search:
         self.certificate.memory_bound += too_large
         return _Pipelines(group, pipelines) if pipelines else None
 
-    def _bound_points(self, pipelines: _Pipelines) -> None:
-        """Bounds the points of the next pipeline of a group."""
-        group, (seconds, pipeline, steps) = pipelines.group, pipelines.next
+    def _bound_points(self, one: _OnePipeline) -> None:
+        """Bounds the points of a pipeline."""
+        group, (seconds, pipeline, steps) = one
         for step in steps:
             found = self.bounds.bound_point(group, pipeline, step)
             if found is None:
@@ -222,6 +227,18 @@ class _Point(NamedTuple):
     nbytes: float
 
 
+class _OnePipeline(NamedTuple):
+    """A pipeline of a group, bounded by the order of its passes."""
+
+    group: LayerGroup
+    bounded: BoundedPipeline
+
+    @property
+    def left(self) -> int:
+        """Number of points."""
+        return len(self.bounded.steps)
+
+
 class _Pipelines:
     """The pipelines of a group in the order of their bounds, those from `at` on still to be bounded by points."""
 
@@ -240,3 +257,7 @@ class _Pipelines:
     def advance(self) -> bool:
         self.at += 1
         return self.at < len(self.pipelines)
+
+
+_Item = LayerGroup | _Pipelines | _OnePipeline | _Point
+"""What waits in the queue."""

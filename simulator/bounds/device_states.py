@@ -33,7 +33,7 @@ class DeviceStates:
     gathers: time of the all-gathers of updated weights before their first use [devices] [s].
     whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
         last micro-batch [devices].
-    plan, price: the plan, and the prices of ops of its first device.
+    plan: the plan.
     """
 
     resident: np.ndarray
@@ -45,15 +45,16 @@ class DeviceStates:
     whole_weights: np.ndarray
     whole_gradients: np.ndarray
     plan: Plan
-    price: Price
 
-    def hop(self, nbytes: int) -> float:
-        """Time of a message of `nbytes` bytes between two stages, sent in as many shares as it may be [s]."""
-        if self.plan.shape.p == 1:
-            return 0.0
-        if self.plan.job.framework.scatter_gather_tensors_in_pipeline:
-            nbytes //= self.plan.tensor_ranks
-        return float(sum(self.price(Transfer(nbytes, self.plan.pipeline_axis, 0, 1))[::2]))
+
+def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
+    """Time of a message of `nbytes` bytes between two stages, sent in as many shares as it may be [s]."""
+    if plan.shape.p == 1:
+        return 0.0
+    if plan.job.framework.scatter_gather_tensors_in_pipeline:
+        nbytes //= plan.tensor_ranks
+    price = shared.device_costs(plan)[0].estimate
+    return float(sum(price(Transfer(nbytes, plan.pipeline_axis, 0, 1))[::2]))
 
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
@@ -80,9 +81,7 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
                 ]
                 each[device] += unit_run.count * sum(both)
                 backward[device] += unit_run.count * both[1]
-    return DeviceStates(
-        np.array(resident), update, reductions, each, backward, gathers, weights, gradients, plan, costs[0].estimate
-    )
+    return DeviceStates(np.array(resident), update, reductions, each, backward, gathers, weights, gradients, plan)
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:
