@@ -171,11 +171,11 @@ class Bounds:
 
     def bound_kernels(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from the kernels of a group like it, which neither
-        recomputes nor divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
+        divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
         like = group._replace(recompute="none", offload=())
         if group.tp > 1:
             like = like._replace(sequence_parallel=True, overlap_tp=False)
-        return self._mean_step(like, True)
+        return self._mean_step(like, True, group.recompute == "full")
 
     def bound_passes(self, group: LayerGroup) -> float:
         """The same from the passes of its own layers, with what they wait for inside a pass."""
@@ -187,13 +187,18 @@ class Bounds:
         kinds = [find_scheme(f"pipeline/{name}") for name in self.space.values["schedule"]]
         return any(kind.pairs_passes is not Schedule.pairs_passes for kind in kinds)  # type: ignore[attr-defined]
 
-    def _mean_step(self, group: LayerGroup, busy: bool) -> float:
-        prices, job = self.prices(group, bool(SHARDED & {*self.space.values["data"]})), self.space.loaded
+    @cached_property
+    def _shards_gradients(self) -> bool:
+        """Whether a data scheme of the space reduces gradients in every micro-batch: no kernels then add them."""
+        return bool(SHARDED & {*self.space.values["data"]})
+
+    def _mean_step(self, group: LayerGroup, busy: bool, again: bool = False) -> float:
+        prices, job = self.prices(group, self._shards_gradients), self.space.loaded
         if prices is None:
             return 0.0
         assert job.batch.total is not None
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return micro_batches * prices.layer_seconds(busy) + job.framework.step_overhead_s
+        return micro_batches * prices.layer_seconds(busy, again) + job.framework.step_overhead_s
 
     # --------------------------------------------------------------------------------------- pipelines
 
@@ -201,7 +206,7 @@ class Bounds:
         """The pipelines of a group with points that may fit, the smallest bound first; and the numbers of points that
         break a rule, and that are too large whatever else they do."""
         found, invalid, too_large = [], 0, 0
-        prices, copies = self.prices(group), self._copy_seconds(group)
+        prices, copies = self.prices(group, self._shards_gradients), self._copy_seconds(group)
         for pipeline in self.space.pipelines(group):
             choices = self.space.steps(group, pipeline.pp)
             stages = self.stages_of(group, pipeline, prices) if prices is not None else None
@@ -243,8 +248,7 @@ class Bounds:
         be, and activations that are not offloaded are those that the schedule holds at least."""
         framework, shape = self.space.loaded.framework, stages.shape
         activations = self._activations(group, stages, prices)
-        own = prices.elements(stages.units)[stages.place.part]
-        elements = np.bincount(stages.place.device, own, minlength=shape.p)
+        elements = stages.place.sum(prices.elements(stages.units)[stages.place.part])
         ranks = self.space.loaded.cluster.gpus / shape.p
         nbytes = {
             "weights": BYTES[framework.weights],
@@ -262,7 +266,7 @@ class Bounds:
 
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
         """A lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
-        prices, overhead = self.prices(group), self.space.loaded.framework.step_overhead_s
+        prices, overhead = self.prices(group, self._shards_gradients), self.space.loaded.framework.step_overhead_s
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         if prices is None or stages is None or not stages.known or not stages.schedule.barrier:
             return 0.0
@@ -296,7 +300,7 @@ class Bounds:
         nbytes, seconds = float((state.resident + activations).max()), 0.0
         if stages.known:
             own = prices.elements(stages.units)[place.part]
-            share = own / np.maximum(np.bincount(place.device, own)[place.device], 1.0)
+            share = own / np.maximum(place.sum(own)[place.device], 1.0)
             if "activations" not in group.offload:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
                 whole = share if step.overlap_dp else np.zeros_like(share)
@@ -332,7 +336,7 @@ class Bounds:
         )
         if state.plan.model.moe is not None:  # ranks share weights of experts and of other layers unlike
             held = np.array(stages.layers)[place.part]
-            part = held / np.maximum(np.bincount(place.device, held)[place.device], 1.0)
+            part = held / np.maximum(place.sum(held)[place.device], 1.0)
             least = [values[1:-1].min(initial=np.inf) for values in (state.reductions, state.gathers)]
             reductions, gathers = (part * (one if np.isfinite(one) else 0.0) for one in least)
             each = np.zeros_like(part)
@@ -377,11 +381,9 @@ class Bounds:
         found = np.zeros(len(in_flight))
         if "activations" in group.offload or not stages.known:
             return found
-        grown, forward, backward = np.full((3, len(found)), np.inf)
         known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages.units)}
         every = np.array([known[stage] for stage in stages.units])[place.part]
-        for least, values in zip((grown, forward, backward), every.T, strict=True):
-            np.minimum.at(least, place.device, values)
+        grown, forward, backward = place.least(every).T
         if stages.schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
             return (in_flight - 1) * grown
         return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)

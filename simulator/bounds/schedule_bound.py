@@ -70,6 +70,20 @@ class StagePlaces:
                 elsewhere = self.device[one] != self.device[stage]
                 self.hops[stage] = self.hops[one] + elsewhere
                 self.sends[one] += elsewhere
+        self._order = np.argsort(self.device, kind="stable")
+        self._starts = np.searchsorted(self.device[self._order], np.arange(shape.p))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the stages of every device. values: by virtual stage; so for the others."""
+        return np.add.reduceat(values[self._order], self._starts)
+
+    def least(self, values: np.ndarray) -> np.ndarray:
+        """The least value of the stages of every device."""
+        return np.minimum.reduceat(values[self._order], self._starts)
+
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """The largest value of the stages of every device."""
+        return np.maximum.reduceat(values[self._order], self._starts)
 
 
 class DeviceBound(NamedTuple):
@@ -100,35 +114,31 @@ def bound_devices(
     inputs = seconds[:, INPUTS] if split or mixed else backward
     if shape.forward_only:
         backward, inputs = np.zeros_like(forward), np.zeros_like(forward)
-    part, device = place.part, place.device
+    part = place.part
 
     def on_devices(values: np.ndarray) -> np.ndarray:
         """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
-        found = np.zeros((shape.p, values.shape[1]))
-        np.add.at(found, device, place.turns[:, None] * values[part])
-        return found
+        return place.sum(place.turns[:, None] * values[part])
 
-    last = np.zeros((shape.p, seconds.shape[2]))
-    np.maximum.at(last, device, np.maximum(backward, whole)[part])
+    last = place.most(np.maximum(backward, whole)[part])
     sums = on_devices(forward + backward)
     work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     waits = np.zeros(shape.p)
     if blocking and not schedule.pairs_passes:
         # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
         left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD], 0.0)
-        np.add.at(waits, device, place.turns * place.sends * np.maximum(times.hop - left, 0.0))
+        waits = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
         waits = np.maximum(waits - times.hop, 0.0)
     if not schedule.barrier:
         return DeviceBound(work + waits, work + waits, work + waits)
     gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
     gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
-    head, tail = np.full(shape.p, np.inf), np.full(shape.p, np.inf)
-    np.minimum.at(head, device, place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
-    np.minimum.at(tail, device, place.passed @ gradient + place.hops * times.hop)
+    head = place.least(place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
+    tail = place.least(place.passed @ gradient + place.hops * times.hop)
     # The first pass may begin before its input, and the last one gives its result before it ends.
-    early, ends, kind = np.zeros(shape.p), np.zeros(shape.p), INPUTS if split or mixed else WHOLE
-    np.maximum.at(early, device, np.maximum(times.stream[part, FORWARD, 0] - times.from_input[part, FORWARD], 0.0))
-    np.maximum.at(ends, device, np.maximum(times.stream[part, kind, 0] - times.to_result[part, kind], 0.0))
+    kind = INPUTS if split or mixed else WHOLE
+    early = place.most(np.maximum(times.stream[part, FORWARD, 0] - times.from_input[part, FORWARD], 0.0))
+    ends = place.most(np.maximum(times.stream[part, kind, 0] - times.to_result[part, kind], 0.0))
     head = np.maximum(head - early, 0.0)
     if shape.forward_only:
         tail[:], ends[:] = 0.0, 0.0

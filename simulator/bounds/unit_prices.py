@@ -19,7 +19,7 @@ from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import StageOps
+from simulator.ir.ops import COMPUTE, StageOps
 from simulator.plan.plan import Plan
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
@@ -97,17 +97,28 @@ class UnitPrices:
         kinds = np.unique(self.of_layer).tolist()
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
 
-    def layer_seconds(self, busy: bool) -> float:
+    def layer_seconds(self, busy: bool, again: bool = False) -> float:
         """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
 
         busy: of their kernels alone, without waiting for communication.
+        again: with the forward passes once more, but for the longest kernel of each, whose output nobody needs again.
         """
         found = 0.0
         for kind, n in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
             seconds = np.array(self._busy[kind]) if busy else self._rows_of(((int(kind), 1),))[0]
             forward, whole, inputs, weights = seconds[:, 0]
-            found += n * (forward + min(whole, inputs + weights))
+            repeated = forward - self._longest_kernel(int(kind)) if again else 0.0
+            found += n * (forward + repeated + min(whole, inputs + weights))
         return float(found)
+
+    def _longest_kernel(self, kind: int) -> float:
+        """Seconds of the longest kernel of the forward pass of a unit."""
+        return max(
+            seconds
+            for part in self.kinds[kind].tasks["F"].parts
+            for op, seconds in zip(part.block.ops, part.seconds, strict=True)
+            if op.stream == COMPUTE
+        )
 
     def stage_times(self, stages: Sequence[StageUnits], hop: float = 0.0) -> StageTimes:
         """Least durations of the passes of stages. hop: seconds of a message between two stages."""
