@@ -36,7 +36,7 @@ class CriticalPaths:
     """Numbers of passes and messages of chains, and the stages whose collectives go on where a chain ends.
 
     The first chain leads to the end of all passes. Then come `ends` chains to the begin of the last backward pass of a
-    stage, from where on its gradients are reduced, and those of the stages that end later; `starts` chains from the end
+    stage, from where on its gradients are reduced, and those of later ones; `starts` chains after the end
     of the first forward pass of a stage, before which its weights are gathered, and those of the stages that start
     earlier; and chains to the begin of the first backward pass of a device and of those that no forward pass follows,
     from where on gradients are reduced in every micro-batch.
@@ -160,8 +160,10 @@ class _Replay:
         """For the end of the kernels and for the result of a pass: the pass before, whether it was waited for by a
         message, and whether that came from another device."""
         self.action: list[Action] = []
-        self.begun: list[int] = []
+        self.before: list[int] = []
         """The pass before on the device, -1 for none."""
+        self.begun: list[tuple[int, bool, bool]] = []
+        """What every pass began after, as in `came`."""
         self.readers: list[list[tuple[int, bool]]] = []
         """Of every pass those that wait for its result, and whether they are on other devices."""
         at, clock, last = [0] * shape.p, [0.0] * shape.p, [-1] * shape.p
@@ -193,7 +195,9 @@ class _Replay:
                         given, steps[1] = came + through, (source, True, far)
                     self.came.append((steps[0], steps[1]))
                     self.action.append(action)
-                    self.begun.append(last[one])
+                    self.before.append(last[one])
+                    waited = source >= 0 and came > clock[one]
+                    self.begun.append((source, True, far) if waited else (last[one], False, False))
                     self.readers.append([])
                     self.ends.append(own)
                     if kind != 3:
@@ -208,34 +212,37 @@ class _Replay:
 
     def paths(self, devices: Collection[int]) -> CriticalPaths:
         ends, starts, drains = [], [], []
-        """Each a pass, and how often the collectives of every stage precede or follow it."""
+        """Each the end of a chain, and how often the collectives of every stage precede or follow it."""
         for device in sorted(devices):
             own = [number for number, action in enumerate(self.action) if self.device[action.stage] == device]
             forward = [number for number in own if self.action[number].kind == "F"]
             sums = [number for number in own if self.action[number].kind in ("BW", "W")]
             first = {self.action[number].stage: number for number in reversed(forward)}
             last = {self.action[number].stage: number for number in sums}
-            starts += [(one, self._stages_of(before)) for one, before in _spread(sorted(first.values()), True)]
+            starts += [
+                ((one, False, False), self._stages_of(before)) for one, before in _spread(sorted(first.values()), True)
+            ]
             ends += [(self.begun[one], self._stages_of(after)) for one, after in _spread(sorted(last.values()), False)]
             for begin in (sums[0], next(one for one in sums if one > forward[-1])):
                 drains.append((self.begun[begin], self._stages_of([one for one in sums if one >= begin])))
-        backward = [(int(np.argmax(self.ends)), np.zeros(self.shape.stages)), *ends]
+        backward = [((int(np.argmax(self.ends)), False, False), np.zeros(self.shape.stages)), *ends]
         chains = [*backward, *starts, *drains]
         passes, hops = np.zeros((len(chains), self.parts, len(PASSES), 4)), np.zeros(len(chains))
         follows = self._follow() if starts else []
-        for chain, (number, _) in enumerate(chains):
+        for chain, (end, _) in enumerate(chains):
             on = len(backward) <= chain < len(backward) + len(starts)
-            count = self._count_on(number, follows, passes[chain]) if on else self._count(number, passes[chain])
-            hops[chain] = count
+            hops[chain] = self._count_on(end[0], follows, passes[chain]) if on else self._count(end, passes[chain])
         return CriticalPaths(passes, hops, np.array([beside for _, beside in chains]), len(ends), len(starts))
 
     def _stages_of(self, numbers: Sequence[int]) -> np.ndarray:
         """How many of some passes every stage has."""
         return np.bincount([self.action[number].stage for number in numbers], minlength=self.shape.stages)
 
-    def _count(self, number: int, passes: np.ndarray) -> int:
-        """Counts the passes of the chain to the end of the kernels of a pass; returns the number of its messages."""
-        hops, to_result = 0, False
+    def _count(self, end: tuple[int, bool, bool], passes: np.ndarray) -> int:
+        """Counts the passes of the chain to the end of the kernels of a pass, or to its result, and on to another
+        device; returns the number of its messages."""
+        number, to_result, far = end
+        hops = int(far)
         while number >= 0:
             action = self.action[number]
             source, message, far = self.came[number][to_result]
@@ -245,23 +252,24 @@ class _Replay:
             number, to_result = source, message
         return hops
 
-    def _follow(self) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool]]]:
+    def _follow(self) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool], bool]]:
         """What the longest chain to the end of the step goes on with after the end of the kernels of a pass, and after
-        its result: the next pass (-1: none), the way through it, and whether a message to another device comes before.
+        its result: the next pass (-1: none), the way through it, and whether a message to another device comes before;
+        and whether the chain after the result is the longer one.
         """
         after = [-1] * len(self.action)
-        for number, before in enumerate(self.begun):
+        for number, before in enumerate(self.before):
             if before >= 0:
                 after[before] = number
         left = [(0.0, 0.0)] * len(self.action)
-        found = [((-1, 0, False), (-1, 0, False))] * len(self.action)
+        found = [((-1, 0, False), (-1, 0, False), False)] * len(self.action)
         for number in range(len(self.action) - 1, -1, -1):
             own, given = (0.0, (-1, 0, False)), (0.0, (-1, 0, False))
             if (one := after[number]) >= 0:
                 own = max(self._ways_on(one, STREAM, RESULT, False, left), own)
             for one, far in self.readers[number]:
                 given = max(self._ways_on(one, INPUT, THROUGH, far, left), given)
-            left[number], found[number] = (own[0], given[0]), (own[1], given[1])
+            left[number], found[number] = (own[0], given[0]), (own[1], given[1], given[0] > own[0])
         return found
 
     def _ways_on(
@@ -277,8 +285,8 @@ class _Replay:
         return max(ways)
 
     def _count_on(self, number: int, follows: Sequence[Any], passes: np.ndarray) -> int:
-        """Counts the passes of the chain after the end of the kernels of a pass; returns the number of its messages."""
-        hops, to_result = 0, False
+        """Counts the passes of the longer chain after a pass; returns the number of its messages."""
+        hops, to_result = 0, follows[number][2]
         while (step := follows[number][to_result])[0] >= 0:
             number, way, far = step
             action = self.action[number]

@@ -1,0 +1,100 @@
+"""Longest chains of passes against closed forms and replays of whole batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulator.bounds import critical_paths as module
+from simulator.bounds.critical_paths import critical_paths
+from simulator.bounds.schedule_bound import PASSES, StageTimes
+from simulator.ir.registry import find_scheme
+from simulator.scheduling.schedule import PipelineShape, Schedule
+
+F, BW, B, W = 1.0, 2.0, 1.2, 0.8
+
+
+def make(name: str, p: int, m: int, chunks: int = 1) -> tuple[Schedule, PipelineShape]:
+    kind = find_scheme(f"pipeline/{name}")
+    made = kind(("pp",), kind.Options(**({"chunks": chunks} if chunks > 1 else {})))
+    assert isinstance(made, Schedule)
+    return made, PipelineShape(p, m, made.chunks_per_device())
+
+
+def alike(shape: PipelineShape, hop: float = 0.0) -> StageTimes:
+    """Stages whose passes last as long whichever way a chain runs through them."""
+    seconds = np.tile([F, BW, B, W], (shape.stages, 1))
+    return StageTimes(seconds[:, :, None], seconds[:, :, None], seconds, seconds, seconds, hop)
+
+
+@pytest.mark.parametrize("m", [4, 9, 16, 100])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_a_chain_is_as_long_as_the_step(name: str, m: int) -> None:
+    schedule, shape = make(name, 4, m)
+    paths = critical_paths(schedule, shape, alike(shape))
+    assert paths is not None
+    assert paths.seconds(alike(shape))[0] == pytest.approx((m + 4 - 1) * (F + BW))  # GPipe, section 3.1
+
+
+@pytest.mark.parametrize("m", [8, 32, 64])
+def test_interleaving_divides_the_bubble(m: int) -> None:
+    schedule, shape = make("interleaved-1f1b", 4, m, 3)
+    paths = critical_paths(schedule, shape, alike(shape))
+    assert paths is not None
+    assert paths.seconds(alike(shape))[0] == pytest.approx((3 * m + 4 - 1) * (F + BW))  # arXiv 2104.04473, section 2.2
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        ("1f1b", 1),
+        ("interleaved-1f1b", 2),
+        ("breadth-first", 2),
+        ("zb-h1", 1),
+        ("zb-h2", 1),
+        ("zb-v", 2),
+        ("hanayo", 2),
+    ],
+)
+def test_a_long_batch_repeats_what_a_short_one_does(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, shape = make(name, 4, 32, chunks)
+    rng = np.random.default_rng(0)
+    times = alike(shape, 0.1)
+    uneven = rng.uniform(0.8, 1.2, (shape.stages, len(PASSES)))
+    times = replace(
+        times,
+        stream=times.stream * uneven[:, :, None],
+        path=times.path * uneven,
+        from_input=times.path * uneven,
+        to_result=times.path * uneven,
+    )
+    short = critical_paths(schedule, shape, times, {0, 3})
+    monkeypatch.setattr(module, "FEW", 8)
+    whole = critical_paths(schedule, shape, times, {0, 3})
+    assert short is not None and whole is not None
+    longest = whole.seconds(times)
+    assert (short.seconds(times) <= longest * (1 + 1e-12)).all()
+    assert short.seconds(times)[0] >= 0.98 * longest[0]
+    assert (short.beside == whole.beside).all()
+
+
+def test_chains_with_collectives_beside_them() -> None:
+    schedule, shape = make("1f1b", 4, 8)
+    paths, times, none = critical_paths(schedule, shape, alike(shape), {0}), alike(shape), np.zeros(4)
+    assert paths is not None
+    step = (8 + 3) * (F + BW)
+    reductions, each = np.array([5.0, 0, 0, 0]), np.array([3.0, 0, 0, 0])
+    # Device 0 reduces from the begin of its last backward pass on, which ends with the step.
+    assert paths.last_reduction(times, reductions, none, none, 0.0) == pytest.approx(step - BW + 5)
+    assert paths.last_reduction(times, none, 4 * reductions, none, 0.0) == pytest.approx(20 + step - F)
+    assert paths.last_reduction(times, none, none, none, 2.5) == pytest.approx(step + 2.5)
+    # From its first backward pass on, after 4 forward and 3 backward passes elsewhere, it reduces 8 times 3 s.
+    assert paths.last_reduction(times, none, none, each, 0.0) == pytest.approx(max(4 * F + 3 * BW + 24, step - BW + 3))
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "v-zb"])
+def test_schedules_without_fixed_orders_have_no_chains(name: str) -> None:
+    schedule, shape = make(name, 4, 16, 2)
+    assert critical_paths(schedule, shape, alike(shape)) is None

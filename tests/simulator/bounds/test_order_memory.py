@@ -1,0 +1,46 @@
+"""Memory along the order of a device, against the peaks of whole programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulator.bounds.order_memory import PassMemory, device_orders
+from tests.simulator.bounds.test_critical_paths import make
+
+
+def memory(shape_stages: int, weights: float = 0.0, gradients: float = 0.0) -> PassMemory:
+    """A forward pass leaves 4 bytes and needs 5; B frees 1 of them, W or BW the rest; 2 are in use meanwhile."""
+    net, peak = np.tile([4.0, -4.0, -1.0, -3.0], (shape_stages, 1)), np.tile([5.0, 2.0, 2.0, 0.0], (shape_stages, 1))
+    return PassMemory(net, peak, np.full(shape_stages, weights), np.full(shape_stages, gradients))
+
+
+@pytest.mark.parametrize("m", [8, 40])
+def test_1f1b_holds_as_many_activations_as_stages_follow(m: int) -> None:
+    schedule, shape = make("1f1b", 4, m)
+    found = [order.peak(memory(4)) for order in device_orders(schedule, shape, range(4))]
+    assert found == [4 * held + 2 for held in (4, 3, 2, 1)]
+
+
+def test_halves_of_a_backward_pass_free_one_after_the_other() -> None:
+    schedule, shape = make("zb-h1", 4, 8)
+    first, *_, last = (order.peak(memory(4)) for order in device_orders(schedule, shape, range(4)))
+    assert first == 4 * 4 + 2
+    assert last == 3 * 3 + 4 + 2  # 4 micro-batches wait for W, the last of them in its B
+
+
+def test_whole_weights_and_gradients_live_from_first_to_last_use() -> None:
+    schedule, shape = make("1f1b", 4, 8)
+    (order,) = device_orders(schedule, shape, [0])
+    assert order.peak(memory(4, weights=10)) == 10 + 4 * 4 + 2
+    assert order.peak(memory(4, weights=10, gradients=20)) == 30 + 4 * 4 + 2
+    # All forward passes first: weights are freed between, gradients begin when activations become fewer.
+    schedule, shape = make("gpipe", 4, 8)
+    (order,) = device_orders(schedule, shape, [0])
+    assert order.peak(memory(4, weights=10)) == 10 + 8 * 4 + 2
+    assert not order.begins_gradients[:8].any() and order.ends_weights.sum() == 2
+
+
+def test_schedules_without_fixed_orders_have_none() -> None:
+    schedule, shape = make("dualpipe", 4, 16, 2)
+    assert device_orders(schedule, shape, [0]) == []
