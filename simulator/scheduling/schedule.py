@@ -8,7 +8,7 @@ m micro-batches of one replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
@@ -87,6 +87,17 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}" + (f".{self.slice}" if self.slice else "")
+
+
+class Stripe(NamedTuple):
+    """A part of the activations of a forward pass, which rests on another device, the keeper.
+
+    own_links: whether it moves over links of its own, at the same time as other parts.
+    """
+
+    keeper: int
+    nbytes: int
+    own_links: bool = False
 
 
 class OverlappedPasses(NamedTuple):
@@ -294,6 +305,10 @@ class Schedule(Scheme):
     def place(self, shape: PipelineShape, device: int) -> int:
         """The place of a device along the pipeline's axis: by default devices are in the order of ranks."""
         return device
+
+    def stripes(self, shape: PipelineShape) -> Mapping[tuple[int, int], Stripe]:
+        """By stage and keeper, the part of the activations of a forward pass that rests there; by default all."""
+        return {}
 
     def model_part(self, shape: PipelineShape, stage: int) -> int:
         """The part of the model that a stage holds; part 0 has the embedding."""
