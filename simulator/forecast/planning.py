@@ -60,7 +60,7 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
         return [float(peak.total) for peak in peaks(program, resident)]
 
     def tensor_costs(plan: Plan) -> list[StageTensors]:
-        stages, program = build_program(plan, prices(plan), shared)
+        stages, _ = build_program(plan, prices(plan), shared)
         return [_stage_tensors(plan, device, stages[device], shared) for device in range(plan.devices)]
 
     parts = shared.parts_of_plans
@@ -83,9 +83,8 @@ def _stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[StageOps]
     passes = [0.0, 0.0]
     for unit_run in variants_of(stage)[0].unit_runs:
         fragment, count = unit_run.fragment, unit_run.count
-        passes = [
-            one + seconds(ops) * count for one, ops in zip(passes, (fragment.forward, fragment.backward), strict=True)
-        ]
+        both = seconds(fragment.forward), seconds(fragment.backward)
+        passes = [before + one * count for before, one in zip(passes, both, strict=True)]
         forward, made_by = set(fragment.forward), defaultdict[Op | None, dict[str, int]](dict)
         makers = {use.key: use.op for use in fragment.tensor_uses if use.made and use.op in forward}
         for key, nbytes in (saved_activations(unit_run) if unit_run.marks else {}).items():

@@ -1,10 +1,10 @@
 """What becomes of the tensors that a stage saves for its backward passes, where its memory is short: every one is kept,
-swapped to devices with room, swapped to the host, or recomputed.
+swapped to devices with room, offloaded to the host, or recomputed.
 
-What leaves a stage is chosen greedily (`choose`): swaps to devices come first, as long as they find room and hide
-behind a pass, then swaps to the host, as long as they hide behind a pass; the rest is recomputed. Swaps take the
-tensors with most seconds of recomputation a byte, recomputation those with fewest, so nothing recomputed is dearer than
-what was swapped unless it found no room.
+What leaves a stage is chosen greedily (`choose`). Swaps come first, of the tensors with most seconds of recomputation a
+byte, as long as they find room and hide behind a pass; then offloading, as long as it hides behind a pass and what it
+does not hide is shorter than recomputation; then recomputation, of the tensors with fewest seconds a byte. A swap frees
+fewer bytes than recomputation, so tensors are swapped only as long as recomputing the others would free enough.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Budget(NamedTuple):
     """What may leave a stage.
 
     excess: bytes that have to.
-    held: micro-batches whose kept tensors it holds.
+    held: micro-batches that it holds.
     layers: layers of the stage.
     device, host: bytes of one micro-batch that devices, and the host, may take.
+    host_s: of a byte to the host, or back [s].
     """
 
     excess: float
@@ -68,6 +69,14 @@ class Budget(NamedTuple):
     layers: int
     device: float
     host: float
+    host_s: float
+
+    def freed(self, way: str) -> float:
+        """Bytes that a byte of one micro-batch frees: of what is swapped `FEWEST_HELD` micro-batches stay, of what is
+        offloaded two layers of one, of what is recomputed one layer."""
+        if way == "swap":
+            return self.held - min(self.held, FEWEST_HELD)
+        return self.held - min({"host": 2, "recompute": 1}[way] / self.layers, 1)
 
 
 TensorCosts = Callable[[Plan], Sequence[StageTensors]]
@@ -76,25 +85,30 @@ TensorCosts = Callable[[Plan], Sequence[StageTensors]]
 
 def choose(tensors: Sequence[SavedTensors], budget: Budget) -> TensorChoice:
     """What leaves a stage until its excess has; all that can where that is not enough."""
-    left = budget.excess
     dearest = sorted(tensors, key=lambda one: (-one.seconds / one.nbytes, one.names))
     found: dict[str, list[SavedTensors]] = {"swap": [], "host": [], "recompute": []}
-    rooms = {"swap": budget.device, "host": budget.host, "recompute": inf}
-    # Offloaded tensors of two layers are on the device, recomputed ones of one.
-    freed = {"swap": budget.held - min(budget.held, FEWEST_HELD)}
-    freed |= {way: budget.held - min(some / budget.layers, 1) for way, some in (("host", 2), ("recompute", 1))}
-    for way, chosen in found.items():
-        taken = [one for others in found.values() for one in others]
-        for one in reversed(dearest) if way == "recompute" else dearest:
-            if left <= 0 or not freed[way]:
-                break
-            possible = one.nbytes <= rooms[way] if way != "recompute" else one.seconds < inf
-            if one not in taken and possible:
-                chosen.append(one)
-                rooms[way] -= one.nbytes
-                left -= freed[way] * one.nbytes
-    names = {way: tuple(name for one in chosen for name in one.names) for way, chosen in found.items()}
-    return TensorChoice(**names)
+    rooms = {"swap": budget.device, "host": budget.host}
+    kept, left = list(dearest), budget.excess
+    for way, room in rooms.items():
+        for one in dearest:
+            others = sum(other.nbytes for other in kept if other.seconds < inf and other is not one)
+            more = left - budget.freed(way) * one.nbytes
+            # Of the last layer of a stage nothing hides the copies out and back.
+            shown = 2 * one.nbytes / budget.layers * budget.host_s if way == "host" else 0.0
+            enough = one.seconds == inf or more <= budget.freed("recompute") * others
+            if one in kept and left > 0 and budget.freed(way) and one.nbytes <= room and shown < one.seconds and enough:
+                found[way].append(one)
+                kept.remove(one)
+                room, left = room - one.nbytes, more
+    for one in reversed(dearest):
+        if one in kept and left > 0 and one.seconds < inf:
+            found["recompute"].append(one)
+            left -= budget.freed("recompute") * one.nbytes
+
+    def names(way: str) -> tuple[str, ...]:
+        return tuple(name for one in found[way] for name in one.names)
+
+    return TensorChoice(names("swap"), names("host"), names("recompute"))
 
 
 def stripe_shares(stage: StageTensors, room: Sequence[float]) -> dict[int, float]:
@@ -138,7 +152,8 @@ def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: S
         return with_choices(scheme.tensor_choices)
     nothing = [TensorChoice()] * stages
     plain = with_choices(nothing)
-    excess = [peak - limit for peak, limit in zip(peaks(plain), memory, strict=True)]
+    before = peaks(plain)
+    excess = [peak - limit for peak, limit in zip(before, memory, strict=True)]
     if max(excess) <= 0:
         return plain
     short, spare = [one > 0 for one in excess], [max(-one, 0.0) for one in excess]
@@ -150,7 +165,8 @@ def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: S
             stays = min(held, FEWEST_HELD)
             shares = stripe_shares(stage, room) if short[i] and held > stays else {}
             device = swap_budget(stage, shares, room, held - stays + 1)
-            budget = Budget(excess[i], held, max(1, plan.layers[i]), device, stage.pass_s / stage.host_s)
+            host = stage.pass_s / stage.host_s, stage.host_s
+            budget = Budget(excess[i], held, max(1, plan.layers[i]), device, *host)
             choice = choose(stage.tensors, budget) if short[i] else TensorChoice()
             nbytes = sum(one.nbytes for one in stage.tensors if one.names[0] in choice.swap)
             if nbytes:
@@ -162,7 +178,12 @@ def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: S
         if choices == found:
             break
         found = choices
-        over = [peak - limit for peak, limit in zip(peaks(with_choices(found)), memory, strict=True)]
+        after = peaks(with_choices(found))
+        # A peak that does not fall has another cause, such as the logits.
+        for i, (peak, now) in enumerate(zip(before, after, strict=True)):
+            if short[i] and now >= peak:
+                short[i], spare[i] = False, 0.0
+        over = [peak - limit for peak, limit in zip(after, memory, strict=True)]
         if max(over) <= 0:
             break
         for i, more in enumerate(over):

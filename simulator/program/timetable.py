@@ -9,7 +9,7 @@ next action, follows: both are played together, in the place of the leader.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,7 @@ from simulator.program.rounds import Rounds, find_rounds
 from simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
 from simulator.scheduling.gradient_sums import insert_gradient_sums
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
-from simulator.scheduling.order_check import find_wrong_actions, format_orders
+from simulator.scheduling.order_check import format_orders, incomplete_error
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
@@ -487,28 +487,4 @@ class _TimetableMaker:
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
-        """Makes the error for orders in which an action is missing, repeated or on a wrong device."""
-        schedule, shape = self.schedule, self.shape
-        counts = Counter(action for order in self.stated for action in actions_of(order))
-        for device, order in enumerate(self.stated):
-            passes = [
-                [
-                    [Action(stage, kind, microbatch, 0 if kind == "F" and self.parts > 1 else part) for kind in kinds]
-                    for microbatch in schedule.microbatches(shape, stage)
-                    for part in range(self.pieces)
-                    for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
-                ]
-                for stage in range(shape.stages)
-                if self.devices[stage] == device
-            ]
-            wrong = find_wrong_actions([way for one in passes for way in one], actions_of(order), counts)
-            if wrong:
-                break
-        times = counts[wrong[0]]
-        remedy = f"{'Add it' if not times else 'Keep one of them'} on device {device}"
-        at = [step for step, item in enumerate(order) if wrong[0] in actions_of([item])]
-        return ScheduleError(
-            f"{schedule.use} on device {device}",
-            f"an order lists each action of its stages exactly once; {wrong[0]} is listed {times} times",
-            f"{remedy}:\n{format_orders(self.stated, {device: at[-1] if at else len(order)})}",
-        )
+        return incomplete_error(self.schedule, self.shape, self.stated, self.devices, self.pieces)

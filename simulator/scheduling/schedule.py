@@ -461,31 +461,6 @@ def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmu
     return [*forward[: warmup + 1], *steady, *backward[len(steady_forward) :]]
 
 
-def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
-    """Passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the micro-batches, slice by
-    slice, run in groups of `group` (the last one may be smaller), a group chunk by chunk, backward with the chunks and
-    the slices in reverse order."""
-    stages = range(device, shape.stages, shape.p)
-    groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
-
-    def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
-        return [Action(stage, kind, k, j) for some in groups for stage in order for k in some for j in slices]
-
-    forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
-    return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
-
-
-def is_interleaved_group(group: int, m: int, least: int) -> bool:
-    """Whether m micro-batches run in groups of `group` without waiting: each has `least`, also the last one with what
-    is left; or all are one group."""
-    return group == m or (least <= group <= m and not 0 < m % group < least)
-
-
-def smallest_interleaved_group(m: int, least: int) -> int:
-    """The smallest group that `is_interleaved_group` admits."""
-    return next(group for group in range(min(m, least), m + 1) if is_interleaved_group(group, m, least))
-
-
 def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:
     """1F1B with split backward passes, a warm-up of `rounds` x (p - 1 - device) + 1 forward passes, and every W
     `rounds` x device B's behind its own: ZB-H1 (1 round) and ZB-H2 (2 rounds) of arXiv 2401.10241."""

@@ -20,7 +20,8 @@ from simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class TensorSchedule(Schedule):
-    """Base of schedules that choose for every saved tensor. Customise by: `orders`, with transfers of `options.tensors`.
+    """Base of schedules that choose for every saved tensor. Customise by: `orders`, with the transfers of
+    `options.tensors`.
 
     stage: the stage whose layers it lowers.
     """
@@ -81,11 +82,10 @@ class TensorSchedule(Schedule):
             raise PlanError("tensors", rule, "Write {} for a stage that keeps all", len(stated))
         for stage, choice in enumerate(stated):
             keepers = [one.keeper for one in choice.stripes]
-            if not all(0 <= keeper < shape.p and keeper != stage for keeper in keepers) or len({*keepers}) < len(
-                keepers
-            ):
+            others = {*range(shape.p)} - {stage}
+            if not others >= {*keepers} or len({*keepers}) < len(keepers):
                 rule = f"the tensors of stage {stage} rest on other devices, one stripe on each"
-                raise PlanError("tensors", rule, f"Devices 0 to {shape.p - 1}", keepers)
+                raise PlanError("tensors", rule, f"Of devices {sorted(others)}", keepers)
             if min((one.nbytes for one in choice.stripes), default=1) < 1 or bool(choice.swap) != bool(keepers):
                 rule = f"stage {stage} swaps tensors in stripes of at least a byte"
                 raise PlanError("tensors", rule, "State both `swap` and `stripes`", str(choice))
