@@ -120,6 +120,8 @@ class Scheme:
     """Whether it has kernels of its own, which also a single rank runs."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
+    takes_projected_keys: ClassVar[bool] = True
+    """Whether models may project keys and values along the sequence, which all ranks then have whole."""
     needs_package: ClassVar[str] = ""
     """A Python package that only an extra installs; empty: none."""
     name: ClassVar[str]
@@ -365,6 +367,7 @@ class SequenceScheme(Scheme):
     """Base class of sequence and context parallelism."""
 
     family = "sequence"
+    takes_projected_keys = False
 
 
 class MemoryScheme(Scheme):
