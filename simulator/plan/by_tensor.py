@@ -71,7 +71,7 @@ class Budget(NamedTuple):
     host: float
     host_s: float
 
-    def freed(self, way: str) -> float:
+    def count_freed(self, way: str) -> float:
         """Bytes that a byte of one micro-batch frees: of what is swapped `FEWEST_HELD` micro-batches stay, of what is
         offloaded two layers of one, of what is recomputed one layer."""
         if way == "swap":
@@ -92,18 +92,25 @@ def choose(tensors: Sequence[SavedTensors], budget: Budget) -> TensorChoice:
     for way, room in rooms.items():
         for one in dearest:
             others = sum(other.nbytes for other in kept if other.seconds < inf and other is not one)
-            more = left - budget.freed(way) * one.nbytes
+            more = left - budget.count_freed(way) * one.nbytes
             # Of the last layer of a stage nothing hides the copies out and back.
             shown = 2 * one.nbytes / budget.layers * budget.host_s if way == "host" else 0.0
-            enough = one.seconds == inf or more <= budget.freed("recompute") * others
-            if one in kept and left > 0 and budget.freed(way) and one.nbytes <= room and shown < one.seconds and enough:
+            enough = one.seconds == inf or more <= budget.count_freed("recompute") * others
+            if (
+                one in kept
+                and left > 0
+                and budget.count_freed(way)
+                and one.nbytes <= room
+                and shown < one.seconds
+                and enough
+            ):
                 found[way].append(one)
                 kept.remove(one)
                 room, left = room - one.nbytes, more
     for one in reversed(dearest):
         if one in kept and left > 0 and one.seconds < inf:
             found["recompute"].append(one)
-            left -= budget.freed("recompute") * one.nbytes
+            left -= budget.count_freed("recompute") * one.nbytes
 
     def names(way: str) -> tuple[str, ...]:
         return tuple(name for one in found[way] for name in one.names)

@@ -60,8 +60,8 @@ def test_the_excess_is_freed_wherever_recomputing_all_would_free_it(
 ) -> None:
     choice = choose(tensors, budget)
     ways = {"swap": choice.swap, "host": choice.host, "recompute": choice.recompute}
-    freed = sum(budget.freed(way) * bytes_of(tensors, names) for way, names in ways.items())
-    most = budget.freed("recompute") * sum(one.nbytes for one in tensors if one.seconds < math.inf)
+    freed = sum(budget.count_freed(way) * bytes_of(tensors, names) for way, names in ways.items())
+    most = budget.count_freed("recompute") * sum(one.nbytes for one in tensors if one.seconds < math.inf)
     assert freed >= min(budget.excess, most) - 1e-9
 
 
@@ -78,7 +78,7 @@ def test_swaps_take_the_dearest_then_the_host_then_the_cheapest_are_made_again()
     """Eight micro-batches: a byte frees 5 where it is swapped, 8 - 2/4 on the host, 8 - 1/4 where it is recomputed."""
     tensors = [SavedTensors((name,), 10, seconds) for name, seconds in zip("abcd", (8.0, 6.0, 4.0, 2.0), strict=True)]
     budget = Budget(0, 8, 4, device=10, host=10, host_s=0.01)
-    assert [budget.freed(way) for way in ("swap", "host", "recompute")] == [5, 7.5, 7.75]
+    assert [budget.count_freed(way) for way in ("swap", "host", "recompute")] == [5, 7.5, 7.75]
     chosen = [choose(tensors, budget._replace(excess=excess)) for excess in (1, 51, 130, 210, 300)]
     assert chosen[0] == TensorChoice(("a",))
     assert chosen[1] == TensorChoice(("a",), ("b",))
