@@ -114,7 +114,7 @@ class Comet(ExpertScheme):
             c, g, number = setting.exchange_s, setting.compute_s / 2, setting.experts // p
             up, down = (Gemm(tokens * copies / number, n, 1, number) for n in (setting.expert_ffn, setting.h))
             parts = ((up, number * ceil(up.m / self.options.tile)), (down, ceil(setting.h / self.options.panel)))
-            steps = [self._steps(product, most, self.options.sms) for product, most in parts]
-            taken = sum(max(g + c / n, c + g / n) for n in steps)
+            rows, panels = (self._steps(product, most, self.options.sms) for product, most in parts)
+            taken = max(g + c / rows, c + g / rows) + max(g + c / panels, c + g / panels)
             yield ClosedForm("forward_round", taken, "3.1: two GEMMs, one fused with each all-to-all")
             yield ClosedForm("backward_round", taken, "3.1: as forward")

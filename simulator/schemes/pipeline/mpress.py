@@ -7,21 +7,24 @@ For every stage that exceeds the memory of its device it is chosen what becomes 
    forward pass and back during the backward pass before its own. Tensors that take longest to recompute come first, as
    long as the keepers have room and the transfer takes no longer than a pass.
 2. Host: it is copied over PCIe while layers compute, as long as the copies take no longer than a pass.
-3. Recompute: those with fewest seconds a byte are freed and made again.
+3. Recompute: those with fewest seconds a byte are freed and made again. What is swapped stays in more micro-batches
+   than what is recomputed, so tensors are swapped only as far as the stage then still fits.
 
     p = 4 (E: swapped tensors leave, L: they come back; on devices 2 and 3 K: a stripe is kept, G: given back)
     device 0   F0 F1 E1 F2 E2 F3 L1 B0 E3 F4 L2 B1 E4 F5 L3 B2 ..
 
 Of swapped tensors a device holds 3 micro-batches: min(m, p - i) - 3 fewer. Their keepers hold, of stripes of S bytes,
-at most (min(m, p - i) - 2) S. A tensor of A bytes frees (p - i - 1) A or less where it is recomputed or on the host.
+at most (min(m, p - i) - 2) S. Of A bytes in L layers recomputation frees (min(m, p - i) - 1/L) A, the host less by A/L.
 
 With a `memory_limit` of K micro-batches all tensors of a micro-batch are swapped instead, in turn to several devices:
 device i with p - i > K has p - i - K + 1 micro-batches away, device j has room for K - p + j. All find room if K is at
 least ceil((p+2)/2), which it is where memory is not known (a schedule without a job). The bubble is 1F1B's,
 (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a device), where a transfer is shorter than a pass.
 
-Simplified: a choice is of the tensors that one op makes in all layers of a stage; it is corrected by forecasts of
-memory, not of time. Not modelled: the search of a GPU for every stage among directly linked GPUs.
+Simplified: a choice is of the tensors that one op makes in all layers of a stage; transfers hide behind one pass, not
+the whole interval between the passes of a tensor; a choice is corrected by forecasts of memory, not of time. Not
+modelled: several stages that share the links of a keeper; the search of a GPU for every stage among directly linked
+GPUs.
 
 References: Zhou et al. 2023 (HPCA), doi 10.1109/HPCA56546.2023.10071077 (from its abstract); the passes during which
 activations move: Kim et al. 2023, https://proceedings.mlr.press/v202/kim23l.html.
