@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from simulator.engine.peak_memory import peaks
 from simulator.engine.play import play
@@ -11,14 +13,21 @@ from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
 from simulator.forecast.program import build_program, device_prices, host_launch_seconds
 from simulator.forecast.resident_memory import resident_of_devices, state_bytes
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.stage_messages import choose_messages
 from simulator.forecast.stages import device_params
-from simulator.ir.ops import Work
+from simulator.ir.ops import COMPUTE, HostCopy, Op, StageOps, Work
 from simulator.job.job import Job
+from simulator.lowering.offload import saved_activations
+from simulator.plan.by_tensor import SavedTensors, StageTensors
 from simulator.plan.checks import check_alike
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolve import resolve
 from simulator.program.block import Price, Prices
+from simulator.program.program import variants_of
+
+MOVED = 1 << 24
+"""Bytes of the messages that say how fast tensors move."""
 
 
 def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices | None = None) -> Plan:
@@ -50,8 +59,45 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
         resident = resident_of_devices(plan, device_params(plan, stages), program)
         return [float(peak.total) for peak in peaks(program, resident)]
 
-    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, shared.parts_of_plans)
+    def tensor_costs(plan: Plan) -> list[StageTensors]:
+        stages, _ = build_program(plan, prices(plan), shared)
+        return [_stage_tensors(plan, device, stages[device], shared) for device in range(plan.devices)]
+
+    parts = shared.parts_of_plans
+    plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, tensor_costs, parts)
     return _place_states(plan, prices, shared) if any(one.measures_memory for one in plan.every_scheme) else plan
+
+
+def _stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[StageOps], shared: SharedWork) -> StageTensors:
+    """The tensors that the layers of a stage save, and their costs on its device."""
+    costs, messages = shared.costs(plan.on(device), plan.clusters[device]), choose_messages(plan)
+    up = plan.clusters[device].node.scale_up
+
+    def seconds(ops: Iterable[Op]) -> float:
+        return sum(costs.estimate(op.work).seconds for op in ops if op.work is not None and op.stream == COMPUTE)
+
+    def byte_seconds(work: Work) -> float:
+        return costs.estimate(work).seconds / MOVED
+
+    found: dict[tuple[str, ...], SavedTensors] = {}
+    passes = [0.0, 0.0]
+    for unit_run in variants_of(stage)[0].unit_runs:
+        fragment, count = unit_run.fragment, unit_run.count
+        both = seconds(fragment.forward), seconds(fragment.backward)
+        passes = [before + one * count for before, one in zip(passes, both, strict=True)]
+        forward, made_by = set(fragment.forward), defaultdict[Op | None, dict[str, int]](dict)
+        makers = {use.key: use.op for use in fragment.tensor_uses if use.made and use.op in forward}
+        for key, nbytes in (saved_activations(unit_run) if unit_run.marks else {}).items():
+            made_by[makers.get(key)][key] = nbytes
+        for maker, saved in made_by.items():
+            names = tuple(sorted({key.partition("@")[0] for key in saved}))
+            before = found.get(names, SavedTensors(names, 0.0, 0.0))
+            again = before.seconds + (seconds([maker]) if maker else inf) * count
+            found[names] = SavedTensors(names, before.nbytes + sum(saved.values()) * count, again)
+    others = [messages.plain(MOVED, device, other) for other in range(plan.devices)]
+    to = tuple(inf if other == device else byte_seconds(work) for other, work in enumerate(others))
+    alone = up is not None and not up.switched.value and plan.devices <= plan.clusters[device].gpus_per_node
+    return StageTensors(tuple(found.values()), min(passes), to, byte_seconds(HostCopy(MOVED)), alone)
 
 
 def _place_states(plan: Plan, prices: Callable[[Plan], Sequence[Price]], shared: SharedWork) -> Plan:

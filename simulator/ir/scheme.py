@@ -87,7 +87,7 @@ class Scheme:
     `check_operators`, `alternatives`, `fit_models`, `adapt_model`, `assumptions`, `layer_borders`, `vocabulary_axes`,
     `gathered_axes`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloaded_to`, `own_states`,
     `buffer_bytes`, `unsynchronised_axes`, `period`, `steps`, `at_step`, `accumulates_by_unit`, `shard_sizes`,
-    `offloaded_share`, `measures_memory`, `adapts_recompute`.
+    `offloaded_share`, `measures_memory`, `adapts_recompute`, `chooses_tensors`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -120,6 +120,8 @@ class Scheme:
     """Whether it has kernels of its own, which also a single rank runs."""
     updates_weights: ClassVar[bool] = True
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
+    takes_projected_keys: ClassVar[bool] = True
+    """Whether models may project keys and values along the sequence, which all ranks then have whole."""
     needs_package: ClassVar[str] = ""
     """A Python package that only an extra installs; empty: none."""
     name: ClassVar[str]
@@ -275,6 +277,25 @@ class Scheme:
         """The scheme that recomputes so many layers of a stage, of those that `adapts_recompute`."""
         raise NotImplementedError(self.use)
 
+    @property
+    def chooses_tensors(self) -> bool:
+        """Whether it is chosen for every stage which saved tensors leave it, and where to, see `with_tensors`."""
+        return False
+
+    @property
+    def tensor_choices(self) -> Sequence[Any]:
+        """What is stated to become of the saved tensors of every stage; empty: to be chosen."""
+        return ()
+
+    def with_tensors(self, choices: Sequence[Any], stage: int) -> Scheme:
+        """The scheme on a stage, of those that `chooses_tensors`. choices: a `TensorChoice` for every stage."""
+        raise NotImplementedError(self.use)
+
+    @property
+    def memory_limit(self) -> float | None:
+        """Memory of a device that its choices keep to [bytes]; None: that of the GPU."""
+        return None
+
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""
         return None
@@ -346,6 +367,7 @@ class SequenceScheme(Scheme):
     """Base class of sequence and context parallelism."""
 
     family = "sequence"
+    takes_projected_keys = False
 
 
 class MemoryScheme(Scheme):

@@ -8,6 +8,7 @@ next unit's backward pass. So the GPU holds the activations of at most two units
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +25,14 @@ Saved = dict[str, int]
 """Activations saved for the backward pass of a unit: bytes by memory key."""
 
 
-def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
+def offload_activations(stage_ops: StageOps, mark: str, to: str, chosen: Collection[str] | None = None) -> StageOps:
     """Rewrites `stage_ops` so that the saved activations of units with `mark` are offloaded between their passes.
 
     The unit before the loss keeps its activations, since its backward pass follows at once. The last unit of any other
     stage copies its own activations out after its forward pass, and back when its gradient has arrived.
 
     to: host memory or disks.
+    chosen: names of the tensors that are offloaded; None: all are.
     """
     made: list[UnitRun] = []
     before: Saved = {}
@@ -40,7 +42,8 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
             if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].residual_in
             else None
         )
-        own = _saved_activations(unit_run) if mark in unit_run.marks else {}
+        own = saved_activations(unit_run) if mark in unit_run.marks else {}
+        own = {key: size for key, size in own.items() if chosen is None or key.partition("@")[0] in chosen}
         last = {} if after and not after.residual_out else own
         before = before if unit_run.residual_in else {}
         # Equal units in a row differ in the unit before them, the last one also in the unit after it.
@@ -56,7 +59,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
     return replace(stage_ops, unit_runs=made)
 
 
-def _saved_activations(unit_run: UnitRun) -> Saved:
+def saved_activations(unit_run: UnitRun) -> Saved:
     """Finds the tensors that both passes of a unit use, except parameters, gradients and what other units also use."""
     fragment = unit_run.fragment
     forward, backward = set(fragment.forward), set(fragment.backward)

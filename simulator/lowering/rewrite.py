@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import ceil
 
 from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, TensorUse, Transfer, Work
 
@@ -37,6 +38,36 @@ def split_work_by(work: Work, sizes: Sequence[int]) -> list[Work]:
     return [replace(work, nbytes=nbytes) for nbytes in _split_integer(work.nbytes, sizes)]
 
 
+TILE = (128, 256)
+"""Rows and columns of an output tile: the widest tiles of GEMM libraries on GPUs since Ampere."""
+
+
+def wave_count(product: Gemm, wave: int, rows: int = TILE[0]) -> int:
+    """Waves in which the output tiles of a GEMM are computed. wave: tiles computed at a time; rows: of a tile."""
+    return ceil(ceil(product.m / rows) * ceil(product.n / TILE[1]) * product.batch / wave)
+
+
+def split_kernel(op: Op, share: float) -> tuple[Op, Op]:
+    """A GEMM in two parts of one kernel, which together take the time of the kernel, and of which the host launches the
+    first. share: of the first part, in rows and in time.
+    """
+    assert isinstance(op.work, Gemm)
+    first, rest = (
+        replace(op, name=f"{op.name} {i}", work=work, after=list(op.after), launches=op.launches * (i == 0))
+        for i, work in enumerate(_split_rows(op.work, (share, 1 - share)))
+    )
+    return first, rest
+
+
+def _split_rows(kernel: Gemm, shares: Iterable[float]) -> list[Work]:
+    """Parts of one kernel, by their shares of its rows."""
+    found: list[Work] = []
+    for share in shares:
+        groups = tuple((count, tokens * share) for count, tokens in kernel.groups)
+        found.append(replace(kernel, m=kernel.m * share, groups=groups, part=kernel.part * share))
+    return found
+
+
 def _split_integer(whole: int, sizes: Sequence[int]) -> list[int]:
     """`whole` in parts of these relative sizes, each rounded to an integer."""
     ends = [whole * end // sum(sizes) for end in accumulate(sizes, initial=0)]
@@ -59,19 +90,27 @@ class Rewrite:
         """
         self._ops[op], self._ends[op] = list(ops), list(ends or ops[-1:])
 
-    def chunk(self, ops: Sequence[Op], sizes: Sequence[int]) -> list[list[Op]]:
+    def chunk(self, ops: Sequence[Op], sizes: Sequence[int], one_kernel: bool = False) -> list[list[Op]]:
         """Splits the chain `ops`, given in issue order, into parts of these relative sizes, each of which waits only
         for its own part of the op before. The host launches all parts of an op as one op of the framework.
 
         Communication before the first kernel is issued for all parts first, then one part after another: so on a stream
         of communication all dispatches precede the combines (PipeMoE, INFOCOM 2023).
+
+        one_kernel: the parts of a GEMM are of one kernel, take its time together and are launched with the first.
         """
         made: dict[Op, list[Op]] = {}
         for op in ops:
             assert op.work is not None
-            works = enumerate(split_work_by(op.work, sizes))
+            if one_kernel and isinstance(op.work, Gemm):
+                works = _split_rows(op.work, [size / sum(sizes) for size in sizes])
+            else:
+                works = split_work_by(op.work, sizes)
+            launches = (
+                [op.launches, *[0.0] * (len(sizes) - 1)] if one_kernel else [op.launches / len(sizes)] * len(sizes)
+            )
             made[op] = [
-                replace(op, name=f"{op.name} {i}", work=work, launches=op.launches / len(sizes)) for i, work in works
+                replace(op, name=f"{op.name} {i}", work=work, launches=launches[i]) for i, work in enumerate(works)
             ]
             for i, part in enumerate(made[op]):
                 part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})

@@ -122,11 +122,23 @@ class BlockBuilder(Shapes):
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
-        ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
+        if model.projected_keys:
+            k, v = (self._project(modules, one) for one in (k, v))
+            ins = q, k, v
+        else:
+            ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
+
+    def _project(self, modules: list[Module], given: Tensor) -> Tensor:
+        """Adds the projection of keys or values along the sequence to the modules of attention (Linformer)."""
+        name, positions = f"{given.name}.projected", Dim(self.model.projected_keys or 0)
+        kept = {dim: size for dim, size in given.dims.items() if dim != "s"}
+        made = Tensor(name, {**kept, "t": positions}, self.dtype)
+        modules += self.linear(name, given, (made,), self.weight(f"w{name}", s=given.dims["s"], t=positions))
+        return made
 
     # --------------------------------------------------------------------------------- MLP and experts
 

@@ -104,7 +104,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         if kind.has_attention:
             seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
             parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
-            parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
+            projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
+            parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
         if kind.has_mamba and (ssm := model.ssm):
             parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
@@ -136,13 +137,13 @@ def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
 def _reach(seq: float, model: Transformer, kind: LayerKind) -> float:
     """Tokens that one attention runs over."""
     frames = model.frames or 1
-    return {"": seq, "s": seq / frames, "u": frames}[kind.along]
+    return {"": model.projected_keys or seq, "s": seq / frames, "u": frames}[kind.along]
 
 
 def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
     """Twice the mean number of tokens that a token attends to."""
     if model.bidirectional:
-        return 2 * (_chunk(seq, model) if kind.local else seq)
+        return 2 * (_chunk(seq, model) if kind.local else model.projected_keys or seq)
     return _half(seq, model) if kind.local else seq
 
 

@@ -120,6 +120,9 @@ class Transformer(ShapePart):
     attention_chunk: Size | None = None
     """Chunked attention: a sequence is divided into chunks of so many tokens, and a token attends to those before it in
     its chunk (Llama 4: 8192); None: one chunk. Source: ``attention_chunk_size`` in ``transformers``."""
+    projected_keys: Size | None = None
+    """Linformer: two matrices [positions, projected_keys] of each layer, which its heads share, project the keys and
+    values of all positions to so many (arXiv 2006.04768, section 4); None: no projection."""
     full_every: Count = 0
     """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2) or `attention_chunk`
     (Llama 4: 4); 0: none has."""
@@ -167,6 +170,8 @@ class Transformer(ShapePart):
             self._expert_relations(self.moe)
         if self.ssm:
             self._hybrid_relations(self.ssm)
+        if self.projected_keys:
+            self._projection_relations(self.projected_keys)
         return self
 
     def _mask_relations(self) -> None:
@@ -183,6 +188,15 @@ class Transformer(ShapePart):
         if not self.full_rope and (not self.full_every or self.positions != "rope" or self.mla):
             rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
             raise ModelError("full_rope", rule, "Leave it out", False)
+
+    def _projection_relations(self, positions: int) -> None:
+        if not self.bidirectional:
+            rule = "projected keys are of all positions, so that attention is bidirectional"
+            raise ModelError("projected_keys", rule, "Give bidirectional: true", positions)
+        for word, value in (("attention_chunk", self.attention_chunk), ("frames", self.frames), ("ssm", self.ssm)):
+            if value:
+                shown = value if isinstance(value, int) else None
+                raise ModelError(word, "models with projected keys are supported without it", "Leave it out", shown)
 
     def _video_relations(self, frames: int) -> None:
         if self.seq % frames:
@@ -347,6 +361,7 @@ class Transformer(ShapePart):
             made, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
         else:
             made, normed = (h + self.qkv_bias) * (q + self.key_width + self.value_width), 2 * self.head_dim
+        made += 2 * self.seq * (self.projected_keys or 0)
         return made + (self.qk_layernorm is True) * normed + out * h + self.proj_bias * h
 
     def mlp_parameters(self, ffn: int) -> int:

@@ -17,7 +17,7 @@ from simulator.job.framework import Format
 from simulator.lowering.scope import Scope
 from simulator.models.branches import share_tokens
 from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import nearest_multiple
+from simulator.scheduling.schedule import Schedule, nearest_multiple
 
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",
@@ -164,6 +164,24 @@ def check_documents(plan: Plan) -> None:
     if plan.job.batch.documents is not None and (rings or sliced):
         rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
         raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+
+
+def check_projected_keys(plan: Plan) -> None:
+    """Keys and values that are projected along the sequence are of all its positions, and whole on every rank."""
+    model, batch = plan.job.model, plan.job.batch
+    if model.projected_keys is None:
+        return
+    rule = f"{model.name} projects keys and values of {model.seq} positions"
+    if model.branches:
+        raise PlanError("model.branches", f"{rule}, all of them of one input", "Leave them out")
+    if batch.sequence != model.seq:
+        raise PlanError("batch.sequence", rule, f"Leave it out, or give model.seq: {batch.sequence}", batch.sequence)
+    for scheme in plan.schemes:
+        if isinstance(scheme, Schedule) and len(scheme.slices) != 1:
+            raise PlanError("plan.schemes", f"{rule} at once, and {scheme.use} slices them", "Use 1f1b", scheme.use)
+        if plan.mesh.size(scheme.axes) > 1 and not scheme.takes_projected_keys:
+            remedy = "Use sequence/rsa or tensor/megatron, or leave model.projected_keys out"
+            raise PlanError("plan.schemes", f"{rule}, and {scheme.use} shards them otherwise", remedy, scheme.use)
 
 
 def check_frames(plan: Plan) -> None:
@@ -417,6 +435,7 @@ ALWAYS = (
     check_attention,
     check_documents,
     check_frames,
+    check_projected_keys,
     check_noise,
     check_period,
     check_steps,

@@ -8,6 +8,7 @@ from simulator.job.job import Job
 from simulator.job.locate import locate_errors
 from simulator.plan.asymmetric import resolve_replicas, resolve_stages
 from simulator.plan.by_memory import DevicePeaks
+from simulator.plan.by_tensor import TensorCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolver import KnownParts, Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
 
@@ -19,6 +20,7 @@ def resolve(
     slice_seconds: SliceSeconds,
     step_seconds: StepSeconds,
     device_peaks: DevicePeaks,
+    tensor_costs: TensorCosts,
     known: KnownParts | None = None,
 ) -> Plan:
     """Resolves and checks the plan of `job`.
@@ -32,6 +34,7 @@ def resolve(
         slice_seconds,
         step_seconds,
         device_peaks,
+        tensor_costs,
         known if known is not None else KnownParts(),
     )
     with locate_errors(*job.origin):

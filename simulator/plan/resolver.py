@@ -22,6 +22,7 @@ from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.plan.by_memory import DevicePeaks, adapt_recompute, partition_by_memory
+from simulator.plan.by_tensor import TensorCosts, choose_tensors
 from simulator.plan.checks import (
     ALWAYS,
     check_classes,
@@ -83,6 +84,7 @@ class Resolver:
     slice_seconds: SliceSeconds
     step_seconds: StepSeconds
     device_peaks: DevicePeaks
+    tensor_costs: TensorCosts
     known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
@@ -171,7 +173,15 @@ class Resolver:
             return self.slice_sequences(self.adapt_recompute(plan))
         plan = replace(plan, layers=self.layers(plan, job.plan.partition))
         self.check_divisible(plan)
-        return self.slice_sequences(plan)
+        plan = self.slice_sequences(plan)
+        chooses = any(scheme.chooses_tensors for scheme in plan.schemes) and not plan.shape.classes
+        return self.choose_tensors(plan) if chooses else plan
+
+    def choose_tensors(self, plan: Plan) -> Plan:
+        """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
+        stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
+        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
+        return choose_tensors(plan, self.device_peaks, self.tensor_costs, memory)
 
 
 @contextmanager

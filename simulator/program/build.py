@@ -313,21 +313,26 @@ class _Builder:
         """
         key = "move", slot.stage, slot.variant, slot.kind, slot.keeper
         if key not in self._tasks:
-            saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
-            flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
-            here, ready = Op("here"), Op("ready", MOVING)
+            stream, stripe = MOVING, self.timetable.stripes.get((slot.stage, slot.keeper))
+            if stripe is None:
+                saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
+                flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+            else:
+                flows = ((float(stripe.nbytes), "activations"),)
+                stream = f"{MOVING} {slot.stage} {slot.keeper}" if stripe.own_links else MOVING
+            here, ready = Op("here"), Op("ready", stream)
             if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):
                 block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
             else:
                 ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
                 work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
-                send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", MOVING, work, phase="B")
-                ops = [ready, here, send, Op("arrived", MOVING)]
+                send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", stream, work, phase="B")
+                ops = [ready, here, send, Op("arrived", stream)]
                 # An eviction makes room for the next pass, which waits for it; what is given back only leaves.
                 waits = (0,) if slot.kind == ActionKind.EVICT else ()
                 block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
-            part = price_block(block, 1, self.prices[self.timetable.owner(slot)])
-            self._tasks[key] = Task((part,), [], [], flows if takes else (), () if takes else flows)
+            priced = price_block(block, 1, self.prices[self.timetable.owner(slot)])
+            self._tasks[key] = Task((priced,), [], [], flows if takes else (), () if takes else flows)
         return self._tasks[key]
 
     def _sum_gradients(self, slot: Slot) -> Task:

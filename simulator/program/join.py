@@ -51,6 +51,9 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
             {s + stage: tuple(s + other for other in with_it) for stage, with_it in table.coupled.items()}
         )
         found.further_needs.update({a + at: tuple(map(result, needs)) for at, needs in table.further_needs.items()})
+        found.stripes.update(
+            {(s + stage, d + at): one._replace(keeper=d + at) for (stage, at), one in table.stripes.items()}
+        )
         found.extra_results.update(
             {a + at: range(shifted + some.start, shifted + some.stop) for at, some in table.extra_results.items()}
         )

@@ -9,7 +9,7 @@ next action, follows: both are played together, in the place of the leader.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,7 @@ from simulator.program.rounds import Rounds, find_rounds
 from simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
 from simulator.scheduling.gradient_sums import insert_gradient_sums
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
-from simulator.scheduling.order_check import find_wrong_actions, format_orders
+from simulator.scheduling.order_check import format_orders, incomplete_error
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
@@ -35,6 +35,7 @@ from simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     ScheduleItem,
+    Stripe,
     actions_of,
 )
 
@@ -82,6 +83,7 @@ class Timetable:
     chained: every update needs the norm of the gradients of the devices before (post-validation).
     backwards_per_forward: backward passes to one forward pass, each of a part of its samples.
     separates_multiprocessors: of the schedule.
+    stripes: of the schedule.
     joined: several pipelines run side by side, see `join_timetables`.
     """
 
@@ -103,6 +105,7 @@ class Timetable:
     chained: bool = False
     backwards_per_forward: int = 1
     separates_multiprocessors: bool = False
+    stripes: dict[tuple[int, int], Stripe] = field(default_factory=dict)
     joined: bool = False
 
     @cached_property
@@ -206,6 +209,8 @@ class _TimetableMaker:
 
     pieces: slices of every micro-batch, or parts of it that have backward passes of their own.
     action_at: the numbers of actions [stage, kind, micro-batch x piece].
+    move_at: those of activation transfers [stage, evict to load, micro-batch x piece, stripe]: where micro-batches are
+        whole, the slice of a transfer is the stripe of the activations that it moves.
     """
 
     def __init__(
@@ -231,12 +236,14 @@ class _TimetableMaker:
         self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
         self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
         microbatch = np.array(columns[2], int)
-        self.unit = microbatch * pieces + self.slice
+        moves = (self.kind >= EVICT) & (self.kind <= LOAD)
+        self.stripe = np.where(moves & (pieces == 1), self.slice, 0)
+        self.unit = microbatch * pieces + self.slice - self.stripe
         self.microbatch = microbatch
         self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
         ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
         ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
-        ok &= (self.slice >= 0) & (self.slice < pieces)
+        ok &= (self.slice >= 0) & (self.slice - self.stripe < pieces) & (self.stripe < shape.p)
         if ok.all():
             low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
             ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
@@ -246,6 +253,12 @@ class _TimetableMaker:
         self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * pieces), -1)
         self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
         has = self.action_at >= 0
+        stripes = 1 + int(self.stripe.max(initial=0))
+        self.move_at = np.full((shape.stages, 4, shape.m * pieces, stripes), -1)
+        self.move_at[self.stage[moves], self.kind[moves] - EVICT, self.unit[moves], self.stripe[moves]] = (
+            np.flatnonzero(moves)
+        )
+        placed = has.sum() - has[:, EVICT : LOAD + 1].sum() + (self.move_at >= 0).sum()
         passing = np.zeros((shape.stages, shape.m * pieces), bool)
         for stage, some in enumerate(ranges):
             passing[stage, some.start * pieces : some.stop * pieces] = True
@@ -254,7 +267,7 @@ class _TimetableMaker:
         ahead = has[:, AHEAD] == (entering & has[:, AHEAD].any(axis=1, keepdims=True))
         whole = ahead & (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
         updates = shape.p * shape.m // interval if interval else 0
-        if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
+        if not whole.all() or placed != self.count or has[:, O].sum() != updates:
             raise self._incomplete()
         # One forward pass serves the backward passes of all its parts.
         self.action_at[:, F] = np.repeat(self.action_at[:, F, :: self.parts], self.parts, axis=1)
@@ -281,6 +294,7 @@ class _TimetableMaker:
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
             self.predecessors, self.successors, self.coupled, further_needs, extra_results, self.update_interval,
             self.chained, self.parts, self.schedule.separates_multiprocessors,
+            dict(self.schedule.stripes(self.shape)),
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -340,13 +354,14 @@ class _TimetableMaker:
 
     def _check_moves(self) -> None:
         """Checks that every activation transfer has all four actions, with KEEP and GIVE_BACK on one other device."""
-        transfers = self.action_at[:, [EVICT, KEEP, GIVE_BACK, LOAD]]
+        transfers = self.move_at
         some, whole = (transfers >= 0).any(axis=1), (transfers >= 0).all(axis=1)
         kept, given = self.owner[transfers[:, 1]], self.owner[transfers[:, 2]]
-        wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
+        wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None, None])))
         if len(wrong):
-            stage, unit = wrong[0].tolist()
-            moves = [str(Action(stage, kind, *divmod(unit, self.pieces))) for kind in ACTIVATION_TRANSFERS]
+            stage, unit, stripe = wrong[0].tolist()
+            microbatch, piece = divmod(unit, self.pieces)
+            moves = [str(Action(stage, kind, microbatch, piece + stripe)) for kind in ACTIVATION_TRANSFERS]
             rule = f"an activation transfer needs all of {', '.join(moves)}, the second and third on another device"
             remedy = f"Add those that are missing, in this order:\n{format_orders(self.orders, {})}"
             raise ScheduleError(self.schedule.use, rule, remedy)
@@ -356,7 +371,7 @@ class _TimetableMaker:
         backward pass needs GIVE_BACK."""
         for evict in np.flatnonzero(self.kind == EVICT).tolist():
             stage, unit = self.stage[evict], self.unit[evict]
-            keep, give, load = self.action_at[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
+            _, keep, give, load = self.move_at[stage, :, unit, self.stripe[evict]].tolist()
             back = int(self._gradient_action[stage, unit])
             need[evict], more[evict] = keep, (keep,)
             need[give], rest[give], more[give] = evict, (load,), (evict, load)
@@ -389,7 +404,7 @@ class _TimetableMaker:
         """Returns for each action the last action on its own stage that must precede it; -1: none."""
         action_at, kind, stage, unit, count = self.action_at, self.kind, self.stage, self.unit, self.shape.slices
         forward, again = action_at[stage, F, unit], action_at[stage, R, unit]
-        known = [-1, action_at[stage, B, unit], forward, action_at[stage, EVICT, unit]]
+        known = [-1, action_at[stage, B, unit], forward, self.move_at[stage, 0, unit, self.stripe]]
         begins = np.isin(kind, (F, KEEP, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS))
         kinds = [begins, kind == W, kind == R, kind == LOAD]
         own = np.select(kinds, known, np.maximum(forward, again))
@@ -455,12 +470,12 @@ class _TimetableMaker:
         # Where an index occurs several times, the last assignment stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
-        variant = np.array(self.shape.classes)[self.microbatch] if self.shape.classes else self.slice
+        variant = np.array(self.shape.classes)[self.microbatch] if self.shape.classes else self.slice - self.stripe
         variants = 1 + int(variant.max(initial=0))
         code = (((self.stage * len(ACTION_KINDS) + kind) * variants + variant) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
-        keeper = np.where(kind >= EVICT, self.owner[self.action_at[self.stage, KEEP, self.unit]], -1)
+        keeper = np.where(kind >= EVICT, self.owner[self.move_at[self.stage, 1, self.unit, self.stripe]], -1)
         # One number that differs between slots.
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
@@ -472,28 +487,4 @@ class _TimetableMaker:
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
-        """Makes the error for orders in which an action is missing, repeated or on a wrong device."""
-        schedule, shape = self.schedule, self.shape
-        counts = Counter(action for order in self.stated for action in actions_of(order))
-        for device, order in enumerate(self.stated):
-            passes = [
-                [
-                    [Action(stage, kind, microbatch, 0 if kind == "F" and self.parts > 1 else part) for kind in kinds]
-                    for microbatch in schedule.microbatches(shape, stage)
-                    for part in range(self.pieces)
-                    for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
-                ]
-                for stage in range(shape.stages)
-                if self.devices[stage] == device
-            ]
-            wrong = find_wrong_actions([way for one in passes for way in one], actions_of(order), counts)
-            if wrong:
-                break
-        times = counts[wrong[0]]
-        remedy = f"{'Add it' if not times else 'Keep one of them'} on device {device}"
-        at = [step for step, item in enumerate(order) if wrong[0] in actions_of([item])]
-        return ScheduleError(
-            f"{schedule.use} on device {device}",
-            f"an order lists each action of its stages exactly once; {wrong[0]} is listed {times} times",
-            f"{remedy}:\n{format_orders(self.stated, {device: at[-1] if at else len(order)})}",
-        )
+        return incomplete_error(self.schedule, self.shape, self.stated, self.devices, self.pieces)

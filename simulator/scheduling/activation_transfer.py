@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     ScheduleItem,
+    Stripe,
     actions_of,
 )
 
@@ -32,12 +33,43 @@ class ActivationTransfer:
     keeper: the device that keeps them.
     evict_during: they leave when this pass begins.
     load_during: they come back when this pass begins.
+    stripe: number of the part of them, where several devices keep a part each (`Schedule.stripes`).
     """
 
     forward: Action
     keeper: int
     evict_during: Action
     load_during: Action
+    stripe: int = 0
+
+
+FEWEST_HELD = 3
+"""Fewest micro-batches that a device of 1F1B can hold: the one that is computed, the one whose backward pass is next,
+and one in transfer."""
+
+
+@dataclass(frozen=True)
+class TensorChoice:
+    """What becomes of the saved tensors of a stage, by name; all others are kept.
+
+    swap: they rest on the keepers of `stripes`, a part on each, while the stage holds `FEWEST_HELD` micro-batches.
+    host: they are copied to host memory and back.
+    recompute: they are freed, and made again for the backward pass.
+    """
+
+    swap: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    stripes: tuple[Stripe, ...] = ()
+
+
+def striped_transfers(shape: PipelineShape, device: int, stripes: Sequence[Stripe]) -> list[ActivationTransfer]:
+    """The transfers by which a device of 1F1B holds `FEWEST_HELD` micro-batches of what moves, each in stripes."""
+    return [
+        replace(one, stripe=number)
+        for number, stripe in enumerate(stripes)
+        for one in bounded_1f1b_transfers(shape, device, FEWEST_HELD, [stripe.keeper])
+    ]
 
 
 def bounded_1f1b_transfers(
@@ -61,6 +93,21 @@ def bounded_1f1b_transfers(
         )
         for k in range(1, shape.m - most + 2)
     ]
+
+
+def spread_transfers(shape: PipelineShape, most: int) -> list[ActivationTransfer]:
+    """The transfers by which every device of 1F1B holds at most `most` micro-batches, whole ones of which go in turn to
+    several devices: those that have most room and have none of the device yet come first.
+    """
+    room = {j: most - shape.p + j for j in range(shape.p) if shape.p - j < most}
+    transfers = []
+    for i in range(shape.p):
+        keepers: list[int] = []
+        for _ in range(shape.p - i - most + 1 if shape.p - i > most else 0):
+            keepers.append(max(room, key=lambda j: (room[j] > 0, j not in keepers, room[j], j)))
+            room[keepers[-1]] -= 1
+        transfers += bounded_1f1b_transfers(shape, i, most, keepers)
+    return transfers
 
 
 class TimedItem(NamedTuple):
@@ -88,6 +135,7 @@ def insert_transfers(
     halves: list[tuple[int, float, list[tuple[int, Action]]]] = []
     for transfer in transfers:
         keeper, action = transfer.keeper, transfer.forward
+        action = action._replace(slice=action.slice + transfer.stripe)
         for during, receives, sends in (
             (transfer.evict_during, ActionKind.KEEP, ActionKind.EVICT),
             (transfer.load_during, ActionKind.LOAD, ActionKind.GIVE_BACK),

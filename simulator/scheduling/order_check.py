@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from hardware.errors import ScheduleError
 from simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     GRADIENT_SUMS,
     Action,
     ActionKind,
+    Orders,
+    PipelineShape,
+    Schedule,
     ScheduleItem,
+    actions_of,
 )
 
 MOST_SHOWN = 8
@@ -35,10 +40,45 @@ def find_wrong_actions(
         found += [action for action in sorted(ahead) if counts[action] != 1]
         own |= ahead
     for action in order:
-        move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F") in counts
+        move = (
+            action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F", slice=0) in counts
+        )
         move |= action.kind in (*GRADIENT_SUMS, *BATCH_LOSS)
         found += [] if move or action in own else [action]
     return found
+
+
+def incomplete_error(
+    schedule: Schedule, shape: PipelineShape, orders: Orders, devices: Sequence[int], pieces: int
+) -> ScheduleError:
+    """Makes the error for orders in which an action is missing, repeated or on a wrong device.
+
+    devices: of every stage; pieces: slices of every micro-batch, or parts of it that have backward passes of their own.
+    """
+    parts = schedule.backwards_per_forward
+    counts = Counter(action for order in orders for action in actions_of(order))
+    for device, order in enumerate(orders):
+        passes = [
+            [
+                [Action(stage, kind, microbatch, 0 if kind == "F" and parts > 1 else part) for kind in kinds]
+                for microbatch in schedule.microbatches(shape, stage)
+                for part in range(pieces)
+                for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
+            ]
+            for stage in range(shape.stages)
+            if devices[stage] == device
+        ]
+        wrong = find_wrong_actions([way for one in passes for way in one], actions_of(order), counts)
+        if wrong:
+            break
+    times = counts[wrong[0]]
+    remedy = f"{'Add it' if not times else 'Keep one of them'} on device {device}"
+    at = [step for step, item in enumerate(order) if wrong[0] in actions_of([item])]
+    return ScheduleError(
+        f"{schedule.use} on device {device}",
+        f"an order lists each action of its stages exactly once; {wrong[0]} is listed {times} times",
+        f"{remedy}:\n{format_orders(orders, {device: at[-1] if at else len(order)})}",
+    )
 
 
 def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:

@@ -8,7 +8,7 @@ m micro-batches of one replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
@@ -87,6 +87,17 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}" + (f".{self.slice}" if self.slice else "")
+
+
+class Stripe(NamedTuple):
+    """A part of the activations of a forward pass, which rests on another device, the keeper.
+
+    own_links: whether it moves over links of its own, at the same time as other parts.
+    """
+
+    keeper: int
+    nbytes: int
+    own_links: bool = False
 
 
 class OverlappedPasses(NamedTuple):
@@ -295,6 +306,10 @@ class Schedule(Scheme):
         """The place of a device along the pipeline's axis: by default devices are in the order of ranks."""
         return device
 
+    def stripes(self, shape: PipelineShape) -> Mapping[tuple[int, int], Stripe]:
+        """By stage and keeper, the part of the activations of a forward pass that rests there; by default all."""
+        return {}
+
     def model_part(self, shape: PipelineShape, stage: int) -> int:
         """The part of the model that a stage holds; part 0 has the embedding."""
         return stage % (shape.stages // self.directions)
@@ -444,31 +459,6 @@ def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmu
     steady_forward = forward[warmup + 1 :]
     steady = [OverlappedPasses(*pair) for pair in zip(steady_forward, backward, strict=False)]
     return [*forward[: warmup + 1], *steady, *backward[len(steady_forward) :]]
-
-
-def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
-    """Passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the micro-batches, slice by
-    slice, run in groups of `group` (the last one may be smaller), a group chunk by chunk, backward with the chunks and
-    the slices in reverse order."""
-    stages = range(device, shape.stages, shape.p)
-    groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
-
-    def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
-        return [Action(stage, kind, k, j) for some in groups for stage in order for k in some for j in slices]
-
-    forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
-    return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
-
-
-def is_interleaved_group(group: int, m: int, least: int) -> bool:
-    """Whether m micro-batches run in groups of `group` without waiting: each has `least`, also the last one with what
-    is left; or all are one group."""
-    return group == m or (least <= group <= m and not 0 < m % group < least)
-
-
-def smallest_interleaved_group(m: int, least: int) -> int:
-    """The smallest group that `is_interleaved_group` admits."""
-    return next(group for group in range(min(m, least), m + 1) if is_interleaved_group(group, m, least))
 
 
 def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:

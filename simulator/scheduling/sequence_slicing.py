@@ -9,7 +9,7 @@ length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Annotated
 
@@ -23,9 +23,7 @@ from simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     SliceDuration,
-    interleaved_passes,
     one_forward_one_backward,
-    smallest_interleaved_group,
 )
 
 MAX_SLICES = 1024
@@ -207,3 +205,28 @@ def choose_balanced_slices(sequence: int, step: int, seconds: SliceDuration, cou
     for previous in reversed(previous_bounds):
         bounds.append(int(previous[bounds[-1]]))
     return tuple((np.diff(bounds[::-1]) * step).tolist())
+
+
+def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
+    """Passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the micro-batches, slice by
+    slice, run in groups of `group` (the last one may be smaller), a group chunk by chunk, backward with the chunks and
+    the slices in reverse order."""
+    stages = range(device, shape.stages, shape.p)
+    groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
+
+    def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
+        return [Action(stage, kind, k, j) for some in groups for stage in order for k in some for j in slices]
+
+    forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
+    return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
+
+
+def is_interleaved_group(group: int, m: int, least: int) -> bool:
+    """Whether m micro-batches run in groups of `group` without waiting: each has `least`, also the last one with what
+    is left; or all are one group."""
+    return group == m or (least <= group <= m and not 0 < m % group < least)
+
+
+def smallest_interleaved_group(m: int, least: int) -> int:
+    """The smallest group that `is_interleaved_group` admits."""
+    return next(group for group in range(min(m, least), m + 1) if is_interleaved_group(group, m, least))

@@ -178,6 +178,9 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
         yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
         yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
+        if "wave" in kind.Options.model_fields:
+            options = (("wave", 4), ("sms", 0), ("panel", 128))
+            yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing, options=options)
         for name, value, more in (("bits", 8, DEGREE), ("node", 4, DEGREE), ("micro", 2048, ())):
             if {name, *dict(more)} <= kind.Options.model_fields.keys():
                 yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=((name, value), *more))

@@ -2,24 +2,23 @@
 
 The first grouped GEMM of the experts computes tiles whose rows have arrived while other rows are still being sent. The
 last one computes its result panel by panel (groups of columns), and finished panels are sent back while others are
-computed. No kernel is split, unlike in systems that split the tokens into chunks (expert/tutel): dispatch and GEMM are
-one kernel, and so are GEMM and combine.
+computed. Dispatch and GEMM are one kernel, and so are GEMM and combine; expert/tutel splits GEMMs into chunks.
 
-    dispatch       |t|tttttt|          last GEMM     |ppppppp|
-    first GEMM       |......|          combine       |.......|t|
+    dispatch       |t|tttttt|          last GEMM     |pppppppp|
+    first GEMM       |......|t|        combine         |......|p|
 
 Tokens come in one of two ways. All-to-all: a copy of a token for each of its experts, as in expert/all-to-all.
 All-gather, as in the public kernels: every token once, to all ranks that share the experts; the first GEMM reads its
-rows through an index, so no kernel permutes tokens, and starts with a rank's own. The last kernel adds up the results
-of each token's experts on the rank, panel by panel, and reduce-scatters the sums. With P ranks of whole experts, Q
-ranks on each of them and k experts per token (times the capacity factor) a rank sends, of T tokens of its own, 2 (P Q -
-1) T forward, in place of 2 k T ((P - 1)/P + Q - 1).
+rows through an index, so no kernel permutes tokens. The last kernel adds up the results of each token's experts on the
+rank, panel by panel, and reduce-scatters the sums. With P ranks of whole experts, Q ranks on each of them and k experts
+per token (times the capacity factor) a rank sends, of T tokens of its own, 2 (P Q - 1) T forward, not 2 k T ((P - 1)/P
++ Q - 1).
 
-An all-to-all of c seconds and a GEMM of g seconds and n tiles of rows (or panels of columns) take max(g + c/n, c)
-together: all but the first tile, which the GEMM waits for, or the last panel is hidden. An all-gather takes max(g, c),
-GEMM, sums and reduce-scatter max(g, c (n - 1)/n) + c/n. Kernels between the first and the last GEMM run after the one
-and before the other. Some multiprocessors of a fused kernel communicate and are missing in its GEMM; gathered tokens
-are brought by copy engines.
+An all-to-all of c seconds and a GEMM of g seconds take max(g + c/n, c + g/n) together, in n steps: as many as the GEMM
+has tiles of rows, or panels of columns, but no more than waves of tiles. The first step waits for its tokens and the
+last for the last ones; no panel is sent before it is made. All-gather and GEMM take max(g, c + g/n): a rank's own rows
+come first, the last of P Q shards last. Some multiprocessors of a fused kernel communicate and are missing in its GEMM;
+copy engines bring gathered tokens.
 
 References: Zhang et al. 2025, arXiv 2502.19811, sections 3.1 and 3.2; all-gather and reduce-scatter:
 https://github.com/bytedance/flux, docs/design.md and src/moe_ag_scatter.
@@ -32,14 +31,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.modules import Module, MoE, Stage, replace_children
+from simulator.ir.modules import Module, MoE, Stage
 from simulator.ir.moe_operators import Permute
 from simulator.ir.ops import Fragment, Gemm, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
-from simulator.lowering.rewrite import Rewrite
+from simulator.lowering.rewrite import Rewrite, wave_count
 from simulator.schemes.expert.shared import fused_exchange as fusion
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_gather import find_gather_rounds, fuse_permutations
+from simulator.schemes.expert.shared.token_gather import find_gather_rounds, fuse_permutations_of
 
 
 class Comet(ExpertScheme):
@@ -49,13 +48,15 @@ class Comet(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         tile: int = Field(default=128, ge=1, strict=True)
-        """Rows of an output tile of a GEMM."""
+        """Rows of an output tile of a GEMM; all tiles are of one size."""
         panel: int = Field(default=1024, ge=1, strict=True)
         """Columns of a panel, whose results are sent together; flux: 128 to 1280, by default 1024."""
         dispatch: Literal["auto", "all-to-all", "all-gather"] = "auto"
         """How tokens come to the ranks of their experts: auto as fewer bytes are sent."""
         sms: int = Field(default=28, ge=0, strict=True)
         """Multiprocessors of a fused kernel that communicate; flux on Hopper: 28 of 132."""
+        wave: int = Field(default=132, ge=1, strict=True)
+        """Tiles computed at a time where no multiprocessor communicates; 132 as on an H100."""
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)
@@ -70,14 +71,7 @@ class Comet(ExpertScheme):
         return p * q > 1 and (fewer if self.options.dispatch == "auto" else self.options.dispatch == "all-gather")
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        def fuse(module: Module) -> Module:
-            if isinstance(module, MoE):
-                (permute,) = (one for one in module.operators() if isinstance(one, Permute))
-                if self.gathers_tokens(float(permute.outs[0].dims["s"].unit)):
-                    return fuse_permutations(module)
-            return module
-
-        return super().lower_stage(replace_children(stage, fuse), inner)
+        return super().lower_stage(fuse_permutations_of(stage, self.gathers_tokens), inner)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, MoE) or self.mesh.size(self.axes) == 1:
@@ -86,22 +80,27 @@ class Comet(ExpertScheme):
             fragment = super().lower(module, inner)
             return self._fuse(fragment, fusion.find_all_to_all_rounds(fragment, self.mesh.parts(self.axes[:1])), False)
         # Whatever the routing, every rank gathers all tokens.
-        fragment = inner(module)
-        return self._fuse(fragment, find_gather_rounds(fragment, self.over), True)
+        return self._fuse(fragment := inner(module), find_gather_rounds(fragment, self.over), True)
 
     def _fuse(self, fragment: Fragment, rounds: Iterable[fusion.FusedRound], gathered: bool) -> Fragment:
-        """Fuses the collectives of every round with the GEMMs next to them. Copy engines gather tokens."""
+        """Fuses the collectives of every round with the GEMMs next to them."""
         fused, options = Rewrite(fragment), self.options
         for one in rounds:
             up, down = one.first[-1].work, one.last[0].work
             assert isinstance(up, Gemm) and isinstance(down, Gemm)
             fusion.give_multiprocessors(one, 0 if gathered else options.sms, options.sms)
-            rows, panels = ceil(up.batch * up.m / options.tile), ceil(down.n / options.panel)
-            if one.dispatch and (gathered or rows > 1):
-                fusion.fuse_dispatch(fused, one.dispatch, one.first, 0 if gathered else rows)
+            rows = self.mesh.size(self.axes) if gathered else up.batch * ceil(up.m / options.tile)
+            rows = self._steps(up, rows, 0 if gathered else options.sms)
+            panels = self._steps(down, ceil(down.n / options.panel), options.sms)
+            if one.dispatch and rows > 1:
+                fusion.fuse_dispatch(fused, one.dispatch, one.first, rows, gathered)
             if one.combine and panels > 1:
                 fusion.fuse_combine(fused, one.last, one.combine, panels)
         return fused.apply()
+
+    def _steps(self, product: Gemm, parts: int, sms: int) -> int:
+        """Steps of a GEMM that has so many tiles of rows, panels or shards."""
+        return min(parts, wave_count(product, max(1, self.options.wave - sms), self.options.tile))
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "E/P experts per rank")
@@ -112,8 +111,10 @@ class Comet(ExpertScheme):
             return
         yield ClosedForm("sent_per_layer", 4 * (p - 1) / p * tokens * copies * setting.h * 2, "2.1: as all-to-alls")
         if p > 1:
-            rows, panels = ceil(tokens * copies / self.options.tile), ceil(setting.h / self.options.panel)
-            c, g = setting.exchange_s, setting.compute_s / 2
-            taken = max(g + c / rows, c) + max(g + c / panels, c)
+            c, g, number = setting.exchange_s, setting.compute_s / 2, setting.experts // p
+            up, down = (Gemm(tokens * copies / number, n, 1, number) for n in (setting.expert_ffn, setting.h))
+            parts = ((up, number * ceil(up.m / self.options.tile)), (down, ceil(setting.h / self.options.panel)))
+            rows, panels = (self._steps(product, most, self.options.sms) for product, most in parts)
+            taken = max(g + c / rows, c + g / rows) + max(g + c / panels, c + g / panels)
             yield ClosedForm("forward_round", taken, "3.1: two GEMMs, one fused with each all-to-all")
             yield ClosedForm("backward_round", taken, "3.1: as forward")

@@ -36,13 +36,11 @@ from simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     ScheduleItem,
-    interleaved_passes,
-    is_interleaved_group,
     nearest_multiple,
     one_forward_one_backward,
     overlapped_1f1b,
-    smallest_interleaved_group,
 )
+from simulator.scheduling.sequence_slicing import interleaved_passes, is_interleaved_group, smallest_interleaved_group
 
 
 class Interleaved1F1B(Schedule):

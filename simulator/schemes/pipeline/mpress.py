@@ -1,21 +1,30 @@
-"""MPress: 1F1B whose first devices swap activations to all devices with room, over several links at once (D2D swap).
+"""MPress: 1F1B that chooses for every saved tensor of a stage: kept, swapped to other devices or the host, recomputed.
 
 In 1F1B device i holds activations of p - i micro-batches, so that the first devices are full while the last have room.
-What a device holds above the limit K goes to lightly loaded devices during a later forward pass, and comes back during
-the backward pass of the micro-batch before. Micro-batches of a device go in turn to several keepers, those with most
-room first, so that transfers use the links to several GPUs; in BPipe every device has one keeper.
+For every stage that exceeds the memory of its device it is chosen what becomes of every tensor that its layers save:
 
-    p = 4, K = 3 (E: swapped out, L: swapped in; on devices 2 and 3 K: kept, G: given back)
+1. D2D swap: it rests on several devices with room, a stripe on each, sent over the links to them at once during a later
+   forward pass and back during the backward pass before its own. Tensors that take longest to recompute come first, as
+   long as the keepers have room and the transfer takes no longer than a pass.
+2. Host: it is copied over PCIe while layers compute, as long as the copies take no longer than a pass.
+3. Recompute: those with fewest seconds a byte are freed and made again. What is swapped stays in more micro-batches
+   than what is recomputed, so tensors are swapped only as far as the stage then still fits.
+
+    p = 4 (E: swapped tensors leave, L: they come back; on devices 2 and 3 K: a stripe is kept, G: given back)
     device 0   F0 F1 E1 F2 E2 F3 L1 B0 E3 F4 L2 B1 E4 F5 L3 B2 ..
 
-A device i with p - i > K has p - i - K + 1 micro-batches away, one of them in transfer; device j has room for K-p+j.
-All find room if K is at least ceil((p+2)/2), the default. Where a transfer takes less time than a pass the bubble is
-1F1B's, (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a device).
+Of swapped tensors a device holds 3 micro-batches: min(m, p - i) - 3 fewer. Their keepers hold, of stripes of S bytes,
+at most (min(m, p - i) - 2) S. Of A bytes in L layers recomputation frees (min(m, p - i) - 1/L) A, the host less by A/L.
 
-MPress chooses for every tensor between this, recomputation and host memory. Here the activations of a micro-batch are
-swapped as a whole; `memory/recompute-full` and `memory/offload` do the other two for some `layers` of a stage, and
-`memory/adapipe` for as many as memory asks for. Not modelled: the choice by live intervals of tensors, a tensor striped
-over several links, and the search of a GPU for every stage among directly linked GPUs.
+With a `memory_limit` of K micro-batches all tensors of a micro-batch are swapped instead, in turn to several devices:
+device i with p - i > K has p - i - K + 1 micro-batches away, device j has room for K - p + j. All find room if K is at
+least ceil((p+2)/2), which it is where memory is not known (a schedule without a job). The bubble is 1F1B's,
+(p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a device), where a transfer is shorter than a pass.
+
+Simplified: a choice is of the tensors that one op makes in all layers of a stage; transfers hide behind one pass, not
+the whole interval between the passes of a tensor; a choice is corrected by forecasts of memory, not of time. Not
+modelled: several stages that share the links of a keeper; the search of a GPU for every stage among directly linked
+GPUs.
 
 References: Zhou et al. 2023 (HPCA), doi 10.1109/HPCA56546.2023.10071077 (from its abstract); the passes during which
 activations move: Kim et al. 2023, https://proceedings.mlr.press/v202/kim23l.html.
@@ -27,19 +36,19 @@ from pydantic import Field
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import bounded_1f1b_transfers, insert_transfers
+from simulator.scheduling.activation_transfer import insert_transfers, spread_transfers, striped_transfers
 from simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,
     PipelineShape,
-    Schedule,
     ScheduleItem,
     one_forward_one_backward,
 )
+from simulator.schemes.pipeline.shared.tensor_choices import TensorSchedule
 
 
-class MPress(Schedule):
+class MPress(TensorSchedule):
     paper = Paper(
         "doi:10.1109/HPCA56546.2023.10071077",
         "MPress: Democratizing Billion-Scale Model Training on Multi-GPU Servers via Memory-Saving Inter-Operator "
@@ -48,31 +57,31 @@ class MPress(Schedule):
     )
     needs_durations = True
 
-    class Options(Schedule.Options):
+    class Options(TensorSchedule.Options):
         memory_limit: int | None = Field(default=None, ge=1, strict=True)
-        """Micro-batches whose activations a device may hold (K); null: the fewest, ceil((p+2)/2)."""
+        """Micro-batches whose activations a device may hold (K), of which whole ones are swapped; null: tensors are."""
+
+    @property
+    def chooses_tensors(self) -> bool:
+        return self.options.memory_limit is None
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         limit, least = self.options.memory_limit, min(_least(shape.p), shape.m)
         if limit is not None and limit < least:
             rule = f"{self.use} has no device with room below {least} micro-batches a device"
-            raise PlanError("memory_limit", rule, "Raise it, and recompute layers or offload them", limit)
+            raise PlanError("memory_limit", rule, "Raise it, or leave it out to choose for every tensor", limit)
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         passes = []
         for i in range(shape.p):
             forward, backward = ([Action(i, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
             passes.append(one_forward_one_backward(forward, backward, shape.p - 1 - i))
-        limit = self.options.memory_limit or _least(shape.p)
-        room = {j: limit - shape.p + j for j in range(shape.p) if shape.p - j < limit}
-        transfers = []
-        for i in range(shape.p):
-            keepers = []
-            for _ in range(shape.p - i - limit + 1 if shape.p - i > limit else 0):
-                keepers.append(max(room, key=lambda j: (room[j] > 0, j not in keepers, room[j], j)))
-                room[keepers[-1]] -= 1
-            transfers += bounded_1f1b_transfers(shape, i, limit, keepers)
+        if self.options.tensors:
+            chosen = enumerate(self.options.tensors)
+            transfers = [move for i, one in chosen for move in striped_transfers(shape, i, one.stripes)]
+        else:
+            transfers = spread_transfers(shape, self.options.memory_limit or _least(shape.p))
         return insert_transfers(self, shape, passes, transfers, durations)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -11,17 +11,20 @@ With b sequences of s tokens, hidden size h (multi-head attention) and a heads, 
 forward and 6 (p-1)/p backward, 8 in all as in tensor parallelism, and keeps a b s^2/p scores. Kernels wait for every
 message, as in the public code. Masked scores are computed too.
 
-Not modelled: sparse attention by a Linformer projection of keys and values.
+Of a model with `projected_keys` (Linformer) each rank projects its keys and values to k positions by its own rows of
+the matrices; all-reduces sum them, and backward their gradients. No ring follows: a rank sends 4 (p-1)/p b k h elements
+each way, whatever the length, and keeps a b s k/p scores and 2 s k/p weights, all linear in s/p.
 
 References: Li et al. 2021, arXiv 2105.13120; https://github.com/hpcaitech/ColossalAI, legacy/nn/layer/
-parallel_sequence/_operation.py.
+parallel_sequence/_operation.py; projection: Wang et al. 2020 (Linformer), arXiv 2006.04768.
 """
 
 from collections.abc import Iterable
 
+from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
 from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 from simulator.schemes.sequence.shared.score_ring import attend_by_scores
@@ -29,12 +32,20 @@ from simulator.schemes.sequence.shared.score_ring import attend_by_scores
 
 class Rsa(RingScheme):
     kernels, kernels_reason = "unfused", "keeps the scores, which flash kernels never write"
+    takes_projected_keys = True
     role = "ring of scores"
     paper = Paper("arXiv:2105.13120", "Sequence Parallelism: Long Sequence Training from System Perspective", 2021)
 
     @property
     def token_order(self) -> str:
         return "with kept scores"
+
+    def layouts(self, operator: Operator) -> str | Rule | None:
+        # Every rank has the projected keys and values of all positions.
+        return "s" if _has_projected_keys(operator) else super().layouts(operator)
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        return inner(module) if _has_projected_keys(module) else super().lower(module, inner)
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         return attend_by_scores(operator, inner, self.ring_axes, self.ranks)
@@ -49,3 +60,8 @@ class Rsa(RingScheme):
         scores = setting.heads * setting.b * setting.s**2 / p
         if p > 1:
             yield ClosedForm("scores_kept", 2 * scores, "the rows of a rank's queries, in bf16")
+
+
+def _has_projected_keys(module: Module) -> bool:
+    """Whether it is attention to keys whose positions are not those of tokens."""
+    return isinstance(module, CoreAttention) and not module.ins[1].renamed

@@ -17,7 +17,7 @@ collective, sent directly to their owners. The tiles received from all ranks tak
 the buffers are those of an all-gather and a reduce-scatter.
 
 Not modelled: the multiprocessors and stalls that remote stores cost the warp-specialised kernels on Hopper, the tuning
-of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of one size (`TILE`).
+of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of one size.
 
 References: Chang et al. 2024, arXiv 2406.06858; github.com/bytedance/flux @19831ca, docs/design.md and
 src/coll/ths_op/all_gather_op.cc (`SPLIT`: the kernel waits for whole shards).
@@ -25,29 +25,19 @@ src/coll/ths_op/all_gather_op.cc (`SPLIT`: the kernel waits for whole shards).
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import ceil
 
 from pydantic import Field
 
-from simulator.ir.ops import Gemm, Op
+from simulator.ir.ops import Gemm
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite, replace_dependencies
+from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_kernel, wave_count
 from simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
     TensorOverlap,
-    make_part,
     shift_shards,
     sum_shards,
 )
-
-TILE = (128, 256)
-"""Rows and columns of an output tile: the widest tiles of GEMM libraries on GPUs since Ampere."""
-
-
-def wave_count(product: Gemm, wave: int) -> int:
-    """Waves in which the output tiles of a GEMM are computed. wave: tiles computed at a time."""
-    return ceil(ceil(product.m / TILE[0]) * ceil(product.n / TILE[1]) * product.batch / wave)
 
 
 class Flux(TensorOverlap):
@@ -63,7 +53,7 @@ class Flux(TensorOverlap):
         op = pair.collective
         copies = shift_shards(pair, [op.after] * (pair.ranks - 1))
         rewrite.swap(op, copies, copies)
-        parts = [_parts(product, (pair.ranks - 1) / pair.ranks) for product in pair.products]
+        parts = [split_kernel(product, (pair.ranks - 1) / pair.ranks) for product in pair.products]
         for product, (early, late) in zip(pair.products, parts, strict=True):
             early.after = replace_dependencies(product.after, {op: op.after})
             late.after = [early, *copies]
@@ -79,7 +69,7 @@ class Flux(TensorOverlap):
             sent = replace(op, work=replace(pair.work, operation="all_to_all"), after=[product])
             rewrite.swap(op, [sent, sum_shards(pair, [sent])])
             return
-        first, rest = _parts(product, 1 / waves)
+        first, rest = split_kernel(product, 1 / waves)
         rest.after = [*product.after, first]
         rewrite.swap(product, [first, rest], [rest])
         last = pair.work.nbytes // waves
@@ -99,14 +89,3 @@ class Flux(TensorOverlap):
         scattered = max(whole + sent / n, whole / n + sent) if p > 1 else whole
         yield ClosedForm("scatter_seconds", scattered, "docs/design.md: a tile is sent once it is computed")
         yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2: overlap changes no bytes")
-
-
-def _parts(op: Op, share: float) -> tuple[Op, Op]:
-    """A GEMM in two parts of one kernel. share: of the first part, in rows and in time."""
-    work = op.work
-    assert isinstance(work, Gemm)
-    first, rest = (
-        make_part(op, i, 2, replace(work, m=work.m * size, part=size), op.after)
-        for i, size in enumerate((share, 1 - share))
-    )
-    return first, rest

@@ -410,7 +410,8 @@ def mpress_job(*schemes: dict[str, Any]) -> dict[str, Any]:
 
 def test_mpress_with_recomputed_and_offloaded_layers() -> None:
     """Each frees memory of the fullest device; what is swapped over NVLink takes less time than what is recomputed."""
-    d2d, plain = {"use": "pipeline/mpress", "over": "pp"}, {"use": "pipeline/1f1b", "over": "pp"}
+    d2d = {"use": "pipeline/mpress", "over": "pp", "memory_limit": 5}
+    plain = {"use": "pipeline/1f1b", "over": "pp"}
     recompute, offload = {"use": "memory/recompute-full", "layers": 1}, {"use": "memory/offload", "layers": 1}
     one, swapped, both, host, again = (
         simulate(mpress_job(*schemes))

@@ -12,7 +12,7 @@ from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Gemm, Op
+from simulator.ir.ops import Collective, Fragment, Gemm, Op
 from tests.contract.measure import sent
 from tests.contract.of_experts import span
 from tests.contract.played import play_job
@@ -20,17 +20,59 @@ from tests.simulator.schemes.expert_layers import TIMES, TOKENS, H, K, S, divide
 
 
 @given(t=TIMES, u=TIMES, tile=st.sampled_from([4, 8, 16, 32]), phase=st.sampled_from("FB"))
-def test_all_but_a_tile_is_hidden(t: float, u: float, tile: int, phase: str) -> None:
-    fragment, g = layer("expert/comet", tile=tile, panel=tile), u / 2
-    rows, panels = S * K // tile, H // tile
-    wanted = max(g + t / rows, t) + max(g + t / panels, t)
+def test_the_first_tile_comes_before_the_gemm_and_the_last_is_computed_after_it_came(
+    t: float, u: float, tile: int, phase: str
+) -> None:
+    fragment, g = layer("expert/comet", tile=tile, panel=tile, sms=0, wave=1), u / 2
+    # The 128 rows of a rank belong to 8 experts; a tile has rows of one.
+    rows, panels = 8 * max(1, S * K // 8 // tile), H // tile
+    wanted = sum(max(g + t / n, t + g / n) for n in (rows, panels))
     assert taken(fragment, t, u, phase) == pytest.approx(wanted, rel=1e-9)
 
 
+@given(t=TIMES, u=TIMES, wave=st.sampled_from([1, 2, 5, 8, 16, 200]), phase=st.sampled_from("FB"))
+def test_no_more_overlaps_than_the_waves_of_a_gemm(t: float, u: float, wave: int, phase: str) -> None:
+    """16 tiles of 8 rows and 1 of 32 columns, in waves: of one wave nothing is sent before, and nothing starts."""
+    fragment, g = layer("expert/comet", tile=8, panel=8, sms=0, wave=wave), u / 2
+    waves = -(-16 // wave)
+    wanted = sum(max(g + t / n, t + g / n) for n in (min(16, waves), min(4, waves)))
+    assert taken(fragment, t, u, phase) == pytest.approx(wanted, rel=1e-9)
+    assert wave < 16 or wanted == pytest.approx(2 * t + u)
+
+
+def whole_kernels(fragment: Fragment) -> list[Gemm]:
+    """The GEMMs, parts of one kernel put together: their rows and shares of its time add up."""
+    found: list[tuple[str, Gemm]] = []
+    for op in (*fragment.forward, *fragment.backward):
+        if isinstance(op.work, Gemm):
+            name, work = op.name.removesuffix(" 0").removesuffix(" 1"), op.work
+            if work.part < 1 and found and op.name == f"{name} 1":
+                first = found.pop()[1]
+                assert first.part + work.part == pytest.approx(1) and first.pace == work.pace
+                groups = tuple((n, i + j) for (n, i), (_, j) in zip(first.groups, work.groups, strict=True))
+                work = replace(work, m=first.m + work.m, groups=groups, part=1.0)
+            found.append((name, work))
+    return [work for _, work in found]
+
+
 def test_no_product_is_cut() -> None:
-    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8, panel=8, sms=0)
-    products = [[op.work for op in f.forward + f.backward if isinstance(op.work, Gemm)] for f in (plain, fused)]
-    assert products[0] == products[1]
+    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8, panel=8, sms=0, wave=1)
+    assert whole_kernels(plain) == whole_kernels(fused)
+    assert sum(isinstance(op.work, Gemm) and op.work.part < 1 for op in fused.forward + fused.backward) == 8
+
+
+def test_parts_of_a_kernel_take_its_time() -> None:
+    """No wave of tiles is emptier than in the whole kernel, which is launched once."""
+    costs = Costs(load_cluster({"gpu": "h100-sxm", "gpus": 4}), Mesh({"dp": 4}), launch=1e-5)
+    fused = layer("expert/comet", tile=8, panel=8, wave=40)
+    parts = [op.work for op in fused.forward if isinstance(op.work, Gemm) and op.work.groups]
+    up, down = [one for one in whole_kernels(fused) if one.groups][:2]
+    for kernel, two in ((up, parts[:2]), (down, parts[2:])):
+        assert sum(costs.estimate(one).seconds for one in two) == pytest.approx(costs.estimate(kernel).seconds)
+
+
+def test_bytes_are_those_of_all_to_alls() -> None:
+    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8, panel=8, sms=0, wave=1)
     assert sum(work.nbytes for work in moved(plain)) == sum(work.nbytes for work in moved(fused))
     assert len(moved(fused)) == 2 * len(moved(plain))
 
@@ -47,19 +89,16 @@ def test_divided_experts_gather_every_token_once(p: int, ep: int) -> None:
         assert sum(op.work.nbytes for op in summed if op.name.endswith(("expert.down", "dsent"))) == p * TOKENS  # type: ignore[union-attr]
     copies = divided("expert/all-to-all", p, 1)
     assert [work.nbytes for work in moved(copies, "F")] == [p * K * TOKENS] * 2
-    products = [
-        [op.work for op in f.forward if isinstance(op.work, Gemm)]
-        for f in (divided("expert/all-to-all", p, ep), divided("expert/comet", p, ep, dispatch="all-gather", sms=0))
-    ]
-    assert products[0] == products[1]
+    plain, fused = divided("expert/all-to-all", p, ep), divided("expert/comet", p, ep, dispatch="all-gather", sms=0)
+    assert whole_kernels(plain) == whole_kernels(fused)
 
 
 @given(c=TIMES, u=TIMES, panel=st.sampled_from([4, 8, 32]), phase=st.sampled_from("FB"))
 def test_gathers_hide_behind_the_first_product_and_sums_behind_the_last(
     c: float, u: float, panel: int, phase: str
 ) -> None:
-    """A rank starts with its own tokens: max(g, c); and sends all panels but the last: max(g, c (n - 1)/n) + c/n."""
-    fragment, n, g = divided("expert/comet", panel=panel), H // panel, u / 2
+    """A rank starts with its own tokens, and computes those of the last shard after it came: max(g, c + g/4)."""
+    fragment, n, g = divided("expert/comet", panel=panel, tile=4, wave=1, sms=0), H // panel, u / 2
     issued = fragment.forward if phase == "F" else fragment.backward
     flops = sum(op.work.flops for op in issued if op.phase == phase and isinstance(op.work, Gemm) and op.work.groups)
 
@@ -71,7 +110,7 @@ def test_gathers_hide_behind_the_first_product_and_sums_behind_the_last(
             return 0.0 if "chosen" in op.name else c * op.work.nbytes / (4 * TOKENS)
         return u * op.work.flops / flops if isinstance(op.work, Gemm) and op.work.groups else 0.0
 
-    wanted = max(g, c) + max(g, c * (n - 1) / n) + c / n
+    wanted = max(g, c + g / 4) + max(g + c / n, c + g / n)
     assert span(issued, lasts) == pytest.approx(wanted, rel=1e-9)
 
 
@@ -107,6 +146,7 @@ def test_multiprocessors_of_a_fused_kernel_are_shared() -> None:
     assert [work.sms for work in products] == [0, 20]
     costs = Costs(load_cluster({"gpu": "h100-sxm", "gpus": 4}), Mesh({"dp": 4}))
     plain, fused = replace(products[1], sms=0), products[1]
+    assert plain.part == 1
     assert costs.estimate(fused).seconds == pytest.approx(costs.estimate(plain).seconds * 132 / 112)
     gather = next(op.work for op in fragment.forward if op.name == "all_gather sent")
     assert costs.use(gather).multiprocessors == 0 < costs.use(replace(gather, sms=None)).multiprocessors

@@ -22,10 +22,9 @@ from simulator.ir.modules import Unit
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
-from simulator.lowering.rewrite import working_predecessors
+from simulator.lowering.rewrite import wave_count, working_predecessors
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.schemes.tensor.flux import wave_count
 from simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
 from tests.contract.checked import layer_problems, lowered_layer
 from tests.contract.measure import listed, make, sent

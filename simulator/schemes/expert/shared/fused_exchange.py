@@ -1,5 +1,5 @@
-"""Exchanges fused with the GEMM before or after them (Comet): a GEMM waits for one tile of a dispatch, and all but one
-panel of a combine is sent during the GEMM.
+"""Exchanges fused with the GEMM before or after them: a GEMM computes its tiles as their rows arrive, and results are
+sent as they are computed.
 """
 
 from __future__ import annotations
@@ -52,28 +52,31 @@ def give_multiprocessors(one: FusedRound, to_dispatch: int, to_combine: int) -> 
                 op.work = replace(op.work, sms=0)
 
 
-def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
-    """The first of `kernels` waits for one of `tiles` of the ops `moving`, and what follows the last also for the rest.
+def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], steps: int, own: bool) -> None:
+    """`kernels`, of which the last is a GEMM, work in `steps` on what the ops `moving` bring: on the last step once all
+    has come. What follows the GEMM waits for it alone.
 
-    With tiles of 0 no kernel waits: the first tiles are the rank's own.
+    own: the first rows are the rank's own; otherwise the first step waits for its share of what is sent.
     """
-    ready = {op: moving[0].after for op in moving}
-    ends = moving[-1:]
-    if tiles:
-        tile, ends = (_split_exchange(moving, (1, tiles - 1), part, moving[0].after) for part in (0, 1))
+    ready, ends = {op: moving[0].after for op in moving}, moving[-1:]
+    if not own:
+        tile, ends = (_split_exchange(moving, (1, steps - 1), part, moving[0].after) for part in (0, 1))
         fused.swap(moving[0], [*tile, *ends], ends[:1])
         for op, end in zip(moving[1:], ends[1:], strict=True):
             fused.swap(op, [], [end])
-        ready = {moving[-1]: tile[-1:]}
-    for op in kernels:
-        op.after = replace_dependencies(op.after, ready)
-    fused.swap(kernels[-1], kernels[-1:], [kernels[-1], ends[-1]])
+        ready = {op: tile[-1:] for op in moving}
+    for early, late in fused.chunk(kernels, (steps - 1, 1), one_kernel=True):
+        early.after = replace_dependencies(early.after, ready)
+        late.after = [*replace_dependencies(late.after, ready), early, *ends[-1:]]
 
 
-def fuse_combine(fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
-    """All of `panels` but the last are sent, by the ops `moving`, during `kernels`, a GEMM and what follows it."""
-    most = _split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
-    panel = _split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
+def fuse_combine(fused: Rewrite, kernels: list[Op], moving: list[Op], steps: int) -> None:
+    """The ops `moving` send what `kernels`, a GEMM and what follows it, make in `steps`: nothing before the first one
+    is made, and that of the last one after it.
+    """
+    first, rest = fused.chunk(kernels, (1, steps - 1), one_kernel=True)[-1]
+    most = _split_exchange(moving, (steps - 1, 1), 0, [first])
+    panel = _split_exchange(moving, (steps - 1, 1), 1, [rest])
     fused.swap(moving[0], [*most, *panel], [most[0], panel[0]])
     for op, sent, end in zip(moving[1:], most[1:], panel[1:], strict=True):
         fused.swap(op, [], [sent, end])

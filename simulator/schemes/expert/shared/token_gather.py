@@ -8,12 +8,12 @@ rebuilds a block so, before it is lowered; `find_gather_rounds` finds the ops of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
 from simulator.ir.layout import Tensor
-from simulator.ir.modules import Module, MoE
+from simulator.ir.modules import Module, MoE, Stage, replace_children
 from simulator.ir.moe_operators import (
     ExpertCast,
     ExpertLinear,
@@ -53,6 +53,21 @@ def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLin
         else:
             children.append(child)
     return replace(block, children=tuple(children))
+
+
+def fuse_permutations_of(stage: Stage, gathers: Callable[[float], bool]) -> Stage:
+    """The stage with the permutations of its blocks inside their GEMMs, where `gathers` says so of the expert slots
+    that a token of the block takes.
+    """
+
+    def fuse(module: Module) -> Module:
+        if isinstance(module, MoE):
+            (permute,) = (one for one in module.operators() if isinstance(one, Permute))
+            if gathers(float(permute.outs[0].dims["s"].unit)):
+                return fuse_permutations(module)
+        return module
+
+    return replace_children(stage, fuse)
 
 
 def permute_after_gather(block: MoE) -> MoE:
