@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import pairwise, product
 from typing import Any, get_args
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -20,14 +21,19 @@ from simulator.models.model import Model
 from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
-SHARE = 1 if settings.get_current_profile_name() == "all" else 5
+SHARE = 1 if settings.get_current_profile_name() == "all" else 8
 """One example of so many is drawn, but for `make test-all` (--hypothesis-profile=all)."""
 
 
 def examples(number: int) -> settings:
-    """Settings of a property whose examples take long: `number` of them in `make test-all`, a fifth in `make test`, but
-    not fewer than eight."""
-    return settings(max_examples=max(number // SHARE, min(number, 8)))
+    """Settings of a property whose examples take long: `number` of them in `make test-all`, an eighth in `make test`,
+    but not fewer than five."""
+    return settings(max_examples=max(number // SHARE, min(number, 5)))
+
+
+def some(values: Sequence[Any], of: int) -> list[Any]:
+    """Parameters of a test, of which all but one in so many are slow tests."""
+    return [pytest.param(*value, marks=[pytest.mark.slow] * (number % of > 0)) for number, value in enumerate(values)]
 
 
 ONE = st.just(1)

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
@@ -33,6 +34,7 @@ def run(line: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_every_command_and_every_excerpt(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     commands, output = 0, ""

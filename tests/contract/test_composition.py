@@ -56,17 +56,12 @@ def all_at_once(overlap: bool) -> dict[str, Any]:
     return {**job, "plan": {**plan, "schemes": schemes}}
 
 
-HIDDEN = ("pipeline", "data")
-"""Families whose communication is hidden or not; the jobs of the others without overlap are slow tests."""
 PLANS = [
-    pytest.param(
-        (use, overlap),
-        id=f"{use}-{overlap}",
-        marks=() if overlap or use.startswith(HIDDEN) else pytest.mark.slow,
-    )
+    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap else pytest.mark.slow)
     for use in (*SCHEMES, ALL_AT_ONCE)
     for overlap in (True, False)
 ]
+"""Jobs with communication that is hidden; those without are slow tests."""
 
 
 @pytest.fixture(scope="module", params=PLANS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -40,10 +41,11 @@ def of_a_period(use: str) -> bool:
 
 
 PLANS = [
-    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap else pytest.mark.slow)
-    for use in SCHEMES
+    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap and fast else pytest.mark.slow)
+    for use, fast in zip(SCHEMES, cycle((True, False)), strict=False)
     for overlap in (True, False)
 ]
+"""One in two jobs with communication that is hidden; the others are slow tests."""
 
 Both = tuple[dict[str, Any], Played, Played]
 

@@ -17,7 +17,7 @@ from tests.contract.composed import Options, of_family, with_options
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import StepFlow, step_problems
 from tests.contract.test_composition import job_with
-from tests.strategies import MODULES, changed
+from tests.strategies import MODULES, changed, some
 
 OPTIONS = [
     *with_options("expert", "data", "memory"),
@@ -26,7 +26,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("use", "options"), [(use, options) for use, options in OPTIONS if options])
+@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 2))
 def test_data_flow_with_each_option(use: str, options: Options) -> None:
     job = job_with(use, True)
     if use.startswith("data/") and find_scheme(use).least_axes < 2:

@@ -187,6 +187,7 @@ def found() -> dict[str, Any]:
     return answered
 
 
+@pytest.mark.slow
 def test_a_fit_says_what_it_tried_and_what_it_kept(found: dict[str, Any]) -> None:
     dense = found["classes"]["dense"]
     assert found["rows"] == dense["rows"] == len(read_shipped()) and dense["sources"] == 3
@@ -198,6 +199,7 @@ def test_a_fit_says_what_it_tried_and_what_it_kept(found: dict[str, Any]) -> Non
     assert len(found["residuals"]) == 9 and found["shipped"]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_fit_fits_its_width(found: dict[str, Any]) -> None:
     text = render(fit_page(found))
     assert max(map(len, text.splitlines())) <= 100 and "…" not in text
@@ -210,6 +212,7 @@ def test_a_fit_draws_no_plot() -> None:
     assert result.exit_code != 0 and "validate fit takes no such option" in result.output
 
 
+@pytest.mark.slow
 def test_a_fit_lists_what_was_left_out(found: dict[str, Any]) -> None:
     text = render(fit_page(found | {"leave_out": "model"}))
     models = [one["group"] for one in found["classes"]["dense"]["left_out"]["model"]]

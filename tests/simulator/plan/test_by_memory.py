@@ -101,7 +101,7 @@ def test_layers_that_a_plan_states_stay(partition: Any) -> None:
     assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.clusters[0].gpu.memory)
 
 
-@pytest.mark.parametrize("micro", [352, 448])
+@pytest.mark.parametrize("micro", [352, pytest.param(448, marks=pytest.mark.slow)])
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
     found = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))

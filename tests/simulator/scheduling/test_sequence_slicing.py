@@ -391,7 +391,7 @@ def test_slices_are_chosen_by_their_time() -> None:
     ("cluster", "tensor", "m", "sequence", "hidden", "layers", "vocab"),
     [
         ("dgx-2:2", 2, 1, 8192, 1024, 32, 128256),
-        ("dgx-2:8", 8, 1, 3072, 4096, 16, 128256),
+        pytest.param("dgx-2:8", 8, 1, 3072, 4096, 16, 128256, marks=pytest.mark.slow),
         pytest.param("dgx-2:4", 8, 8, 8192, 1024, 16, 32000, marks=pytest.mark.slow),
         pytest.param("dgx-h100:2", 1, 2, 2048, 2048, 16, 128256, marks=pytest.mark.slow),
         pytest.param("dgx-a100:2", 4, 1, 2048, 8192, 12, 32000, marks=pytest.mark.slow),

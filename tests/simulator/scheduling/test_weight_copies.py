@@ -78,7 +78,8 @@ def test_pairs_of_chimera_hold_and_reduce_everything_as_often() -> None:
 
 def sums(played: Played, device: int) -> list[tuple[float, float]]:
     """Begins and ends of the sums of gradients of a device [s]."""
-    numbers = [n for n, op in played.instances(device) if op.work in summed(played, device)]
+    works = summed(played, device)
+    numbers = [n for n, op in played.instances(device) if op.work in works]
     return [(played.times.begin[n], played.times.end[n]) for n in numbers]
 
 

@@ -149,7 +149,7 @@ def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
     ("schedule", "recompute", "off"),
     [
         ("1f1b", "none", 0.02),
-        ("zb-v", "full", 0.05),
+        pytest.param("zb-v", "full", 0.05, marks=pytest.mark.slow),
         pytest.param("1f1b", "full", 0.02, marks=pytest.mark.slow),
         pytest.param("zb-h1", "none", 0.05, marks=pytest.mark.slow),
         pytest.param("zb-h1", "full", 0.05, marks=pytest.mark.slow),
