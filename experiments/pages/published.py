@@ -17,9 +17,6 @@ from validation.measurements.jsonl import read_lines
 FEW = 40
 """Maximum number of runs that all get a row of the page."""
 
-TIME_ALONE = ("compile", "cuda_graphs", "inter.", "overlap.", "scale_up_domain", "stack_version")
-"""Beginnings of the fields of a run that change its time and not its memory, or hardly."""
-
 FITS = {
     "shipped": "shipped",
     "all_in_sample": "all coefficients, in sample",
@@ -362,20 +359,19 @@ def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
 
 
 def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and what they leave open."""
+    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("does not fit", style="bold", overflow="fold")
     for head in ("GiB", "of", "time\nerror %"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("assumed", overflow="fold")
+    table.add_column("likely reason", overflow="fold")
     found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
     for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
         given = row["predicted"]
-        assumed = [field for field in row["assumed"] if not field.startswith(TIME_ALONE)]
         sizes = f"{given['peak_device_gib']:,.1f}", f"{given['capacity_gib']:,.1f}"
-        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), ", ".join(assumed))
+        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), row["misfit"] or "")
     runs = "1 run does" if len(found) == 1 else f"{len(found)} runs do"
-    remark = "They ran: an assumed field, a stated one or the forecast of memory is wrong."
+    remark = "They ran: the reasons are the first assumed field with whose other value a run fits."
     return [table, Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
 
 

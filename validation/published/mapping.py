@@ -19,7 +19,7 @@ from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import LAUNCHED_OVERLAP, Recipe, recipe_of, uneven_layers
+from validation.published.recipes import LAUNCHED_OVERLAP, Recipe, fill_launched, recipe_of, uneven_layers
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
@@ -110,6 +110,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     profile: framework profile to take instead of that of the run's program.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
+    row = fill_launched(row)
     spec = row.spec
     refuse_undescribed(spec)
     refuse_unknown(spec)

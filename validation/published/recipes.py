@@ -1,6 +1,6 @@
 """What public recipes and launchers set and the tables of their runs do not print.
 
-Overlaps: see `LAUNCHED_OVERLAP`. The rest is of the performance recipes of NVIDIA's Megatron-Bridge, for models with
+Overlaps: see `LAUNCHED_OVERLAP`; fields of runs of NeMo 1 and PaxML: see `LAUNCHED`. The rest is of the performance recipes of NVIDIA's Megatron-Bridge, for models with
 experts.
 
 Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
@@ -9,7 +9,9 @@ Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, Spec
@@ -31,6 +33,44 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
 
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a public launcher sets for some runs of a program.
+
+    stack, kind: program and class of the runs; model: its name as sources print it, None for any.
+    until: month before which this was so.
+    spec: fields of a spec that its runs do not state.
+    """
+
+    stack: str
+    kind: str
+    model: str | None
+    until: str
+    spec: Mapping[str, Any]
+
+    def started(self, row: PublishedRun) -> bool:
+        """Whether the runs of this launcher include a run."""
+        if (row.spec.stack, row.spec.kind) != (self.stack, self.kind) or self.model not in (None, row.model_name):
+            return False
+        return (month_of(row, framework(row.spec.stack)) or self.until) < self.until
+
+
+LAUNCHED = (
+    # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
+    Launcher("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
+    # The same, tags 24.01 to 24.07, training/gpt3/175b_fp8.yaml: grad_sync_dtype. All runs in question are in 8 bits.
+    Launcher("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
+    # The same, tags 24.07 and 24.09, training/nemotron/nemotron_340b.yaml: grad_sync_dtype, activations_checkpoint_
+    # granularity. It sets neither for other dense models.
+    Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": {"kind": "selective"}}),
+    # NVIDIA/dgxc-benchmarking @143b90dd, paxml/configure.sh: FSDP=16 nodes, of eight GPUs each (DCN_MESH_SHAPE times
+    # the ICI_MESH_SHAPE of paxml's Synthetic175B).
+    Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
+)
+"""Fields that launchers set and the tables of their runs leave open."""
+
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
 
@@ -49,6 +89,23 @@ class Recipe:
     overlaps: bool
     graphs: bool | str | None
     fp8_attention: bool
+
+
+def fill_launched(row: PublishedRun) -> PublishedRun:
+    """The run with the fields that its launcher sets, where it does not state them."""
+    found: dict[str, Any] = {}
+    for launcher in LAUNCHED:
+        if launcher.started(row):
+            found |= launcher.spec
+    open_: dict[str, Any] = {}
+    for field, value in found.items():
+        stated = getattr(row.spec, field)
+        if isinstance(value, Mapping):
+            inner = {key: one for key, one in value.items() if getattr(stated, key) is None}
+            open_[field] = stated.model_copy(update=inner)
+        elif stated is None:
+            open_[field] = value
+    return row.model_copy(update={"spec": row.spec.model_copy(update=open_)}) if open_ else row
 
 
 def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
