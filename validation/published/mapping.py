@@ -322,8 +322,9 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
             data |= {"over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
-        assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
-        schemes.append({"use": defaults.context, "over": "cp"})
+        if not recipe.context:
+            assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
+        schemes.append({"use": recipe.context or defaults.context, "over": "cp"})
     if tp > 1:
         split = assumptions.value_or_usual("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})

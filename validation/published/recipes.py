@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hardware.load import load
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, Spec
 from validation.published.stacks import Stack, framework
@@ -83,12 +84,30 @@ class Recipe:
     overlaps: whether dispatches of one micro-batch overlap with another.
     graphs: `Framework.cuda_graphs`; None: that of the framework.
     fp8_attention: attention is in 8 bits.
+    context: scheme of context parallelism; empty: the default of the program.
     """
 
     dispatcher: str
     overlaps: bool
     graphs: bool | str | None
     fp8_attention: bool
+    context: str = ""
+
+
+A2A_SINCE, ULYSSES = "2024-10", "sequence/ulysses"
+"""MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that of
+B200 in v4.1 (mlcommons/training_results_v4.1, v5.0 and v5.1, NVIDIA/benchmarks/llama2_70b_lora, conf/
+megatron_gpt_peft_tuning_config.yaml), and those of other submitters that have its code. Implementations for Hopper and
+for AMD do not have the option, and neither has any for the other models."""
+
+
+def _context_scheme(row: PublishedRun) -> str:
+    """The kind of context parallelism of a run, as the code of its submission says; empty if that is not known."""
+    if (row.spec.stack, row.spec.kind) != ("mlperf-nemo", "lora"):
+        return ""
+    if load("gpus", row.spec.gpu or "").architecture != "blackwell":
+        return ""
+    return ULYSSES if (month_of(row, framework(row.spec.stack)) or "") >= A2A_SINCE else ""
 
 
 def fill_launched(row: PublishedRun) -> PublishedRun:
@@ -114,7 +133,7 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     if not spec.model.moe or spec.width("ep") == 1 or spec.stack != "megatron-bridge":
         overlaps = bool(spec.model.moe and spec.overlap.ep)
         graphs = defaults.cuda_graphs if spec.cuda_graphs is None else spec.cuda_graphs
-        return Recipe(row.token_dispatcher, overlaps, graphs, False)
+        return Recipe(row.token_dispatcher, overlaps, graphs, False, _context_scheme(row))
     since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
