@@ -58,6 +58,11 @@ class Launcher:
         return (month_of(row, framework(row.spec.stack)) or self.until) < self.until
 
 
+def _remat(policy: str) -> dict[str, Any]:
+    """Recomputation by a policy of `KEPT`."""
+    return {"kind": "selective", "modules": [policy]}
+
+
 LAUNCHED = (
     # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
     Launcher("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
@@ -69,6 +74,10 @@ LAUNCHED = (
     # NVIDIA/dgxc-benchmarking @143b90dd, paxml/configure.sh: FSDP=16 nodes, of eight GPUs each (DCN_MESH_SHAPE times
     # the ICI_MESH_SHAPE of paxml's Synthetic175B).
     Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
+    # The same, tags v24.11.1 and v25.02.02, maxtext/configure.sh: remat_policy=custom with query_proj, key_proj,
+    # value_proj, out_proj on the device; save_qkv_proj. In bf16 the former also keeps mlpwo, which no gradient reads.
+    Launcher("jax", "dense", "Llama2-70B", "2025-01", {"recompute": _remat("save_qkv_out_proj")}),
+    Launcher("jax", "dense", "Llama3-70B", "2025-05", {"recompute": _remat("save_qkv_proj")}),
 )
 """Fields that launchers set and the tables of their runs leave open."""
 
