@@ -69,6 +69,15 @@ prior, and forecasts the group that was left out. A coefficient that no other gr
 host time, without the only source of experts that no graph launches). Median and 90th percentile of the error:
 """
 
+CONSTANT = """\
+## Every source against a constant
+
+The constant is one efficiency for each GPU and number format, the median of all other sources. *Without it*: the
+coefficients of the section above are fitted to all other sources, and profiles and clusters that a source alone has set
+are those of a relative. Median and 90th percentile of the error, of sources of 10 runs or more; **bold** where the
+constant is better:
+"""
+
 CLUSTERS = """\
 ## Corrections of clusters
 
@@ -121,7 +130,7 @@ def page(rows: Sequence[dict[str, Any]], fit: dict[str, Any], forgotten: Mapping
     parts += [_table("source", _of(rows, "dense"), ("source",))]
     parts += [f"## Models with experts\n\n{_table('program, GPU', _of(rows, 'moe'), ('stack', 'gpu'))}"]
     parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, _left_out(fit)]
-    parts += [_clusters(rows, forgotten), CAUSES, _worst(timed)]
+    parts += [_constants(fit), _clusters(rows, forgotten), CAUSES, _misfits(rows), _worst(timed)]
     return "\n".join(parts)
 
 
@@ -190,6 +199,32 @@ def _left_out(fit: dict[str, Any]) -> str:
 
 def _pairs(errors: dict[str, Any], keys: Sequence[str]) -> str:
     return " | ".join(f"{100 * errors[key]['median']:.1f} / {100 * errors[key]['p90']:.1f}" for key in keys)
+
+
+def _constants(fit: dict[str, Any]) -> str:
+    lines = [CONSTANT, "| source | runs | shipped % | without it % | constant % |", "| --- | --: | --: | --: | --: |"]
+    for one in fit["sources"]:
+        constant = one["constant"] and one["constant"]["median"]
+        cells = []
+        for key in ("shipped", "without"):
+            pair = _pairs(one, (key,))
+            cells.append(f"**{pair}**" if constant is not None and one[key]["median"] > constant else pair)
+        cells.append(_pairs(one, ("constant",)) if one["constant"] else "")
+        lines.append(f"| {one['source']} | {one['rows']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _misfits(rows: Sequence[dict[str, Any]]) -> str:
+    """Runs whose forecast exceeds the memory of their GPU, with the likely reason."""
+    found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
+    lines = ["## Runs that do not fit by their forecast\n", "| run | GiB | of | likely reason |"]
+    lines.append("| --- | --: | --: | --- |")
+    for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
+        given = row["predicted"]
+        lines.append(
+            f"| `{row['id']}` | {given['peak_device_gib']:.0f} | {given['capacity_gib']:.0f} | {row['misfit']} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:

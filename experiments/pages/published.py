@@ -100,6 +100,7 @@ def fit_published(
 
     leave_out: source, family or model: the page lists the errors of every one of them.
     """
+    from validation.published.fit.by_source import compare_sources
     from validation.published.fit.derivatives import forecast_derivatives
     from validation.published.fit.refit import list_fitted, measure_residuals, refit_class
     from validation.published.rows import PublishedRun
@@ -119,6 +120,7 @@ def fit_published(
         "leave_out": leave_out,
         "classes": refits,
         "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
+        "sources": compare_sources(rows),
         "shipped": list_fitted(),
     }, len(runs) - len(found)
 
@@ -244,6 +246,10 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
         own = [_format_range(one["quantiles"]), *(format_percent(one[side]) for side in ("below", "above"))]
         given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
         residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
+    constants = _table("source, median / p90 %", ("runs", "shipped", "without it", "constant"))
+    for one in answer["sources"]:
+        pairs = [_format_pair(one[key]) for key in ("shipped", "without", "constant")]
+        constants.add_row(one["source"], f"{one['rows']:,}", *pairs)
     shipped = _table("shipped coefficient", ("value", "fitted to, all runs in view"))
     for one in answer["shipped"]:
         value = f"{one['value']:g}" if isinstance(one["value"], float) else ""
@@ -256,6 +262,9 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     parts.append(
         Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
     )
+    if constants.rows:
+        parts += [Text(), constants]
+        parts.append(Text("constant: one efficiency for a GPU and number format, that of all other sources", "dim"))
     if answer["leave_out"]:
         parts += [Text(), *_left_out_blocks(answer, answer["leave_out"])]
     return Group(*parts, Text(), shipped)
@@ -276,6 +285,11 @@ def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableTy
 
 def _format_range(quantiles: Sequence[float] | None) -> str:
     return "" if quantiles is None else " to ".join(f"{100 * one:+.1f}" for one in quantiles)
+
+
+def _format_pair(statistics: dict[str, Any] | None) -> str:
+    """Median and 90th percentile of an error."""
+    return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
 
 
 def _table(first: str, heads: Sequence[str]) -> Table:

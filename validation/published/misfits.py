@@ -1,8 +1,8 @@
 """Why a run whose forecast exceeds the memory of its GPUs may have fitted.
 
-A published run did fit. Where its forecast does not, a field that was assumed, a stated one or the forecast of memory is
-wrong. Each field that the run leaves open is given its other values, the others as they were: the first with which the
-run fits is its likely reason.
+A published run did fit. Where its forecast does not, a field that was assumed, a stated one or the forecast of memory
+is wrong. Each field that the run leaves open is given its other values, the others as they were: the first with which
+the run fits is its likely reason.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ LARGEST = 2
 """Contents of the memory that a reason names."""
 
 
-def explain_misfit(
-    run: PublishedRun, mapped: MappedJob, report: Report, shared_work: SharedWork | None = None
-) -> str:
+def explain_misfit(run: PublishedRun, mapped: MappedJob, report: Report, shared_work: SharedWork | None = None) -> str:
     """The likely reason why the forecast of a run does not fit in memory, as a phrase without a full stop.
 
     mapped: its job, with the fields that were assumed; report: its forecast.
@@ -49,8 +47,8 @@ def explain_misfit(
 
 
 def _alternatives(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, str, Spec]]:
-    """Other values of fields that were assumed and change memory, the least change of a plan first: the field, the value
-    in words, the spec with it."""
+    """Other values of fields that were assumed and change memory, the least change of a plan first: the field, the
+    value in words, the spec with it."""
     if "grad_dtype" in assumed:
         yield "grad_dtype", "bf16", spec.model_copy(update={"grad_dtype": "bf16"})
     if "shard_group" in assumed:

@@ -1,7 +1,7 @@
 """What public recipes and launchers set and the tables of their runs do not print.
 
-Overlaps: see `LAUNCHED_OVERLAP`; fields of runs of NeMo 1 and PaxML: see `LAUNCHED`. The rest is of the performance recipes of NVIDIA's Megatron-Bridge, for models with
-experts.
+Overlaps: see `LAUNCHED_OVERLAP` and `NO_SUCH_OVERLAP`; other fields: see `LAUNCHED`. The rest is of the performance
+recipes of NVIDIA's Megatron-Bridge, for models with experts.
 
 Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
 `perf_recipes`; containers are named by year and month: 25.11 holds v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5.
@@ -30,10 +30,22 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
     # MooreThreads/SimuMax @1b8ca90b, simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and
     # run_pretrain_deepseekv2.sh pass neither --overlap-grad-reduce nor --overlap-param-gather, which are off by
     # default; docs/b200/b200_real_repro_guide.md: "a non-overlap contract", with --no-overlap-p2p-communication.
-    "simumax": {"dp": False, "pp": False},
+    # --overlap-moe-expert-parallel-comm is off by default, too.
+    "simumax": {"dp": False, "pp": False, "ep": False},
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
 
+ALWAYS = "always"
+NO_SUCH_OVERLAP = {
+    # The megatron/ of 2021 to 2023, and that of Megatron-DeepSpeed, have no GEMMs that are split for a collective:
+    # userbuffers came with Transformer Engine.
+    "megatron-lm-2021": {"tp": ALWAYS},
+    "megatron-deepspeed": {"tp": ALWAYS},
+    # CHANGELOG.md of NVIDIA/Megatron-LM: --overlap-moe-expert-parallel-comm comes after core 0.12 of 2025-05.
+    "megatron-core": {"ep": "2025-06"},
+    "nemo": {"ep": "2025-06"},
+}
+"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,12 @@ LAUNCHED = (
     # The same, tags 24.01 to 24.07, training/gpt3/175b_fp8.yaml: grad_sync_dtype. All runs in question are in 8 bits.
     Launcher("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
     # The same, tags 24.07 and 24.09, training/nemotron/nemotron_340b.yaml: grad_sync_dtype, activations_checkpoint_
-    # granularity. It sets neither for other dense models.
+    # granularity. The latter is null in all other files of training/ and peft/llama/.
     Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": {"kind": "selective"}}),
+    *(
+        Launcher("nemo", kind, None, "2024-11", {"recompute": {"kind": "none"}})
+        for kind in ("dense", "lora", "sft-packed")
+    ),
     # NVIDIA/dgxc-benchmarking @143b90dd, paxml/configure.sh: FSDP=16 nodes, of eight GPUs each (DCN_MESH_SHAPE times
     # the ICI_MESH_SHAPE of paxml's Synthetic175B).
     Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
@@ -105,7 +121,7 @@ class Recipe:
 
 A2A_SINCE, ULYSSES = "2024-10", "sequence/ulysses"
 """MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that of
-B200 in v4.1 (mlcommons/training_results_v4.1, v5.0 and v5.1, NVIDIA/benchmarks/llama2_70b_lora, conf/
+B200 in v4.1 (mlcommons/training_results_v4.1, v5.0, v5.1, NVIDIA/benchmarks/llama2_70b_lora, in conf/ the file
 megatron_gpt_peft_tuning_config.yaml), and those of other submitters that have its code. Implementations for Hopper and
 for AMD do not have the option, and neither has any for the other models."""
 
@@ -119,12 +135,20 @@ def _context_scheme(row: PublishedRun) -> str:
     return ULYSSES if (month_of(row, framework(row.spec.stack)) or "") >= A2A_SINCE else ""
 
 
+def launched_overlap(row: PublishedRun) -> dict[str, bool]:
+    """Whether the launcher of a run overlaps the communication of an axis, where that is known, or its program can."""
+    stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
+    limits = NO_SUCH_OVERLAP.get(stack, {})
+    never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
+    return never | LAUNCHED_OVERLAP.get(row.source, {})
+
+
 def fill_launched(row: PublishedRun) -> PublishedRun:
     """The run with the fields that its launcher sets, where it does not state them."""
     found: dict[str, Any] = {}
     for launcher in LAUNCHED:
         if launcher.started(row):
-            found |= launcher.spec
+            found = {**launcher.spec, **found}
     open_: dict[str, Any] = {}
     for field, value in found.items():
         stated = getattr(row.spec, field)
