@@ -120,8 +120,8 @@ class Recipe:
 
 
 A2A_SINCE, ULYSSES = "2024-10", "sequence/ulysses"
-"""MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that of
-B200 in v4.1 (mlcommons/training_results_v4.1, v5.0, v5.1, NVIDIA/benchmarks/llama2_70b_lora, in conf/ the file
+"""MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that
+of B200 in v4.1 (mlcommons/training_results_v4.1, v5.0, v5.1, NVIDIA/benchmarks/llama2_70b_lora, in conf/ the file
 megatron_gpt_peft_tuning_config.yaml), and those of other submitters that have its code. Implementations for Hopper and
 for AMD do not have the option, and neither has any for the other models."""
 

@@ -161,8 +161,8 @@ def test_a_slow_tail_is_not_balanced_by_a_side_without_one() -> None:
     rows = [row(float(ratio), gemm=0.5) for ratio in [*np.linspace(-0.05, 0.05, 92), *[0.4] * 8]]
     known = measure_residuals(rows, {"dense": []})[0]
     assert known["quantiles"][1] == pytest.approx(0.4) and known["above"] < 0.05 / 1.64
-    inside = sum(-1.6449 * known["below"] <= one["log_ratio"] <= 1.6449 * known["above"] for one in rows)
-    assert inside >= 90
+    low, high = -1.646 * known["below"], 1.646 * known["above"]
+    assert sum(low <= one["log_ratio"] <= high for one in rows) >= 90
 
 
 def test_a_less_known_regime_has_at_least_the_sides_of_the_better_known() -> None:
