@@ -107,7 +107,7 @@ CAUSES = """\
   would be 5 % too long instead of 1 %, for causes that are not known.
 - LoRA on Blackwell in MLPerf v5.1: 7 to 18 % too long, while v5.0 is 2 % too short at the same plans. Its code since
   fuses what lies between the GEMMs (`USE_TE_OPS`), which is not modelled. Both rounds compute attention in 8 bits; with
-  the kernels that `cudnn-fp8` stands for, of serving, forecasts of v5.0 would be 4 % too short and of v5.1 5 % too long.
+  the kernels of serving that `cudnn-fp8` stands for, B200 would be 4 % too short in v5.0 and 11 % too long in v5.1.
 - NVFP4 in Megatron-Bridge: 7 to 20 % too short, in MLPerf 2 to 7 %. MLPerf turns the Hadamard transform of activations
   and the scales of square blocks off (`NVTE_NVFP4_DISABLE_RHT`); neither is modelled.
 - Llama 3 70B on GB300 in Megatron-Bridge 26.02.01: the plans that the table prints for NVFP4 and MXFP8 do not fit.
