@@ -63,7 +63,7 @@ class Launcher:
     until: str
     spec: Mapping[str, Any]
 
-    def started(self, row: PublishedRun) -> bool:
+    def includes(self, row: PublishedRun) -> bool:
         """Whether the runs of this launcher include a run."""
         if (row.spec.stack, row.spec.kind) != (self.stack, self.kind) or self.model not in (None, row.model_name):
             return False
@@ -147,7 +147,7 @@ def fill_launched(row: PublishedRun) -> PublishedRun:
     """The run with the fields that its launcher sets, where it does not state them."""
     found: dict[str, Any] = {}
     for launcher in LAUNCHED:
-        if launcher.started(row):
+        if launcher.includes(row):
             found = {**launcher.spec, **found}
     open_: dict[str, Any] = {}
     for field, value in found.items():

@@ -67,6 +67,6 @@ def _constant_error(row: Row, rest: Sequence[Row]) -> float | None:
         return None
     usable = [one for one in rest if one["efficiency"] is not None]
     for keys in (("gpu", "format"), ("format",), ()):
-        if alike := [one["efficiency"] for one in usable if all(one[key] == row[key] for key in keys)]:
-            return float(row["efficiency"] / median(alike) - 1)
+        if matching := [one["efficiency"] for one in usable if all(one[key] == row[key] for key in keys)]:
+            return float(row["efficiency"] / median(matching) - 1)
     return None
