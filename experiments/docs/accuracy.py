@@ -100,6 +100,8 @@ CAUSES = """\
   those of the fastest plan; the only micro-batch that divides all batches of its strong scaling, 1, changes a forecast
   by 1 to 3 %, Megatron-LM's default dropout by 0.3 %. Without the overlap of tensor and pipeline communication that
   it states, models of 70B and more would be within 6 %, those of 177B within 1 %.
+- BLOOM's tests without all that they have set (`bloom` in the table above) miss CUDA_LAUNCH_BLOCKING, too, which their
+  log states. With it, and without the rate of NVLink and the profile that were fitted to them, 8.0 / 16.4 %.
 - One B200 machine (`simumax`): two stages without tensor parallelism are 5 to 10 % too long at every number of
   micro-batches, while two tensor ranks are right; 70B over 8 tensor ranks waits for the host, 14 % too short at 120 us
   an op and right at 140 us.
