@@ -17,9 +17,6 @@ from validation.measurements.jsonl import read_lines
 FEW = 40
 """Maximum number of runs that all get a row of the page."""
 
-TIME_ALONE = ("compile", "cuda_graphs", "inter.", "overlap.", "scale_up_domain", "stack_version")
-"""Beginnings of the fields of a run that change its time and not its memory, or hardly."""
-
 FITS = {
     "shipped": "shipped",
     "all_in_sample": "all coefficients, in sample",
@@ -103,6 +100,7 @@ def fit_published(
 
     leave_out: source, family or model: the page lists the errors of every one of them.
     """
+    from validation.published.fit.by_source import compare_sources
     from validation.published.fit.derivatives import forecast_derivatives
     from validation.published.fit.refit import list_fitted, measure_residuals, refit_class
     from validation.published.rows import PublishedRun
@@ -122,6 +120,7 @@ def fit_published(
         "leave_out": leave_out,
         "classes": refits,
         "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
+        "sources": compare_sources(rows),
         "shipped": list_fitted(),
     }, len(runs) - len(found)
 
@@ -247,6 +246,10 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
         own = [_format_range(one["quantiles"]), *(format_percent(one[side]) for side in ("below", "above"))]
         given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
         residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
+    constants = _table("source, median / p90 %", ("runs", "shipped", "without it", "constant"))
+    for one in answer["sources"]:
+        pairs = [_format_pair(one[key]) for key in ("shipped", "without", "constant")]
+        constants.add_row(one["source"], f"{one['rows']:,}", *pairs)
     shipped = _table("shipped coefficient", ("value", "fitted to, all runs in view"))
     for one in answer["shipped"]:
         value = f"{one['value']:g}" if isinstance(one["value"], float) else ""
@@ -259,6 +262,9 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     parts.append(
         Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
     )
+    if constants.rows:
+        parts += [Text(), constants]
+        parts.append(Text("constant: one efficiency for a GPU and number format, that of all other sources", "dim"))
     if answer["leave_out"]:
         parts += [Text(), *_left_out_blocks(answer, answer["leave_out"])]
     return Group(*parts, Text(), shipped)
@@ -279,6 +285,11 @@ def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableTy
 
 def _format_range(quantiles: Sequence[float] | None) -> str:
     return "" if quantiles is None else " to ".join(f"{100 * one:+.1f}" for one in quantiles)
+
+
+def _format_pair(statistics: dict[str, Any] | None) -> str:
+    """Median and 90th percentile of an error."""
+    return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
 
 
 def _table(first: str, heads: Sequence[str]) -> Table:
@@ -362,20 +373,19 @@ def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
 
 
 def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and what they leave open."""
+    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("does not fit", style="bold", overflow="fold")
     for head in ("GiB", "of", "time\nerror %"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("assumed", overflow="fold")
+    table.add_column("likely reason", overflow="fold")
     found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
     for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
         given = row["predicted"]
-        assumed = [field for field in row["assumed"] if not field.startswith(TIME_ALONE)]
         sizes = f"{given['peak_device_gib']:,.1f}", f"{given['capacity_gib']:,.1f}"
-        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), ", ".join(assumed))
+        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), row["misfit"] or "")
     runs = "1 run does" if len(found) == 1 else f"{len(found)} runs do"
-    remark = "They ran: an assumed field, a stated one or the forecast of memory is wrong."
+    remark = "They ran: the reasons are the first assumed field with whose other value a run fits."
     return [table, Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
 
 

@@ -15,6 +15,7 @@ from simulator.forecast.workers import open_pool
 from simulator.report.report import Report
 from validation.published.baseline import peak_format, seconds_at_peak
 from validation.published.mapping import MappedJob, map_run
+from validation.published.misfits import explain_misfit
 from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun, UnreadableLine
 
@@ -80,7 +81,8 @@ def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
         job, report = forecast_run(run, shared_work)
-        return _forecast_answer(run, job, report) | {"measured": measured}
+        misfit = None if report.fits else explain_misfit(run, job, report, shared_work)
+        return _forecast_answer(run, job, report) | {"measured": measured, "misfit": misfit}
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"
         return _refusal_answer(run.id, f"{error.where}{given}: {error.rule}") | {"measured": measured}
@@ -102,6 +104,7 @@ def _refusal_answer(name: str | None, reason: str) -> Answer:
         "status": "refused",
         "reason": reason,
         "assumed": [],
+        "misfit": None,
         "predicted": None,
         "measured": {},
         "error": None,

@@ -19,7 +19,7 @@ from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import LAUNCHED_OVERLAP, Recipe, recipe_of, uneven_layers
+from validation.published.recipes import Recipe, fill_launched, launched_overlap, recipe_of, uneven_layers
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
@@ -110,6 +110,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     profile: framework profile to take instead of that of the run's program.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
+    row = fill_launched(row)
     spec = row.spec
     refuse_undescribed(spec)
     refuse_unknown(spec)
@@ -265,14 +266,15 @@ def _framework(
         assumptions.add("stack")
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
-    changes["compile"] = assumptions.value_or_usual("compile", spec.compile, profile.compile)
+    compiles = False if spec.compile is None and defaults.never_compiles else spec.compile
+    changes["compile"] = assumptions.value_or_usual("compile", compiles, profile.compile)
     assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
     changes["cuda_graphs"] = profile.cuda_graphs if recipe.graphs is None else recipe.graphs
     if recipe.fp8_attention:
         changes["attention_library"] = "cudnn-fp8"
     if defaults.step_overhead_s is not None:
         changes["step_overhead_s"] = defaults.step_overhead_s
-    overlap, launched = {}, LAUNCHED_OVERLAP.get(row.source, {})
+    overlap, launched = {}, launched_overlap(row)
     for axis, value in spec.overlap:
         if spec.width(axis) * (spec.width("cp") if axis == "dp" else 1) == 1:  # gradients are reduced over both
             continue
@@ -321,8 +323,9 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
             data |= {"over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
-        assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
-        schemes.append({"use": defaults.context, "over": "cp"})
+        if not recipe.context:
+            assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
+        schemes.append({"use": recipe.context or defaults.context, "over": "cp"})
     if tp > 1:
         split = assumptions.value_or_usual("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})

@@ -1,7 +1,7 @@
 """What public recipes and launchers set and the tables of their runs do not print.
 
-Overlaps: see `LAUNCHED_OVERLAP`. The rest is of the performance recipes of NVIDIA's Megatron-Bridge, for models with
-experts.
+Overlaps: see `LAUNCHED_OVERLAP` and `NO_SUCH_OVERLAP`; other fields: see `LAUNCHED`. The rest is of the performance
+recipes of NVIDIA's Megatron-Bridge, for models with experts.
 
 Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
 `perf_recipes`; containers are named by year and month: 25.11 holds v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5.
@@ -9,8 +9,11 @@ Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from hardware.load import load
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, Spec
 from validation.published.stacks import Stack, framework
@@ -27,9 +30,72 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
     # MooreThreads/SimuMax @1b8ca90b, simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and
     # run_pretrain_deepseekv2.sh pass neither --overlap-grad-reduce nor --overlap-param-gather, which are off by
     # default; docs/b200/b200_real_repro_guide.md: "a non-overlap contract", with --no-overlap-p2p-communication.
-    "simumax": {"dp": False, "pp": False},
+    # --overlap-moe-expert-parallel-comm is off by default, too.
+    "simumax": {"dp": False, "pp": False, "ep": False},
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
+
+ALWAYS = "always"
+NO_SUCH_OVERLAP = {
+    # The megatron/ of 2021 to 2023, and that of Megatron-DeepSpeed, have no GEMMs that are split for a collective:
+    # userbuffers came with Transformer Engine.
+    "megatron-lm-2021": {"tp": ALWAYS},
+    "megatron-deepspeed": {"tp": ALWAYS},
+    # CHANGELOG.md of NVIDIA/Megatron-LM: --overlap-moe-expert-parallel-comm comes after core 0.12 of 2025-05.
+    "megatron-core": {"ep": "2025-06"},
+    "nemo": {"ep": "2025-06"},
+}
+"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a public launcher sets for some runs of a program.
+
+    stack, kind: program and class of the runs; model: its name as sources print it, None for any.
+    until: month before which this was so.
+    spec: fields of a spec that its runs do not state.
+    """
+
+    stack: str
+    kind: str
+    model: str | None
+    until: str
+    spec: Mapping[str, Any]
+
+    def includes(self, row: PublishedRun) -> bool:
+        """Whether the runs of this launcher include a run."""
+        if (row.spec.stack, row.spec.kind) != (self.stack, self.kind) or self.model not in (None, row.model_name):
+            return False
+        return (month_of(row, framework(row.spec.stack)) or self.until) < self.until
+
+
+def _remat(policy: str) -> dict[str, Any]:
+    """Recomputation by a policy of `KEPT`."""
+    return {"kind": "selective", "modules": [policy]}
+
+
+LAUNCHED = (
+    # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
+    Launcher("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
+    # The same, tags 24.01 to 24.07, training/gpt3/175b_fp8.yaml: grad_sync_dtype. All runs in question are in 8 bits.
+    Launcher("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
+    # The same, tags 24.07 and 24.09, training/nemotron/nemotron_340b.yaml: grad_sync_dtype, activations_checkpoint_
+    # granularity. The latter is null in all other files of training/ and peft/llama/.
+    Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": {"kind": "selective"}}),
+    *(
+        Launcher("nemo", kind, None, "2024-11", {"recompute": {"kind": "none"}})
+        for kind in ("dense", "lora", "sft-packed")
+    ),
+    # NVIDIA/dgxc-benchmarking @143b90dd, paxml/configure.sh: FSDP=16 nodes, of eight GPUs each (DCN_MESH_SHAPE times
+    # the ICI_MESH_SHAPE of paxml's Synthetic175B).
+    Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
+    # The same, tags v24.11.1 and v25.02.02, maxtext/configure.sh: remat_policy=custom with query_proj, key_proj,
+    # value_proj, out_proj on the device; save_qkv_proj. In bf16 the former also keeps mlpwo, which no gradient reads.
+    Launcher("jax", "dense", "Llama2-70B", "2025-01", {"recompute": _remat("save_qkv_out_proj")}),
+    Launcher("jax", "dense", "Llama3-70B", "2025-05", {"recompute": _remat("save_qkv_proj")}),
+)
+"""Fields that launchers set and the tables of their runs leave open."""
 
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
@@ -43,12 +109,55 @@ class Recipe:
     overlaps: whether dispatches of one micro-batch overlap with another.
     graphs: `Framework.cuda_graphs`; None: that of the framework.
     fp8_attention: attention is in 8 bits.
+    context: scheme of context parallelism; empty: the default of the program.
     """
 
     dispatcher: str
     overlaps: bool
     graphs: bool | str | None
     fp8_attention: bool
+    context: str = ""
+
+
+A2A_SINCE, ULYSSES = "2024-10", "sequence/ulysses"
+"""MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that
+of B200 in v4.1 (mlcommons/training_results_v4.1, v5.0, v5.1, NVIDIA/benchmarks/llama2_70b_lora, in conf/ the file
+megatron_gpt_peft_tuning_config.yaml), and those of other submitters that have its code. Implementations for Hopper and
+for AMD do not have the option, and neither has any for the other models."""
+
+
+def _context_scheme(row: PublishedRun) -> str:
+    """The kind of context parallelism of a run, as the code of its submission says; empty if that is not known."""
+    if (row.spec.stack, row.spec.kind) != ("mlperf-nemo", "lora"):
+        return ""
+    if load("gpus", row.spec.gpu or "").architecture != "blackwell":
+        return ""
+    return ULYSSES if (month_of(row, framework(row.spec.stack)) or "") >= A2A_SINCE else ""
+
+
+def launched_overlap(row: PublishedRun) -> dict[str, bool]:
+    """Whether the launcher of a run overlaps the communication of an axis, where that is known, or its program can."""
+    stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
+    limits = NO_SUCH_OVERLAP.get(stack, {})
+    never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
+    return never | LAUNCHED_OVERLAP.get(row.source, {})
+
+
+def fill_launched(row: PublishedRun) -> PublishedRun:
+    """The run with the fields that its launcher sets, where it does not state them."""
+    found: dict[str, Any] = {}
+    for launcher in LAUNCHED:
+        if launcher.includes(row):
+            found = {**launcher.spec, **found}
+    open_: dict[str, Any] = {}
+    for field, value in found.items():
+        stated = getattr(row.spec, field)
+        if isinstance(value, Mapping):
+            inner = {key: one for key, one in value.items() if getattr(stated, key) is None}
+            open_[field] = stated.model_copy(update=inner)
+        elif stated is None:
+            open_[field] = value
+    return row.model_copy(update={"spec": row.spec.model_copy(update=open_)}) if open_ else row
 
 
 def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
@@ -57,7 +166,7 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     if not spec.model.moe or spec.width("ep") == 1 or spec.stack != "megatron-bridge":
         overlaps = bool(spec.model.moe and spec.overlap.ep)
         graphs = defaults.cuda_graphs if spec.cuda_graphs is None else spec.cuda_graphs
-        return Recipe(row.token_dispatcher, overlaps, graphs, False)
+        return Recipe(row.token_dispatcher, overlaps, graphs, False, _context_scheme(row))
     since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)

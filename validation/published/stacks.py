@@ -26,6 +26,7 @@ class Stack:
     step_overhead_s: constant part of its steps, if it differs from that of its framework profile [s].
     cuda_graphs: whether its steps are CUDA graphs, if that differs from its framework profile.
     fp8_adapters: whether runs in 8 bits with adapters keep frozen weights and inputs of activations in 8 bits.
+    never_compiles: whether it has no graph compiler for its layers, only fused kernels.
     """
 
     near: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class Stack:
     step_overhead_s: float | None = None
     cuda_graphs: bool | None = None
     fp8_adapters: bool = False
+    never_compiles: bool = False
 
 
 FALLBACK = "megatron-core"
@@ -64,14 +66,25 @@ FSDP = Stack(near=("llm-foundry",), sharding="fsdp-full", sequence_parallel=Fals
 XLA = Stack(near=("maxtext",), sharding="fsdp-full", recompute="full", sequence_parallel=False, context=ALL_GATHER)
 
 STACKS = {
-    "megatron-core": Stack(),
+    # Code based on Megatron-LM compiles functions between GEMMs (jit_fuser), and has no option to compile layers.
+    "megatron-core": Stack(never_compiles=True),
+    "nemo": Stack(never_compiles=True),
+    "megatron-bridge": Stack(never_compiles=True),
     # Nothing is logged: least mean error on 141 runs with equal weight of their GPUs. Steps are CUDA graphs where a run
     # does not say: assumed, with its LoRA runs on 16 to 64 GPUs in view, whose launches alone would take longer.
     # Its Llama 2 70B LoRA sets FP8_ACTIVATION and takes 8-bit primary weights: 16-bit weights alone fill a GPU.
-    "mlperf-nemo": Stack(near=("nemo",), step_overhead_s=0.016, cuda_graphs=True, fp8_adapters=True),
+    "mlperf-nemo": Stack(
+        near=("nemo",), step_overhead_s=0.016, cuda_graphs=True, fp8_adapters=True, never_compiles=True
+    ),
     # Its arguments of 2021 and 2022: dropout 0.1, optimizer state not sharded, gradients reduced after the last pass.
     "megatron-lm-2021": Stack(
-        sharding="none", recompute="full", attention="unfused", sequence_parallel=False, overlap=False, dropout=0.1
+        sharding="none",
+        recompute="full",
+        attention="unfused",
+        sequence_parallel=False,
+        overlap=False,
+        dropout=0.1,
+        never_compiles=True,
     ),
     "megatron-deepspeed": Stack(
         near=("megatron-lm-2021",),
@@ -80,8 +93,9 @@ STACKS = {
         sequence_parallel=False,
         overlap=False,
         dropout=0.1,
+        never_compiles=True,
     ),
-    "gpt-neox": Stack(recompute="full", sequence_parallel=False, overlap=False),
+    "gpt-neox": Stack(recompute="full", sequence_parallel=False, overlap=False, never_compiles=True),
     "llm-foundry": FSDP,
     # train_config: hybrid sharding, no activation checkpointing.
     "fms-fsdp": replace(FSDP, sharding="fsdp-hybrid"),

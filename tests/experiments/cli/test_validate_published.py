@@ -78,7 +78,10 @@ def test_the_page_names_runs_that_do_not_fit(tmp_path: Path) -> None:
     line["spec"] |= {"recompute": {"kind": "none"}, "grad_dtype": None}
     (tmp_path / "one.jsonl").write_text(json.dumps(line), "utf-8")
     result = run("--data", tmp_path / "one.jsonl")
-    assert result.exit_code == 0 and "1 run does not fit" in result.stdout and "grad_dtype" in result.stdout
+    assert result.exit_code == 0 and "1 run does not fit" in result.stdout
+    # Gradients in 16 bits, which it leaves open, do not help: 530B over 280 GPUs without recomputation.
+    words = " ".join(result.stdout.split())
+    assert "no assumed field explains it" in words and "the memory model is wrong" in words
 
 
 def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:

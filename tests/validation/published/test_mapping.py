@@ -293,7 +293,7 @@ def test_windows_slide_in_every_second_layer() -> None:
         ({"model__attention": None}, "model.attention", ""),
         ({"model__positions": None}, "model.positions", ""),
         ({"stack_version": None}, "stack_version", ""),
-        ({"compile": None}, "compile", ""),
+        ({"compile": None, "stack": "fms-fsdp", "sequence_parallel": False}, "compile", ""),
         ({"cuda_graphs": None}, "cuda_graphs", ""),
         ({"offload": {}}, "offload.kind", ""),
         ({"model__vocab": 50257}, "model.vocab", ""),

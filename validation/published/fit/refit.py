@@ -42,6 +42,9 @@ FITTED = {"experts": ("launches",), "dense": ("GEMMs in 16 bits", "GEMMs in 8 bi
 LEAST_GAIN = 0.001
 """Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
 
+INSIDE = 0.90
+"""Share of the runs that intervals hold."""
+
 FEW = 50
 """Runs below which a class of a regime has no residual of its own."""
 
@@ -283,7 +286,7 @@ def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) ->
 
     The sides of an unknown program are equal, for the profile that stands for it may be faster or slower than it. A
     class with fewer than `FEW` runs has, on each side, the larger of dense models' and of its own in the regime that is
-    better known.
+    better known. No regime is narrower than the better known one: it then has the larger of both on each side.
     """
     found: dict[tuple[StepClass, Regime], list[tuple[Row, float, float]]] = {}
     for name in sorted({row["class"] for row in rows}):
@@ -297,12 +300,13 @@ def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) ->
     table = []
     for key, shipped in RESIDUALS.items():
         (name, regime), held = key, found.get(key, [])
+        better = sides.get((name, REGIMES[max(REGIMES.index(regime) - 1, 0)]), (0.0, 0.0))
         if name == "dense" or len(held) >= FEW:
             sides[key] = _find_sides(held, is_symmetric=regime == "unknown")
         else:
-            better = REGIMES[max(REGIMES.index(regime) - 1, 0)]
-            pairs = [sides[one] for one in (("dense", regime), (name, better)) if one in sides]
-            sides[key] = max(below for below, _ in pairs), max(above for _, above in pairs)
+            sides[key] = _larger_sides(sides["dense", regime], better)
+        if sum(sides[key]) < sum(better):
+            sides[key] = _larger_sides(sides[key], better)
         ratios = [ratio for _, ratio, _ in held]
         table.append(
             {
@@ -315,27 +319,42 @@ def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) ->
     return table
 
 
+def _larger_sides(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    return max(first[0], second[0]), max(first[1], second[1])
+
+
 def _find_sides(held: Sequence[tuple[Row, float, float]], is_symmetric: bool) -> tuple[float, float]:
-    """Sigmas below and above the forecast that leave 5 % of the runs outside on each side, or 10 % on both together."""
-    weights = source_weights([row for row, _, _ in held])
-    others = [sigma for *_, sigma in held]
+    """Sigmas below and above the forecast with which 90 % of the runs lie inside.
+
+    is_symmetric: the sides are equal; otherwise they are those of the shortest interval, for with tails of unlike
+        length the one that leaves 5 % outside on each side is longer than it need be.
+    """
+    if not held:
+        return 0.0, 0.0
+    weights = source_weights([row for row, _, _ in held]) / len(held)
+    others = np.array([sigma for *_, sigma in held])
+    ratios = np.array([ratio for _, ratio, _ in held])
     if is_symmetric:
-        both = _needed_sigma([abs(ratio) for _, ratio, _ in held], others, weights, 0.90)
-        return both, both
-    below, above = (
-        _needed_sigma([max(sign * ratio, 0.0) for _, ratio, _ in held], others, weights, 0.95) for sign in (-1, 1)
-    )
-    return below, above
+        both = _needed_sigmas(np.abs(ratios), others)
+        order = np.argsort(both)
+        needed = float(both[order][np.searchsorted(np.cumsum(weights[order]), INSIDE)])
+        return needed, needed
+    below, above = (_needed_sigmas(np.maximum(sign * ratios, 0.0), others) for sign in (-1, 1))
+    usual, order = float(np.median(others)), np.argsort(above)
+    found: list[tuple[float, float, float]] = []
+    for low in np.unique([0.0, *below]).tolist():
+        shares = np.cumsum(np.where(below[order] <= low, weights[order], 0.0))
+        if shares[-1] >= INSIDE:
+            high = float(above[order][np.searchsorted(shares, INSIDE)])
+            span = math.exp(Z90 * math.hypot(high, usual)) - math.exp(-Z90 * math.hypot(low, usual))
+            found.append((span, low, high))
+    _, low, high = min(found)
+    return low, high
 
 
-def _needed_sigma(reaches: Sequence[float], others: Sequence[float], weights: np.ndarray, share: float) -> float:
-    """The sigma with which Z90 x hypot(sigma, others) reaches as far as a share of the runs; 0 without runs."""
-    if not len(reaches):
-        return 0.0
-    needed = np.sqrt(np.maximum((np.array(reaches) / Z90) ** 2 - np.square(others), 0.0))
-    order = np.argsort(needed)
-    shares = np.cumsum(weights[order]) / weights.sum()
-    return float(needed[order][np.searchsorted(shares, share)])
+def _needed_sigmas(reaches: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The sigmas with which Z90 x hypot(sigma, others) is as far as each run lies."""
+    return np.sqrt(np.maximum((reaches / Z90) ** 2 - np.square(others), 0.0))
 
 
 def list_fitted() -> list[dict[str, Any]]:

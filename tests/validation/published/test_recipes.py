@@ -1,0 +1,74 @@
+"""What public launchers set: filled in where a run does not state it, and never listed as assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.validation.published.test_mapping import MOE, row
+from validation.published.mapping import map_run
+from validation.published.recipes import fill_launched
+
+OPEN: dict[str, Any] = {"recompute__kind": None, "grad_dtype": None}
+
+
+def test_nemo_1_reduces_gradients_of_fine_tuning_in_16_bits() -> None:
+    spec = fill_launched(row(kind="sft-packed", stack="nemo", stack_version="24.07", **OPEN)).spec
+    assert (spec.grad_dtype, spec.recompute.kind) == ("bf16", "none")
+
+
+@pytest.mark.parametrize("changes", [{"stack_version": "24.12"}, {"stack_version": None}, {"stack": "megatron-core"}])
+def test_another_release_or_program_is_left_open(changes: dict[str, Any]) -> None:
+    given = {"stack": "nemo", "stack_version": "24.07"} | changes
+    spec = fill_launched(row(kind="sft-packed", **given, **OPEN)).spec
+    assert (spec.grad_dtype, spec.recompute.kind) == (None, None)
+
+
+def test_what_a_run_states_stands() -> None:
+    stated = {"grad_dtype": "fp32", "recompute__kind": "full"}
+    spec = fill_launched(row(kind="sft-packed", stack="nemo", stack_version="24.07", **stated)).spec
+    assert (spec.grad_dtype, spec.recompute.kind) == ("fp32", "full")
+
+
+def test_a_model_has_settings_of_its_own() -> None:
+    run = row(stack="nemo", stack_version="24.07", **OPEN).model_copy(update={"model": {"name": "Nemotron4-340B"}})
+    spec = fill_launched(run).spec
+    assert (spec.grad_dtype, spec.recompute.kind) == ("bf16", "selective")
+
+
+def test_paxml_shards_over_sixteen_nodes() -> None:
+    changes = {"gpus": 256, "mesh__dp": 256, "mesh__tp": 1, "mesh__pp": 1, "sharding": "fsdp-hybrid"}
+    run = row(stack="jax", stack_version="pax-2024-03-04", shard_group=None, **changes)
+    mapped = map_run(run.model_copy(update={"model": {"name": "GPT3-175B"}}))
+    assert mapped.job["plan"]["mesh"]["shard"] == 128 and "shard_group" not in mapped.assumed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "round_", "use"),
+    [
+        ("gb200", "v50", "sequence/ulysses"),
+        ("b200-sxm", "v41", "sequence/ulysses"),
+        ("h200-sxm", "v50", "sequence/megatron-cp"),
+    ],
+)
+def test_mlperf_exchanges_heads_on_blackwell(gpu: str, round_: str, use: str) -> None:
+    changes = {"kind": "lora", "stack": "mlperf-nemo", "gpu": gpu, "mesh__cp": 2, "mesh__dp": 4}
+    run = row(**changes, lora={"rank": 16, "targets": ["qkv", "proj"]})
+    mapped = map_run(run.model_copy(update={"id": f"mlperf-{round_}-lab-llama2-70b-lora"}))
+    assert use in [one["use"] for one in mapped.job["plan"]["schemes"]]
+    assert ("mesh.cp" in mapped.assumed) == (use == "sequence/megatron-cp")
+
+
+def test_code_based_on_megatron_does_not_compile_layers() -> None:
+    mapped = map_run(row(compile=None))
+    assert "compile" not in mapped.assumed and mapped.job["framework"]["set"]["compile"] is False
+    assert "compile" in map_run(row(stack="llm-foundry", compile=None)).assumed
+
+
+def test_an_overlap_that_a_program_lacks_is_not_assumed() -> None:
+    assert "overlap.tp" not in map_run(row(stack="megatron-deepspeed", overlap__tp=None)).assumed
+    assert "overlap.tp" in map_run(row(overlap__tp=None)).assumed
+    for release, is_assumed in (("0.10", False), ("2026-01", True)):
+        run = row(kind="moe", model__moe=MOE, mesh__ep=8, mesh__etp=1, overlap__ep=None, stack_version=release)
+        assert ("overlap.ep" in map_run(run).assumed) == is_assumed

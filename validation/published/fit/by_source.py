@@ -1,0 +1,72 @@
+"""Every source against a constant: is its forecast better than one efficiency, also where it has set nothing?
+
+The constant is the median share of the peak rate that runs of all other sources reached: of the same GPU and number
+format, otherwise of the same format, otherwise of all. Without a source, coefficients that were fitted to published
+runs are fitted to all others (`FITTED`), and profiles and clusters that it alone has set are those of a relative
+(`OWN_PROFILES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from validation.published.fit.refit import FITTED, FREE, Row, fit
+from validation.published.summary import error_statistics
+
+FEWEST = 10
+"""Runs of a source that is compared."""
+
+
+def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for each source of `FEWEST` runs or more, in the order of their names.
+
+    rows: of `forecast_derivatives`, of all classes; those without a forecast are left out.
+    Each has `source` and `rows`, and statistics of forecast / measured - 1: `shipped`, `without` the source, and of the
+    `constant`, None if no other source has runs.
+    """
+    known = [row for row in rows if row["shares"] is not None]
+    found = []
+    for source in sorted({row["source"] for row in known}):
+        own = [row for row in known if row["source"] == source]
+        if len(own) < FEWEST:
+            continue
+        rest = [row for row in known if row["source"] != source]
+        constants = [error for row in own if (error := _constant_error(row, rest)) is not None]
+        found.append(
+            {
+                "source": source,
+                "rows": len(own),
+                "shipped": error_statistics(np.expm1([-row["log_ratio"] for row in own]).tolist()),
+                "without": error_statistics(_errors_without(own, rest)),
+                "constant": error_statistics(constants) if constants else None,
+            }
+        )
+    return found
+
+
+def _errors_without(own: Sequence[Row], rest: Sequence[Row]) -> list[float]:
+    """Errors of the runs of a source, with coefficients fitted to those of all others."""
+    found: list[float] = []
+    for name in sorted({row["class"] for row in own}):
+        kinds = FITTED.get(name, ())
+        made = fit([row for row in rest if row["class"] == name], kinds, FREE) if kinds else None
+        for row in own:
+            if row["class"] == name:
+                correction = made.correction(row, kinds) if made else 0.0
+                found.append(float(np.expm1(correction - row["without_own"])))
+    return found
+
+
+def _constant_error(row: Row, rest: Sequence[Row]) -> float | None:
+    """Error of the forecast by one efficiency; None without runs of other sources, or a peak rate."""
+    if row["efficiency"] is None:
+        return None
+    usable = [one for one in rest if one["efficiency"] is not None]
+    for keys in (("gpu", "format"), ("format",), ()):
+        if matching := [one["efficiency"] for one in usable if all(one[key] == row[key] for key in keys)]:
+            return float(row["efficiency"] / median(matching) - 1)
+    return None
