@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.critical_paths import CriticalPaths, critical_paths
 from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
+from simulator.bounds.micro_batches import NotAffine
 from simulator.bounds.order_memory import DeviceOrder, PassMemory, device_orders
 from simulator.bounds.schedule_bound import (
     StagePlaces,
@@ -24,7 +26,7 @@ from simulator.bounds.schedule_bound import (
     least_in_flight,
     shortest_step,
 )
-from simulator.bounds.unit_prices import StageUnits, UnitPrices, price_units
+from simulator.bounds.unit_prices import LoweredUnits, StageUnits, UnitPrices, lower_units, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
@@ -82,6 +84,7 @@ class Bounds:
     def __init__(self, space: Space, shared: SharedWork | None = None) -> None:
         self.space, self.shared = space, shared or SharedWork()
         self._prices: dict[tuple[LayerGroup, bool], UnitPrices | None] = {}
+        self._lowered: dict[tuple[LayerGroup, bool], LoweredUnits | None] = {}
         self._states: dict[Hashable, DeviceStates | None] = {}
         self._layers: dict[Hashable, tuple[int, ...] | None] = {}
         self._shapes: dict[Hashable, Shape | None] = {}
@@ -102,13 +105,27 @@ class Bounds:
         fused = sharded and not loaded.framework.fused_gradients
         key = group._replace(offload=("activations",) if offloaded else ()), fused
         if key not in self._prices:
-            step = StepChoice("ddp", True, True, True)
-            job = self.space.job_of(key[0], Pipeline(1, "1f1b", 1, "even"), step)
+            units = self._units(*key)
+            self._prices[key] = price_units(units, self.shared) if units is not None else None
+        return self._prices[key]
+
+    def _units(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
+        """The units of a group: lowered for the smallest micro-batches, scaled for others.
+
+        fused: gradients are added by no kernels of their own.
+        """
+        if group.micro > 2:
+            one, two = (self._units(group._replace(micro=micro), fused) for micro in (1, 2))
+            with suppress(NotAffine):
+                return one.at_size(two, group.micro) if one is not None and two is not None else None
+        if (key := (group, fused)) not in self._lowered:
+            job = self.space.job_of(group, Pipeline(1, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
+            job = apply_changes(job, {"batch.micro": group.micro})
             if fused:
                 job = apply_changes(job, {"framework.set.fused_gradients": True})
-            total = group.micro * loaded.cluster.gpus // (group.tp * group.cp)
-            self._prices[key] = self._make_for_plan(job, total, lambda plan: price_units(plan, self.shared))
-        return self._prices[key]
+            total = group.micro * self.space.loaded.cluster.gpus // (group.tp * group.cp)
+            self._lowered[key] = self._make_for_plan(job, total, lambda plan: lower_units(plan, self.shared))
+        return self._lowered[key]
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""

@@ -172,7 +172,7 @@ class Output:
 
 def parts_folder(out: Path) -> Path:
     """Returns the folder of the stored chunks of an unfinished sweep."""
-    return out.with_name(out.name + ".parts")
+    return out.parent / f"{out.name}.parts"  # `with_name` fails for a path without a name, as "."
 
 
 def read_about(path: Path) -> dict[str, Any] | None:

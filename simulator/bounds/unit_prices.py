@@ -14,13 +14,15 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from simulator.bounds.micro_batches import scale_stage
 from simulator.bounds.schedule_bound import PASSES, StageTimes
 from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, StageOps
+from simulator.ir.ops import COMPUTE, Fragment, StageOps
 from simulator.plan.plan import Plan
+from simulator.program.block import Price, PricedBlock
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
 
@@ -209,29 +211,53 @@ class UnitPrices:
                     yield from ((part.block.memory, part.count) for part in parts)
 
 
-def price_units(plan: Plan, shared: SharedWork) -> UnitPrices:
-    """The prices of the units of a plan whose stages are alike."""
-    price, host = shared.device_costs(plan)[0].estimate, host_launch_seconds(plan)
-    lowering, architecture, model = make_lowering(plan, shared.units), plan.architecture, plan.model
-    parts: dict[tuple[object, str], object] = {}
+@dataclass(frozen=True)
+class LoweredUnits:
+    """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
-    def kind(layers: range, first: bool = False, last: bool = False) -> UnitKind:
-        stage_ops = lowering.run(architecture.stage(layers, first, last))
+    price, host: prices of ops, and time of the host to launch one [s].
+    """
+
+    stages: tuple[StageOps, ...]
+    of_layer: np.ndarray
+    price: Price
+    host: float
+
+    def at_size(self, two: LoweredUnits, size: int) -> LoweredUnits:
+        """Those at a micro-batch of `size` sequences, from these at one sequence and those at two.
+
+        Raises NotAffine if both differ in more than sizes.
+        """
+        pairs = zip(self.stages, two.stages, strict=True)
+        return replace(self, stages=tuple(scale_stage(first, second, size) for first, second in pairs))
+
+
+def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
+    """The units of a plan whose stages are alike."""
+    lowering, architecture, model = make_lowering(plan, shared.units), plan.architecture, plan.model
+    known: dict[object, int] = {}
+    stages, of_layer = [lowering.run(architecture.stage(range(0), True, False))], []
+    for layer in range(model.layers):
+        stage = architecture.stage(range(layer, layer + 1), False, False)
+        key = tuple(unit.lowering_key for unit in stage.units), architecture.group_start(layer)
+        if key not in known:
+            known[key] = len(stages)
+            stages.append(lowering.run(stage))
+        of_layer.append(known[key])
+    stages.append(lowering.run(architecture.stage(range(0), False, True)))
+    price = shared.device_costs(plan)[0].estimate
+    return LoweredUnits(tuple(stages), np.array(of_layer), price, host_launch_seconds(plan))
+
+
+def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
+    """The prices of the units of a plan."""
+    parts: dict[tuple[Fragment, str], PricedBlock] = {}
+    kinds = []
+    for stage_ops in units.stages:
         tasks = {
-            action: make_task(stage_ops, action, price, again=False, known=parts, blocks=shared.blocks)  # type: ignore[arg-type]
+            action: make_task(stage_ops, action, units.price, again=False, known=parts, blocks=shared.blocks)
             for action in PASSES
         }
-        return UnitKind(stage_ops, tasks)
-
-    known: dict[object, int] = {}
-    kinds, of_layer = [kind(range(0), first=True)], []
-    for layer in range(model.layers):
-        units = architecture.stage(range(layer, layer + 1), False, False).units
-        key = tuple(unit.lowering_key for unit in units), architecture.group_start(layer)
-        if key not in known:
-            known[key] = len(kinds)
-            kinds.append(kind(range(layer, layer + 1)))
-        of_layer.append(known[key])
-    kinds.append(kind(range(0), last=True))
-    coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), host)
-    return UnitPrices(kinds, np.array(of_layer), coordinates)
+        kinds.append(UnitKind(stage_ops, tasks))
+    coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), units.host)
+    return UnitPrices(kinds, units.of_layer, coordinates)

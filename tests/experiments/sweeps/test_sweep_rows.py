@@ -259,3 +259,11 @@ def test_millions_of_points_take_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert summary["points"] == 40_000 and summary["rows"] == 2
     assert peak < 40e6
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_result_has_a_name(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlanError, match="is not a regular file"):
+        run(load_sweep(GRID), out, Lazy())
+    assert not list(tmp_path.iterdir())
