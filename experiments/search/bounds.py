@@ -26,7 +26,7 @@ from simulator.bounds.schedule_bound import (
     least_in_flight,
     shortest_step,
 )
-from simulator.bounds.unit_prices import LoweredUnits, StageUnits, UnitPrices, lower_units, price_units
+from simulator.bounds.unit_prices import LoweredUnits, Stages, UnitPrices, lower_units, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
@@ -70,7 +70,7 @@ class StagesOfPoint:
     place: StagePlaces
     in_flight: np.ndarray
     layers: tuple[int, ...]
-    units: list[StageUnits]
+    units: Stages
 
     @cached_property
     def known(self) -> bool:
@@ -115,9 +115,13 @@ class Bounds:
         fused: gradients are added by no kernels of their own.
         """
         if group.micro > 2:
-            one, two = (self._units(group._replace(micro=micro), fused) for micro in (1, 2))
+            one, two = (self._lower(group._replace(micro=micro), fused) for micro in (1, 2))
             with suppress(NotAffine):
                 return one.at_size(two, group.micro) if one is not None and two is not None else None
+        return self._lower(group, fused)
+
+    def _lower(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
+        """The units of a group as the lowering makes them; None if the group breaks a rule."""
         if (key := (group, fused)) not in self._lowered:
             job = self.space.job_of(group, Pipeline(1, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
             job = apply_changes(job, {"batch.micro": group.micro})
@@ -398,9 +402,7 @@ class Bounds:
         found = np.zeros(len(in_flight))
         if "activations" in group.offload or not stages.known:
             return found
-        known = {stage: prices.stage_memory(stage) for stage in dict.fromkeys(stages.units)}
-        every = np.array([known[stage] for stage in stages.units])[place.part]
-        grown, forward, backward = place.least(every).T
+        grown, forward, backward = place.least(prices.activations(stages.units)[place.part]).T
         if stages.schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
             return (in_flight - 1) * grown
         return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)

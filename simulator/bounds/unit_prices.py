@@ -29,6 +29,9 @@ from simulator.program.task import Task, make_task
 StageUnits = tuple[tuple[int, int], ...]
 """The kinds of the units of a stage in forward order, each with its number of units in a row."""
 
+Stages = tuple[StageUnits, ...]
+"""The units of the parts of a model."""
+
 
 @dataclass(eq=False)
 class UnitKind:
@@ -60,12 +63,14 @@ class UnitPrices:
     of_layer: np.ndarray
     coordinates: Coordinates
     _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
-    _stages: dict[tuple[int, ...], list[StageUnits]] = field(default_factory=dict)
+    _stages: dict[tuple[int, ...], Stages] = field(default_factory=dict)
+    _times: dict[Stages, StageTimes] = field(default_factory=dict)
+    _activations: dict[Stages, np.ndarray] = field(default_factory=dict)
     _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
     _passes: dict[StageUnits, np.ndarray] = field(default_factory=dict)
 
-    def stages(self, layers: tuple[int, ...]) -> list[StageUnits]:
+    def stages(self, layers: tuple[int, ...]) -> Stages:
         """The units of the parts of a model. layers: the number of layers of every part."""
         if layers not in self._stages:
             ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
@@ -73,7 +78,7 @@ class UnitPrices:
             runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
             runs[0].insert(0, (0, 1))
             runs[last].append((len(self.kinds) - 1, 1))
-            self._stages[layers] = [tuple(run) for run in runs]
+            self._stages[layers] = tuple(tuple(run) for run in runs)
         return self._stages[layers]
 
     def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
@@ -122,14 +127,15 @@ class UnitPrices:
             if op.stream == COMPUTE
         )
 
-    def stage_times(self, stages: Sequence[StageUnits], hop: float = 0.0) -> StageTimes:
+    def stage_times(self, stages: Stages, hop: float = 0.0) -> StageTimes:
         """Least durations of the passes of stages. hop: seconds of a message between two stages."""
-        distinct = list(dict.fromkeys(stages))
-        rows = [self._rows_of(stage) for stage in distinct]
-        place = {stage: i for i, stage in enumerate(distinct)}
-        order = [place[stage] for stage in stages]
-        stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
-        return StageTimes(stream, busy, path, from_input, to_result, hop)
+        if stages not in self._times:
+            distinct = {stage: i for i, stage in enumerate(dict.fromkeys(stages))}
+            rows = [self._rows_of(stage) for stage in distinct]
+            order = [distinct[stage] for stage in stages]
+            stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
+            self._times[stages] = StageTimes(stream, busy, path, from_input, to_result, 0.0)
+        return replace(self._times[stages], hop=hop)
 
     def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
         """The times of one stage, as `StageTimes` has them."""
@@ -185,7 +191,14 @@ class UnitPrices:
         between = [] if action == "W" else ends
         return Profile.in_series([*between[:1], *self._profiles(stage, action), *between[1:]])
 
-    def pass_memory(self, stages: Sequence[StageUnits]) -> tuple[np.ndarray, np.ndarray]:
+    def activations(self, stages: Stages) -> np.ndarray:
+        """The memory of stages in one micro-batch, as `stage_memory` has it [stages, 3] [bytes]."""
+        if stages not in self._activations:
+            known = {stage: self.stage_memory(stage) for stage in dict.fromkeys(stages)}
+            self._activations[stages] = np.array([known[stage] for stage in stages])
+        return self._activations[stages]
+
+    def pass_memory(self, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
         """What a pass of every kind leaves, and its peak relative to its begin [stages, kinds] [bytes]."""
         rows = np.array([self._pass_memory(stage) for stage in stages])
         return rows[:, 0], rows[:, 1]
@@ -196,10 +209,14 @@ class UnitPrices:
             self._passes[stage] = np.array([[one.grown for one in found], [one.peak for one in found]])
         return self._passes[stage]
 
-    def elements(self, stages: Sequence[StageUnits]) -> np.ndarray:
+    def elements(self, stages: Stages) -> np.ndarray:
         """Parameters of stages on one rank [stages]."""
-        of_kind = [sum(param.size * count for param, count in kind.stage_ops.params()) for kind in self.kinds]
-        return np.array([sum(of_kind[kind] * count for kind, count in stage) for stage in stages], float)
+        return np.array([sum(self._elements[kind] * count for kind, count in stage) for stage in stages], float)
+
+    @cached_property
+    def _elements(self) -> list[int]:
+        """Parameters of one unit of every kind."""
+        return [sum(param.size * count for param, count in kind.stage_ops.params()) for kind in self.kinds]
 
     def _profiles(self, stage: Sequence[tuple[int, int]], action: str) -> Iterator[tuple[Profile, int]]:
         for kind, count in stage:
