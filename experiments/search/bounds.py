@@ -353,7 +353,7 @@ class Bounds:
         """
         place = stages.place
         reductions, gathers, each = (
-            values[place.device] * share for values in (state.reductions, state.gathers, state.each_backward)
+            values[place.device] * share for values in (state.reductions, state.gathers, state.each_reductions)
         )
         if state.plan.model.moe is not None:  # ranks share weights of experts and of other layers unlike
             held = np.array(stages.layers)[place.part]

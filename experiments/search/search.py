@@ -2,7 +2,7 @@
 
 Groups wait with a cheap bound, their pipelines and points with better ones; the smallest bound is opened first: a group
 into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
-below the best plan found: nothing that was not forecast can be faster in the model.
+below the best plans found: nothing that was not forecast can be faster in the model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from simulator.job.load import load_job
 
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
+
+NEAR = 0.05
+"""Share of the best step by which plans that are kept may be slower: further ones are forecast only on the way."""
 
 
 class FoundPlan(NamedTuple):
@@ -123,7 +126,7 @@ class Search:
                 self._push(self.bounds.bound_kernels(group), group)
             priced = set[LayerGroup]()
             taken = math.inf
-            while self._heap and self._heap[0][0] < found.incumbent * (1 - self.within):
+            while self._heap and self._heap[0][0] < self._limit():
                 taken = self._heap[0][0]
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Point):
@@ -153,6 +156,14 @@ class Search:
         found.open_bound = min(found.open_bound, taken)
         found.cpu = time.process_time() - began
         return found
+
+    def _limit(self) -> float:
+        """The bound from which on nothing is of interest [s]: no plan that is faster by more than the gap, and none of
+        those that are kept."""
+        if not self.best:
+            return math.inf
+        kept = self.best[-1].forecast.step_time if len(self.best) == self.top else math.inf
+        return min(kept, self.certificate.incumbent * (1 + NEAR)) * (1 - self.within)
 
     def _push(self, bound: float, item: _Item) -> None:
         heapq.heappush(self._heap, (bound, next(self._number), item))

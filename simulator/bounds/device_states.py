@@ -29,7 +29,7 @@ class DeviceStates:
     update: time of the update, from the end of all passes [devices] [s].
     reductions: time of all gradient reductions on their stream [devices] [s].
     each: time of the data-parallel collectives in every micro-batch on their stream [devices] [s].
-    each_backward: that of the backward passes [devices] [s].
+    each_reductions: that of the reductions among them [devices] [s].
     gathers: time of the all-gathers of updated weights before their first use [devices] [s].
     whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
         last micro-batch [devices].
@@ -40,7 +40,7 @@ class DeviceStates:
     update: np.ndarray
     reductions: np.ndarray
     each: np.ndarray
-    each_backward: np.ndarray
+    each_reductions: np.ndarray
     gathers: np.ndarray
     whole_weights: np.ndarray
     whole_gradients: np.ndarray
@@ -62,7 +62,7 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
     costs, times = shared.device_costs(plan), np.zeros((5, plan.devices))
-    update, reductions, each, backward, gathers = times
+    update, reductions, each, reduced, gathers = times
     weights, gradients = np.zeros((2, plan.devices))
     for device, price in enumerate(one.estimate for one in costs):
         if updates:
@@ -74,14 +74,11 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
             weights[device] += stage_ops.whole_weights
             gradients[device] += stage_ops.whole_gradients
             for unit_run in stage_ops.unit_runs:
-                passes = unit_run.fragment.forward, unit_run.fragment.backward
-                both = [
-                    sum(price(op.work)[0] for op in ops if op.stream == "data" and op.work is not None)
-                    for ops in passes
-                ]
-                each[device] += unit_run.count * sum(both)
-                backward[device] += unit_run.count * both[1]
-    return DeviceStates(np.array(resident), update, reductions, each, backward, gathers, weights, gradients, plan)
+                ops = (*unit_run.fragment.forward, *unit_run.fragment.backward)
+                own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == "data" and op.work is not None]
+                each[device] += unit_run.count * sum(seconds for _, seconds in own)
+                reduced[device] += unit_run.count * sum(seconds for phase, seconds in own if phase == "W")
+    return DeviceStates(np.array(resident), update, reductions, each, reduced, gathers, weights, gradients, plan)
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:
