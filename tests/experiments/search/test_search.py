@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from experiments.search.search import Search
+from experiments.search.search import NEAR, Search
 from experiments.search.space import Space
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
@@ -67,6 +67,8 @@ def check_against_brute_force(job: dict[str, Any]) -> None:
             continue
         steps += [forecast.step_time] if forecast.fits else []
     assert found.best[0].forecast.step_time == pytest.approx(min(steps), rel=1e-12)
+    near = [one for one in sorted(steps) if one < (1 + NEAR) * min(steps)][: found.top]
+    assert [one.forecast.step_time for one in found.best[: len(near)]] == pytest.approx(near, rel=1e-12)
     certificate = found.certificate
     assert certificate.complete and certificate.gap == 0.0
     cut = certificate.invalid + certificate.memory_bound + certificate.time_bound
