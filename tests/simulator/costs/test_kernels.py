@@ -164,4 +164,4 @@ def test_ideal_costs():
     gather, scatter = Collective("all_gather", 8, ("dp",)), Collective("reduce_scatter", 8, ("dp",))
     assert ideal.estimate(gather).seconds + ideal.estimate(scatter).seconds == 4
     assert IdealCosts().estimate(Collective("all_gather", 8, ("dp",))).seconds == 0
-    assert set(RATES) == {"kernel", "attention", "memory_bound", "communication"}
+    assert set(RATES) == {"kernel", "unaligned", "attention", "memory_bound", "communication"}
