@@ -9,6 +9,7 @@ Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,26 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
     "simumax": {"dp": False, "pp": False, "ep": False},
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
+
+BRIDGE_READ_SINCE = "2025-11"
+"""First release of Megatron-Bridge whose recipes were read for `BRIDGE_OVERLAPS`."""
+
+BRIDGE_OVERLAPS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
+    ("2025-11", "2026-02", "DeepSeek-V3|Qwen3-30B", ("h100-sxm",), ""),
+    ("2025-11", "2026-02", "Qwen3-235B", ("h100-sxm", "b200-sxm"), ""),
+    ("2026-02", "2026-08", "Qwen3-235B", ("h100-sxm",), ""),
+    ("2026-02", "2026-04", "Qwen3-235B", ("b300-sxm",), ""),
+    ("2026-02", "2026-04", "Qwen3-30B", ("h100-sxm",), ""),
+    ("2026-04", "2026-08", "GPT-OSS", ("gb200",), ""),
+    ("2026-06", "9999-12", "DeepSeek-V3|Qwen3", ("gb200", "gb300"), "mxfp8"),
+    ("2026-06", "9999-12", "GPT-OSS", ("gb300",), "mxfp8"),
+)
+"""Recipes with experts that set `moe_a2a_overlap` (``overlap_moe_expert_parallel_comm``): the first month, the one
+after the last, the model, its GPUs, and the number format if it is not any. All others leave it off.
+
+source: scripts/performance/configs/*/*workload_base_configs.py of v0.2.0 to v0.5.1 (`*_CONFIG*`), and
+    src/megatron/bridge/perf_recipes of v0.6.0. All runs that state it agree.
+"""
 
 ALWAYS = "always"
 NO_SUCH_OVERLAP = {
@@ -140,7 +161,23 @@ def launched_overlap(row: PublishedRun) -> dict[str, bool]:
     stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
     limits = NO_SUCH_OVERLAP.get(stack, {})
     never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
-    return never | LAUNCHED_OVERLAP.get(row.source, {})
+    dispatches = _recipe_overlap(row)
+    known = {} if dispatches is None else {"ep": dispatches}
+    return never | known | LAUNCHED_OVERLAP.get(row.source, {})
+
+
+def _recipe_overlap(row: PublishedRun) -> bool | None:
+    """Whether the recipe of a run of Megatron-Bridge overlaps token dispatches; None if it was not read."""
+    month, spec = month_of(row, framework(row.spec.stack)) or "", row.spec
+    if spec.stack != "megatron-bridge" or not spec.model.moe or spec.width("ep") == 1 or month < BRIDGE_READ_SINCE:
+        return None
+    return any(
+        since <= month < until
+        and re.match(model, row.model_name)
+        and spec.gpu in gpus_
+        and number_format in ("", spec.precision)
+        for since, until, model, gpus_, number_format in BRIDGE_OVERLAPS
+    )
 
 
 def fill_launched(row: PublishedRun) -> PublishedRun:
@@ -170,7 +207,8 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
-    whole &= spec.overlap.ep is not False and row.token_dispatcher != "deepep"
+    known = _recipe_overlap(row) if spec.overlap.ep is None else spec.overlap.ep
+    whole &= known is not False and row.token_dispatcher != "deepep"
     is_gpt_oss = spec.model.window is not None  # no other model states one
     whole &= not (is_gpt_oss and (spec.domain or 1) <= HYBRID_EP_DOMAIN)
     crosses = spec.width("ep") * spec.width("tp") > (spec.domain or spec.gpus_per_node or 1)
@@ -178,7 +216,7 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     kept = spec.model.mla is not None and spec.gpu == "gb200"  # of DeepSeek-V3
     return Recipe(
         row.token_dispatcher or dispatcher,
-        overlaps if spec.overlap.ep is None else spec.overlap.ep,
+        overlaps if known is None else known,
         True if whole else "outside-experts" if spec.cuda_graphs else False,
         whole and not kept,
     )
