@@ -69,6 +69,28 @@ NO_SUCH_OVERLAP = {
 """Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
 
 
+EAGER_LOSS = {"forward": 38, "backward": 14}
+"""Bytes per logit of Megatron's cross-entropy without fusion, every kernel by itself: in fp32 a copy (6), the maximum
+(4), the difference in place (8), the exponential in place (8), its sum (4) and the quotient in place (8); backward the
+product with the gradient in place (8) and its cast to 16 bits (6). NVIDIA/Megatron-LM @86d5aa5d77 of 2024-07,
+megatron/core/tensor_parallel/cross_entropy.py, class VocabParallelCrossEntropy."""
+
+EAGER_LOSS_UNTIL = {
+    # --cross-entropy-loss-fusion is off by default (megatron/core/model_parallel_config.py), and new of 2024-06.
+    "megatron-core": ALWAYS,
+    # No recipe of NVIDIA/NeMo-Framework-Launcher sets cross_entropy_loss_fusion; GPTConfig of NeMo 2 does.
+    "nemo": "2024-11",
+}
+"""Month before which a program does not fuse the loss unless a run says so; `ALWAYS`: it still does not."""
+
+NEMO_1_UNTIL = "2024-11"
+"""Month before which runs of NeMo are of NeMo 1 and its launcher."""
+
+GPT_DROPOUT = 0.1
+"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3,
+all files (those of Llama and Nemotron have none); the default of Megatron-LM, megatron/training/arguments.py."""
+
+
 @dataclass(frozen=True)
 class Launcher:
     """What a public launcher sets for some runs of a program.
@@ -164,6 +186,36 @@ def launched_overlap(row: PublishedRun) -> dict[str, bool]:
     dispatches = _recipe_overlap(row)
     known = {} if dispatches is None else {"ep": dispatches}
     return never | known | LAUNCHED_OVERLAP.get(row.source, {})
+
+
+def has_eager_loss(row: PublishedRun) -> bool:
+    """Whether the loss of a run is not fused, see `EAGER_LOSS`."""
+    until = EAGER_LOSS_UNTIL.get(row.spec.stack, "")
+    month = month_of(row, framework(row.spec.stack)) or ""
+    return not row.fuses_loss and (until == ALWAYS or "" < month < until)
+
+
+def launched_dropout(row: PublishedRun) -> tuple[float | None, bool]:
+    """The dropout of a run that its program's launcher or default says, None for none, and whether it is assumed.
+
+    Megatron-LM has dropout unless an argument turns it off, which all scripts of models with RMS norms do.
+    """
+    spec, month = row.spec, month_of(row, framework(row.spec.stack)) or ""
+    if spec.stack == "nemo" and "" < month < NEMO_1_UNTIL and row.model_name.startswith("GPT3"):
+        return GPT_DROPOUT, False
+    if spec.stack == "megatron-core" and spec.model.norm == "layernorm":
+        return GPT_DROPOUT, True
+    return None, False
+
+
+def launched_attention(row: PublishedRun) -> str:
+    """The library of attention that the launcher of a run sets; empty if it leaves the choice.
+
+    NVIDIA/dgxc-benchmarking v24.11.1, nemo_megatron/launch.sh: NVTE_FUSED_ATTN=0, without which Transformer Engine
+    would take cuDNN on Hopper.
+    """
+    is_gpt = (row.source, row.spec.stack, row.model_name) == ("dgxc", "nemo", "GPT3-175B")
+    return "flash-2" if is_gpt and "" < (month_of(row, "nemo") or "") < NEMO_1_UNTIL else ""
 
 
 def _recipe_overlap(row: PublishedRun) -> bool | None:
