@@ -74,9 +74,9 @@ CONSTANT = """\
 ## Every source against a constant
 
 The constant is one efficiency for each GPU and number format, the median of all other sources. *Without it*: the
-coefficients of the section above are fitted to all other sources, and profiles and clusters that a source alone has set
-are those of a relative. Median and 90th percentile of the error, of sources of 10 runs or more; **bold** where the
-constant is better:
+coefficients of the section above are fitted to all other sources, and those that a source alone has set are what others
+say ([which](published-runs.md#refitting)); what code, documents and logs state stays. Median and 90th percentile of the
+error, of sources of 10 runs or more; **bold** where the constant is better:
 """
 
 CLUSTERS = """\
@@ -100,8 +100,9 @@ CAUSES = """\
   those of the fastest plan; the only micro-batch that divides all batches of its strong scaling, 1, changes a forecast
   by 1 to 3 %, Megatron-LM's default dropout by 0.3 %. Without the overlap of tensor and pipeline communication that
   it states, models of 70B and more would be within 6 %, those of 177B within 1 %.
-- BLOOM's tests without all that they have set (`bloom` in the table above) miss CUDA_LAUNCH_BLOCKING, too, which their
-  log states. With it, and without the rate of NVLink and the profile that were fitted to them, 8.0 / 16.4 %.
+- BLOOM's tests without the coefficients that were fitted to them (`bloom` in the table above) keep
+  CUDA_LAUNCH_BLOCKING, which their log states, and the slow products of heads that are no multiple of 8, at the peak
+  of CUDA cores. Without any price of these products 5.8 / 24 %.
 - One B200 machine (`simumax`): two stages without tensor parallelism are 5 to 10 % too long at every number of
   micro-batches, while two tensor ranks are right; 70B over 8 tensor ranks waits for the host, 14 % too short at 120 us
   an op and right at 140 us.
