@@ -29,6 +29,7 @@ from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.decomposition import Decomposition
+from simulator.costs.kernels.gemm import uses_tensor_cores
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
     Relative,
@@ -61,6 +62,7 @@ __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
+    "unaligned": "further factor on the rate of GEMMs whose rows are too unaligned for tensor cores",
     "attention": "further factor on the rate of attention (an older generation of kernels)",
     "memory_bound": "time of memory-bound kernels against the calibrated one (less fused than the work says)",
     "communication": "rate of all links against the calibrated one",
@@ -133,7 +135,7 @@ class Costs:
         self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._offsets: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
-            Gemm: self._gemm_price(self._kernel_price(self._sustained_rate)),
+            Gemm: self._gemm_price(self._kernel_price(self._gemm_rate)),
             Attention: self._attention_price(
                 self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"])
             ),
@@ -215,6 +217,11 @@ class Costs:
         """Returns the rate of a kernel in a step against the calibrated one."""
         sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu, work.dtype)
         return self.rates["kernel"] * sustained / self._pace
+
+    def _gemm_rate(self, work: Gemm) -> float:
+        """Returns the same of a GEMM, with the factor on those that tensor cores cannot do."""
+        rate = self._sustained_rate(work)
+        return rate if uses_tensor_cores(work) else rate * self.rates["unaligned"]
 
     def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:
         """Returns a function that prices kernels. rate: factor on that of one (memory-bound ones: on its traffic)."""

@@ -52,7 +52,7 @@ RESIDUALS: dict[tuple[StepClass, Regime], StepResidual] = {
     ("dense", "family"): StepResidual(0.064, 0.156, 527),
     ("dense", "unknown"): StepResidual(0.183, 0.183, 380),
     ("experts", "known"): StepResidual(0.047, 0.080, 20),
-    ("experts", "family"): StepResidual(0.089, 0.178, 102),
+    ("experts", "family"): StepResidual(0.089, 0.181, 102),
     ("experts", "unknown"): StepResidual(0.183, 0.183, 1),
     ("adapters", "known"): StepResidual(0.047, 0.080, 10),
     ("adapters", "family"): StepResidual(0.084, 0.080, 84),

@@ -19,7 +19,17 @@ from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import CommunicationOverlap, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import Recipe, fill_launched, launched_overlap, recipe_of, uneven_layers
+from validation.published.recipes import (
+    EAGER_LOSS,
+    Recipe,
+    fill_launched,
+    has_eager_loss,
+    launched_attention,
+    launched_dropout,
+    launched_overlap,
+    recipe_of,
+    uneven_layers,
+)
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, RunAdapters, Spec
 from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
@@ -125,7 +135,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
         assumptions.add("optimizer")
     assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
-    model = _model(spec, defaults, assumptions)
+    model = _model(row, defaults, assumptions)
     job = {
         "id": row.id,
         "model": model,
@@ -180,17 +190,19 @@ def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
 # --------------------------------------------------------------------------------------------- parts
 
 
-def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+def _model(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the model of the run."""
-    shape = spec.model
+    spec, shape = row.spec, row.spec.model
     model = shape.model_dump(exclude={"attention", "seq"}, exclude_none=True)
     model["seq"] = spec.batch.seq
     model["positions"] = assumptions.value_or_usual(
         "model.positions", shape.positions, "rope" if shape.norm == "rmsnorm" else "learned"
     )
-    if defaults.dropout is not None:
+    dropout, is_assumed = (defaults.dropout, True) if defaults.dropout is not None else launched_dropout(row)
+    if dropout is not None:
+        model["dropout"] = dropout
+    if dropout is not None and is_assumed:
         assumptions.add("model.dropout")
-        model["dropout"] = defaults.dropout
     if shape.vocab and shape.vocab % spec.width("tp"):  # padded by the framework
         assumptions.add("model.vocab")
     if shape.window:  # only gpt-oss states a window, and it has one in every second layer
@@ -270,8 +282,8 @@ def _framework(
     changes["compile"] = assumptions.value_or_usual("compile", compiles, profile.compile)
     assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
     changes["cuda_graphs"] = profile.cuda_graphs if recipe.graphs is None else recipe.graphs
-    if recipe.fp8_attention:
-        changes["attention_library"] = "cudnn-fp8"
+    if library := "cudnn-fp8" if recipe.fp8_attention else launched_attention(row):
+        changes["attention_library"] = library
     if defaults.step_overhead_s is not None:
         changes["step_overhead_s"] = defaults.step_overhead_s
     overlap, launched = {}, launched_overlap(row)
@@ -283,6 +295,8 @@ def _framework(
         if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
+    if has_eager_loss(row):
+        changes["loss"] = profile.loss.model_dump() | EAGER_LOSS
     if row.is_of_torch_1:
         changes["recompute_early_stop"] = False
     if defaults.fp8_adapters and spec.kind == "lora" and spec.precision not in ("bf16", "fp16"):

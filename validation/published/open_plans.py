@@ -6,7 +6,9 @@ that fit in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from hardware.errors import MeshcastError
 from simulator.forecast.shared_work import SharedWork
@@ -19,28 +21,41 @@ MOST_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
 
 
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+"""A job with other settings than those of its run."""
+
+
 def forecast_run(
-    run: PublishedRun, shared_work: SharedWork | None = None, profile: str | None = None
+    run: PublishedRun,
+    shared_work: SharedWork | None = None,
+    profile: str | None = None,
+    change: Change | None = None,
 ) -> tuple[MappedJob, Report]:
     """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
 
     profile: see `map_run`.
+    change: of every job before it is forecast.
     Raises PlanError for a run that cannot be mapped, or none of whose plans is possible.
     """
     if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
-        job = map_run(run, profile=profile)
+        job = _map(run, (), profile, change)
         return job, simulate(job.job, shared_work=shared_work)
     found: list[tuple[MappedJob, Report]] = []
     refused: MeshcastError | None = None
     for one, chosen in _plans(run):
         try:
-            job = map_run(one, chosen, profile)
+            job = _map(one, chosen, profile, change)
             found.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
             refused = refused or error
     if not found and refused is not None:
         raise refused
     return min(found, key=lambda one: (not one[1].fits, one[1].step_time))
+
+
+def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change: Change | None) -> MappedJob:
+    mapped = map_run(run, chosen, profile)
+    return replace(mapped, job=change(mapped.job)) if change else mapped
 
 
 def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:

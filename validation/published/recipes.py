@@ -9,6 +9,7 @@ Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,27 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
 
+BRIDGE_READ_SINCE = "2025-11"
+"""First release of Megatron-Bridge whose recipes were read for `BRIDGE_OVERLAPS`."""
+
+BRIDGE_OVERLAPS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
+    ("2025-11", "2026-02", "DeepSeek-V3|Qwen3-30B", ("h100-sxm",), ""),
+    ("2025-11", "2026-02", "Qwen3-235B", ("h100-sxm", "b200-sxm"), ""),
+    ("2026-02", "2026-08", "Qwen3-235B", ("h100-sxm",), ""),
+    ("2026-02", "2026-04", "Qwen3-235B", ("b300-sxm",), ""),
+    ("2026-02", "2026-04", "Qwen3-30B", ("h100-sxm",), ""),
+    ("2026-04", "2026-08", "GPT-OSS", ("gb200",), ""),
+    ("2026-04", "9999-12", "DeepSeek-V3", ("b200-sxm",), "mxfp8"),
+    ("2026-06", "9999-12", "DeepSeek-V3|Qwen3", ("gb200", "gb300"), "mxfp8"),
+    ("2026-06", "9999-12", "GPT-OSS", ("gb300",), "mxfp8"),
+)
+"""Recipes with experts that set `moe_a2a_overlap` (``overlap_moe_expert_parallel_comm``): the first month, the one
+after the last, the model, its GPUs, and the number format if it is not any. All others leave it off.
+
+source: scripts/performance/configs/*/*workload_base_configs.py of v0.2.0 to v0.5.1 (`*_CONFIG*`), and
+    src/megatron/bridge/perf_recipes of v0.6.0. All runs that state it agree.
+"""
+
 ALWAYS = "always"
 NO_SUCH_OVERLAP = {
     # The megatron/ of 2021 to 2023, and that of Megatron-DeepSpeed, have no GEMMs that are split for a collective:
@@ -46,6 +68,28 @@ NO_SUCH_OVERLAP = {
     "nemo": {"ep": "2025-06"},
 }
 """Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
+
+
+EAGER_LOSS = {"forward": 38, "backward": 14}
+"""Bytes per logit of Megatron's cross-entropy without fusion, every kernel by itself: in fp32 a copy (6), the maximum
+(4), the difference in place (8), the exponential in place (8), its sum (4) and the quotient in place (8); backward the
+product with the gradient in place (8) and its cast to 16 bits (6). NVIDIA/Megatron-LM @86d5aa5d77 of 2024-07,
+megatron/core/tensor_parallel/cross_entropy.py, class VocabParallelCrossEntropy."""
+
+EAGER_LOSS_UNTIL = {
+    # --cross-entropy-loss-fusion is off by default (megatron/core/model_parallel_config.py), and new of 2024-06.
+    "megatron-core": ALWAYS,
+    # No recipe of NVIDIA/NeMo-Framework-Launcher sets cross_entropy_loss_fusion; GPTConfig of NeMo 2 does.
+    "nemo": "2024-11",
+}
+"""Month before which a program does not fuse the loss unless a run says so; `ALWAYS`: it still does not."""
+
+NEMO_1_UNTIL = "2024-11"
+"""Month before which runs of NeMo are of NeMo 1 and its launcher."""
+
+GPT_DROPOUT = 0.1
+"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3,
+all files (those of Llama and Nemotron have none); the default of Megatron-LM, megatron/training/arguments.py."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +184,53 @@ def launched_overlap(row: PublishedRun) -> dict[str, bool]:
     stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
     limits = NO_SUCH_OVERLAP.get(stack, {})
     never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
-    return never | LAUNCHED_OVERLAP.get(row.source, {})
+    dispatches = _recipe_overlap(row)
+    known = {} if dispatches is None else {"ep": dispatches}
+    return never | known | LAUNCHED_OVERLAP.get(row.source, {})
+
+
+def has_eager_loss(row: PublishedRun) -> bool:
+    """Whether the loss of a run is not fused, see `EAGER_LOSS`."""
+    until = EAGER_LOSS_UNTIL.get(row.spec.stack, "")
+    month = month_of(row, framework(row.spec.stack)) or ""
+    return not row.fuses_loss and (until == ALWAYS or "" < month < until)
+
+
+def launched_dropout(row: PublishedRun) -> tuple[float | None, bool]:
+    """The dropout of a run that its program's launcher or default says, None for none, and whether it is assumed.
+
+    Megatron-LM has dropout unless an argument turns it off, which all scripts of models with RMS norms do.
+    """
+    spec, month = row.spec, month_of(row, framework(row.spec.stack)) or ""
+    if spec.stack == "nemo" and "" < month < NEMO_1_UNTIL and row.model_name.startswith("GPT3"):
+        return GPT_DROPOUT, False
+    if spec.stack == "megatron-core" and spec.model.norm == "layernorm":
+        return GPT_DROPOUT, True
+    return None, False
+
+
+def launched_attention(row: PublishedRun) -> str:
+    """The library of attention that the launcher of a run sets; empty if it leaves the choice.
+
+    NVIDIA/dgxc-benchmarking v24.11.1, nemo_megatron/launch.sh: NVTE_FUSED_ATTN=0, without which Transformer Engine
+    would take cuDNN on Hopper.
+    """
+    is_gpt = (row.source, row.spec.stack, row.model_name) == ("dgxc", "nemo", "GPT3-175B")
+    return "flash-2" if is_gpt and "" < (month_of(row, "nemo") or "") < NEMO_1_UNTIL else ""
+
+
+def _recipe_overlap(row: PublishedRun) -> bool | None:
+    """Whether the recipe of a run of Megatron-Bridge overlaps token dispatches; None if it was not read."""
+    month, spec = month_of(row, framework(row.spec.stack)) or "", row.spec
+    if spec.stack != "megatron-bridge" or not spec.model.moe or spec.width("ep") == 1 or month < BRIDGE_READ_SINCE:
+        return None
+    return any(
+        since <= month < until
+        and re.match(model, row.model_name)
+        and spec.gpu in gpus_
+        and number_format in ("", spec.precision)
+        for since, until, model, gpus_, number_format in BRIDGE_OVERLAPS
+    )
 
 
 def fill_launched(row: PublishedRun) -> PublishedRun:
@@ -170,7 +260,8 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     since = month_of(row, framework(spec.stack)) or ""
     dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
     whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
-    whole &= spec.overlap.ep is not False and row.token_dispatcher != "deepep"
+    known = _recipe_overlap(row) if spec.overlap.ep is None else spec.overlap.ep
+    whole &= known is not False and row.token_dispatcher != "deepep"
     is_gpt_oss = spec.model.window is not None  # no other model states one
     whole &= not (is_gpt_oss and (spec.domain or 1) <= HYBRID_EP_DOMAIN)
     crosses = spec.width("ep") * spec.width("tp") > (spec.domain or spec.gpus_per_node or 1)
@@ -178,7 +269,7 @@ def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
     kept = spec.model.mla is not None and spec.gpu == "gb200"  # of DeepSeek-V3
     return Recipe(
         row.token_dispatcher or dispatcher,
-        overlaps if spec.overlap.ep is None else spec.overlap.ep,
+        overlaps if known is None else known,
         True if whole else "outside-experts" if spec.cuda_graphs else False,
         whole and not kept,
     )

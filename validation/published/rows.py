@@ -220,6 +220,11 @@ class PublishedRun(BaseModel):
         return found[1] if found else ""
 
     @property
+    def fuses_loss(self) -> bool:
+        """Whether the source says that the cross-entropy is fused."""
+        return "cross-entropy fusion" in (self.plan.other or "")
+
+    @property
     def is_of_torch_1(self) -> bool:
         """Whether LLM Foundry ran on PyTorch 1.13, the default image of its submit_benchmarks.py while mixed precision
         PURE was the default, too (mosaicml/llm-foundry @12a63191)."""

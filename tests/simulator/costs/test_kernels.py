@@ -125,6 +125,13 @@ def test_no_work_takes_no_time(work):
     assert COSTS["dgx-h100"].estimate(work).seconds == 0
 
 
+def test_the_rate_of_unaligned_products_is_that_of_no_other():
+    odd, even = (Gemm(2048, n, 2048, batch=8, dtype="fp16") for n in (150, 152))
+    plain, slow = COSTS["dgx-a100"], costs_of("dgx-a100", rates=dict(unaligned=0.5))
+    assert slow.estimate(odd).seconds / plain.estimate(odd).seconds == pytest.approx(2.0, rel=0.05)
+    assert slow.estimate(even) == plain.estimate(even)
+
+
 def test_rates_of_a_framework():
     work, attention, memory = Gemm(8192, 8192, 8192), Attention(1, 8192, 8192, 32, 8, 128, 128), Memory("add", 10**9, 0)
     plain, slow = COSTS["dgx-h100"], costs_of(rates=dict(kernel=0.8, attention=0.5, memory_bound=2.0))
@@ -164,4 +171,4 @@ def test_ideal_costs():
     gather, scatter = Collective("all_gather", 8, ("dp",)), Collective("reduce_scatter", 8, ("dp",))
     assert ideal.estimate(gather).seconds + ideal.estimate(scatter).seconds == 4
     assert IdealCosts().estimate(Collective("all_gather", 8, ("dp",))).seconds == 0
-    assert set(RATES) == {"kernel", "attention", "memory_bound", "communication"}
+    assert set(RATES) == {"kernel", "unaligned", "attention", "memory_bound", "communication"}

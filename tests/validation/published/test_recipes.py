@@ -8,7 +8,9 @@ import pytest
 
 from tests.validation.published.test_mapping import MOE, row
 from validation.published.mapping import map_run
-from validation.published.recipes import fill_launched
+from validation.published.recipes import fill_launched, launched_overlap, recipe_of
+from validation.published.rows import PublishedPlan
+from validation.published.stacks import stack
 
 OPEN: dict[str, Any] = {"recompute__kind": None, "grad_dtype": None}
 
@@ -64,6 +66,54 @@ def test_code_based_on_megatron_does_not_compile_layers() -> None:
     mapped = map_run(row(compile=None))
     assert "compile" not in mapped.assumed and mapped.job["framework"]["set"]["compile"] is False
     assert "compile" in map_run(row(stack="llm-foundry", compile=None)).assumed
+
+
+def test_a_loss_is_fused_where_a_program_or_a_source_says_so() -> None:
+    eager = map_run(row()).job["framework"]["set"]["loss"]
+    assert (eager["forward"], eager["backward"]) == (38, 14)  # six and two kernels over logits in fp32
+    said = row().model_copy(update={"plan": PublishedPlan(other="no overlap; cross-entropy fusion")})
+    assert "loss" not in map_run(said).job["framework"]["set"]
+    for version, is_eager in (("24.07", True), ("24.12", False), (None, False)):
+        assert ("loss" in map_run(row(stack="nemo", stack_version=version)).job["framework"]["set"]) == is_eager
+    assert "loss" not in map_run(row(stack="megatron-bridge")).job["framework"]["set"]
+
+
+def test_gpt_3_has_the_dropout_of_its_launcher() -> None:
+    run = row(stack="nemo", stack_version="24.07", model__norm="layernorm")
+    gpt = map_run(run.model_copy(update={"model": {"name": "GPT3-20B"}}))
+    assert gpt.job["model"]["dropout"] == 0.1 and "model.dropout" not in gpt.assumed
+    assert "dropout" not in map_run(run.model_copy(update={"model": {"name": "Nemotron3-22B"}})).job["model"]
+    usual = map_run(row(model__norm="layernorm"))
+    assert usual.job["model"]["dropout"] == 0.1 and "model.dropout" in usual.assumed
+    assert "dropout" not in map_run(row(model__norm="rmsnorm")).job["model"]
+
+
+def test_a_launcher_that_turns_cudnn_off_has_flash_attention() -> None:
+    gpt = {"model": {"name": "GPT3-175B"}}
+    run = row(stack="nemo", stack_version="nemo:24.05").model_copy(update=gpt | {"id": "dgxc-v24_11_1-nemo-megatron"})
+    assert map_run(run).job["framework"]["set"]["attention_library"] == "flash-2"
+    for other in (run.model_copy(update={"id": "nemo-24.05"}), row(stack="nemo", stack_version="nemo:24.12")):
+        assert "attention_library" not in map_run(other).job["framework"]["set"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "month", "overlaps"),
+    [
+        ("Qwen3-30B-A3B", "h100-sxm", "2025-11", True),
+        ("Qwen3-30B-A3B", "h100-sxm", "2026-04", False),
+        ("Qwen3-235B-A22B", "b200-sxm", "2025-11", True),
+        ("GPT-OSS-120B", "h100-sxm", "2026-04", False),
+        ("Nemotron_3_Nano", "h100-sxm", "2026-06", False),
+        ("Qwen3-235B-A22B", "h100-sxm", "2025-09", None),
+    ],
+)
+def test_recipes_say_which_dispatches_overlap(name: str, gpu: str, month: str, overlaps: bool | None) -> None:
+    changes = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": None, "gpu": gpu}
+    run = row(**changes, stack="megatron-bridge", stack_version=month).model_copy(update={"model": {"name": name}})
+    assert ("overlap.ep" in map_run(run).assumed) == (overlaps is None)
+    assert launched_overlap(run).get("ep") == overlaps
+    if overlaps is not None:
+        assert recipe_of(run, stack("megatron-bridge")).overlaps == overlaps
 
 
 def test_an_overlap_that_a_program_lacks_is_not_assumed() -> None:

@@ -2,8 +2,8 @@
 
 The constant is the median share of the peak rate that runs of all other sources reached: of the same GPU and number
 format, otherwise of the same format, otherwise of all. Without a source, coefficients that were fitted to published
-runs are fitted to all others (`FITTED`), and profiles and clusters that it alone has set are those of a relative
-(`OWN_PROFILES`).
+runs are fitted to all others (`FITTED`), and those that it alone has set are what others say (`own_fits`). What code,
+documents and logs state of its programs and clusters is no fit, and stays.
 """
 
 from __future__ import annotations

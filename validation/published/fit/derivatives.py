@@ -21,7 +21,7 @@ from simulator.report.metrics import REGIME
 from simulator.report.report import Report
 from validation.published.answer import Answer, map_chunks
 from validation.published.baseline import peak_format, seconds_at_peak
-from validation.published.clusters import forget_cluster
+from validation.published.fit.own_fits import forecast_without_fits, has_own_fits
 from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedRun
 from validation.published.stacks import FALLBACK
@@ -36,9 +36,6 @@ RELATIVES = {
 }
 """Profile that is nearest to a known one, of those outside the family of `FALLBACK`."""
 
-OWN_PROFILES = {"bloom": "megatron-lm-2021", "foundry": "torchtitan", "torchtitan": "llm-foundry"}
-"""Sources that alone set coefficients of their profile, or of their cluster, and the nearest profile without these."""
-
 RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
 """Factors of a framework, and whether time grows (1) or falls (-1) with them."""
 
@@ -49,7 +46,7 @@ def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = Non
     Each row has the run's `source`, `stack`, `model`, `gpu`, `architecture`, `format` and `class` (`StepClass`);
     `log_ratio`, the logarithm of measured over forecast; `shares` by kind of work; `residuals`, see
     `forecast_residuals`; `efficiency`, the share of its peak rate that it reached; and `without_own`, the logarithm of
-    measured over the forecast without the profile and the cluster that its own source has set.
+    measured over the forecast without what its own source has set (`own_fits`).
     """
     yield from map_chunks(_derive_chunk, runs, workers)
 
@@ -75,8 +72,7 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
         mapped, report = forecast_run(run, shared)
         job = mapped.job
         residuals = forecast_residuals(run, report, shared)
-        near = OWN_PROFILES.get(run.source)
-        unlike = forecast_run(forget_cluster(run), shared, near)[1] if near else report
+        unlike = forecast_without_fits(run, shared) if has_own_fits(run) else report
         step, given = report.step_time, job["framework"]
         framework = load_framework(given["name"], given["set"], given["release"])
         base = framework.effective_rates
