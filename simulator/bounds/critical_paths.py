@@ -220,9 +220,9 @@ class _Replay:
             first = {self.action[number].stage: number for number in reversed(forward)}
             last = {self.action[number].stage: number for number in sums}
             starts += [
-                ((one, False, False), self._stages_of(before)) for one, before in _choose_some(sorted(first.values()), True)
+                ((one, False, False), self._stages_of(before)) for one, before in _choose(sorted(first.values()), True)
             ]
-            ends += [(self.begun[one], self._stages_of(after)) for one, after in _choose_some(sorted(last.values()), False)]
+            ends += [(self.begun[one], self._stages_of(after)) for one, after in _choose(sorted(last.values()), False)]
             for begin in (sums[0], next(one for one in sums if one > forward[-1])):
                 drains.append((self.begun[begin], self._stages_of([one for one in sums if one >= begin])))
         backward = [((int(np.argmax(self.ends)), False, False), np.zeros(self.shape.stages)), *ends]
@@ -295,7 +295,7 @@ class _Replay:
         return hops
 
 
-def _choose_some(numbers: list[int], before: bool) -> list[tuple[int, list[int]]]:
+def _choose(numbers: list[int], before: bool) -> list[tuple[int, list[int]]]:
     """At most `MOST` of the passes, each with those up to it, or from it on."""
     chosen = sorted({*np.linspace(0, len(numbers) - 1, min(MOST, len(numbers))).round().astype(int).tolist()})
     return [(numbers[i], numbers[: i + 1] if before else numbers[i:]) for i in chosen]
