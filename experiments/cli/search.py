@@ -25,33 +25,25 @@ def search(
 ) -> None:
     """Find the plan with the shortest step that fits in memory, and prove that no other one is faster in the model."""
     with answering(as_json):
-        from hardware.errors import PlanError
-        from hardware.load import read_yaml
-
         gap = _read_gap(within)
-        data = read_yaml(job, str(job), PlanError).data
-        if not isinstance(data, dict):
-            raise PlanError(
-                str(job), "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data
-            )
-        from experiments.search.page import SearchProgress, answer, page, rank
-        from experiments.search.search import Search
-        from experiments.search.space import Space
+        from experiments.search.find import open_search
+        from experiments.search.page import SearchProgress, page
+        from experiments.search.result import SearchResult, rank
 
-        wanted, watch = Search(Space(data, job.parent), gap, top), SearchProgress()
+        wanted, watch = open_search(job, gap, top), SearchProgress()
         try:
             certificate = wanted.run(watch)
         finally:
             watch.bar.stop()
-        plans = rank(wanted)
+        result = SearchResult(rank(wanted), certificate)
         if jobs_to is not None:
-            _write_jobs(jobs_to, [one.found.job for one in plans], job.stem)
+            _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
         if as_json:
-            emit(answer(wanted, plans))
+            emit(result.to_dict())
         else:
             from experiments.pages.forecast import show
 
-            show(page(wanted, plans))
+            show(page(result))
         if not certificate.complete:
             typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
             raise typer.Exit(INTERRUPTED)

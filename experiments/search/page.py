@@ -1,10 +1,9 @@
-"""``meshcast search``: its progress bar, the answer as JSON, and the page of the best plans and the certificate."""
+"""``meshcast search``: its progress bar, and the page of the best plans and the certificate."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,60 +11,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.search import Certificate, FoundPlan, Search
+from experiments.search.result import RankedPlan, SearchResult
+from experiments.search.search import Certificate
 from hardware.units import GIB
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
 from simulator.report.words import describe_value, format_seconds
-from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
 
-class RankedPlan(NamedTuple):
-    """One of the best plans. found: as the search found it. report: its whole forecast."""
-
-    found: FoundPlan
-    report: Report
-
-
-def rank(search: Search) -> list[RankedPlan]:
-    """The best plans of a search with their whole forecasts, the fastest first."""
-    jobs = [load_job(one.job, base=search.space.base) for one in search.best]
-    return [RankedPlan(one, simulate(job)) for one, job in zip(search.best, jobs, strict=True)]
-
-
-def answer(search: Search, plans: Sequence[RankedPlan]) -> dict[str, Any]:
-    """The answer of ``search --json``."""
-    best = [
-        {
-            "plan": one.found.changes,
-            "step_time_s": one.report.step_time,
-            "interval_90_s": list(one.report.interval_90),
-            "tokens_per_s_per_gpu": one.report.tokens_per_s_per_gpu,
-            "peak_device_gib": one.report.peak_device / GIB,
-            "mfu": one.report.mfu,
-            "cost": one.report.cost,
-        }
-        for one in plans
-    ]
-    envelope = published_envelope(plans[0].report.job) if plans else None
-    beyond = beyond_envelope(plans[0].report) if plans else None
-    return {
-        "best": best,
-        "front": None,
-        "certificate": search.certificate.to_dict(),
-        "published_envelope": describe_envelope(envelope) if envelope else None,
-        "beyond_envelope": str(beyond) if beyond else None,
-    }
-
-
-def page(search: Search, plans: Sequence[RankedPlan]) -> RenderableType:
+def page(result: SearchResult) -> RenderableType:
     """The best plans, what the search has proven, and how the best one compares with published runs."""
+    plans = result.best
     if not plans:
-        return Group(Text("No plan that was forecast fits in memory."), _certificate(search.certificate))
-    return Group(*_plans(plans), Text(), _certificate(search.certificate), *_honesty(plans))
+        return Group(Text("No plan that was forecast fits in memory."), _certificate(result.certificate))
+    return Group(*_plans(plans), Text(), _certificate(result.certificate), *_honesty(plans))
 
 
 def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:

@@ -98,12 +98,13 @@ class Certificate:
 class Search:
     """A search for the plan with the shortest step that fits in memory.
 
-    space: the points. within: gap at which the search may end. top: number of plans that are kept.
+    space: the points. within: gap at which the search may end. top: number of plans that are kept. shared: work that
+    forecasts share, with the calibration of all costs.
     """
 
-    def __init__(self, space: Space, within: float = 0.0, top: int = 10) -> None:
+    def __init__(self, space: Space, within: float = 0.0, top: int = 10, shared: SharedWork | None = None) -> None:
         self.space, self.within, self.top = space, within, top
-        self.shared = SharedWork()
+        self.shared = shared or SharedWork()
         self.bounds = Bounds(space, self.shared)
         self.best: list[FoundPlan] = []
         groups = space.groups()
