@@ -1,13 +1,17 @@
-"""``meshcast search``: the best plan of a job, with a certificate."""
+"""``meshcast search``: the best plan of a job, with a certificate; and the search that ``predict`` begins with."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.console import INTERRUPTED, AsJson, answering, emit
+from experiments.cli.console import INTERRUPTED, TOO_LARGE, AsJson, answering, emit
+
+if TYPE_CHECKING:
+    from experiments.search.result import SearchResult
+    from simulator.costs.calibration.calibration import Calibration
 
 
 def search(
@@ -27,15 +31,9 @@ def search(
     with answering(as_json):
         gap = _read_gap(within)
         from experiments.search.find import open_search
-        from experiments.search.page import SearchProgress, page
-        from experiments.search.result import SearchResult, rank
+        from experiments.search.page import page, run_with_progress
 
-        wanted, watch = open_search(job, gap, top), SearchProgress()
-        try:
-            certificate = wanted.run(watch)
-        finally:
-            watch.bar.stop()
-        result = SearchResult(rank(wanted), certificate)
+        result = run_with_progress(open_search(job, gap, top))
         if jobs_to is not None:
             _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
         if as_json:
@@ -44,9 +42,58 @@ def search(
             from experiments.pages.forecast import show
 
             show(page(result))
-        if not certificate.complete:
-            typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
-            raise typer.Exit(INTERRUPTED)
+        end_search(result)
+
+
+def end_search(result: SearchResult) -> None:
+    """Ends the command, after its answer, with a message and exit code of its own if the search was interrupted."""
+    if not result.certificate.complete:
+        typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, strict: bool) -> SearchResult | None:
+    """The best plan of a job with open fields, by a search; None if no field is open.
+
+    changes: to make first, such as ``plan.tp=auto``.
+    Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
+    """
+    from experiments.search.fields import has_open_fields
+    from simulator.job.load import read_job
+
+    if not has_open_fields(read_job(job, changes).data):
+        return None
+    from experiments.search.find import open_search
+    from experiments.search.page import run_with_progress
+    from hardware.errors import OutOfMemory
+
+    result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
+    if result.best:
+        return result
+    found = result.certificate
+    if not found.complete:
+        raise KeyboardInterrupt
+    words = f"no plan fits: of {found.plans:,} plans {found.invalid:,} break a rule, the others need too much memory"
+    misfit = OutOfMemory(str(job), words, "Open more fields, or take more GPUs")
+    if strict:
+        typer.echo(f"meshcast: {misfit}", err=True)
+        raise typer.Exit(TOO_LARGE)
+    raise misfit
+
+
+def describe_search(result: SearchResult) -> dict[str, Any]:
+    """The search in the answer of ``predict --json``."""
+    return {"search": {"plan": result.best[0].changes, "certificate": result.certificate.to_dict()}}
+
+
+def show_search(result: SearchResult) -> None:
+    """Prints the line above the page of ``predict``: by which search its plan was found."""
+    from rich.text import Text
+
+    from experiments.pages.forecast import show
+    from experiments.search.page import describe_proof
+
+    show(Text(describe_proof(result)))
 
 
 def _read_gap(text: str) -> float:

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.result import RankedPlan, SearchResult
-from experiments.search.search import Certificate
+from experiments.search.result import RankedPlan, SearchResult, rank
+from experiments.search.search import Certificate, Search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
@@ -102,6 +102,27 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     if beyond := beyond_envelope(best):
         rows.append(Text(f"beyond     {beyond}"))
     return rows
+
+
+def describe_proof(result: SearchResult) -> str:
+    """How the best plan was found, in a line: of how many plans, and how the gap was proven."""
+    found = result.certificate
+    plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
+    others = found.plans - found.exact
+    return (
+        f"search     {plan}: the best of {found.plans:,} plans, gap {found.gap:.2%}, proven by "
+        f"{found.exact:,} forecast{'s' * (found.exact != 1)} and by the bounds and broken rules of {others:,} others"
+    )
+
+
+def run_with_progress(search: Search) -> SearchResult:
+    """Runs a search with its progress bar, and forecasts the best plans whole."""
+    watch = SearchProgress()
+    try:
+        certificate = search.run(watch)
+    finally:
+        watch.bar.stop()
+    return SearchResult(rank(search), certificate)
 
 
 class SearchProgress:

@@ -40,7 +40,7 @@ def load_job(
 
 
 class ReadJob(NamedTuple):
-    """A job as it was read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths."""
+    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths."""
 
     data: dict[str, Any]
     text: str

@@ -62,6 +62,7 @@ COMMANDS = (
     "predict --jobs jobs.jsonl --out out/answers.jsonl --set plan.pp=1",
     "predict small.yaml --calibration machine --set batch.micro=2",
     "predict - --json",
+    "predict search.yaml --json --set plan.tp=auto",
     "sweep sweep.yaml --out out/rows.parquet --workers 1 --restart --json",
     "sweep sweep.yaml --out out/shard-0.parquet --workers 1 --shard 0/2 --json",
     "merge shard-0.parquet shard-1.parquet --out out/rows.parquet --json",
