@@ -25,15 +25,29 @@ def search(
     jobs_to: Annotated[
         Path | None, typer.Option("--jobs-to", metavar="FOLDER", help="Write the best plans as job files.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="EXPR", help="Exclude plans that violate it, e.g. 'plan.tp * plan.pp <= 8'."),
+    ] = None,
+    memory_margin: Annotated[
+        str, typer.Option("--memory-margin", metavar="SHARE", help="Share of GPU memory that stays free, e.g. 10%.")
+    ] = "0%",
+    near_measured: Annotated[
+        bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the plan with the shortest step that fits in memory, and prove that no other one is faster in the model."""
     with answering(as_json):
-        gap = _read_gap(within)
-        from experiments.search.find import open_search
+        gap = _read_share("--within", within, "a gap is a share of the step", "Write 1% or 0.01")
+        margin = _read_share(
+            "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
+        )
+        from experiments.search.find import make_limits, open_search
         from experiments.search.page import page, run_with_progress
 
-        result = run_with_progress(open_search(job, gap, top))
+        limits = make_limits(where or (), margin, near_measured, "--where")
+        result = run_with_progress(open_search(job, gap, top, limits=limits))
         if jobs_to is not None:
             _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
         if as_json:
@@ -96,17 +110,17 @@ def show_search(result: SearchResult) -> None:
     show(Text(describe_proof(result)))
 
 
-def _read_gap(text: str) -> float:
-    """A gap as a share of the step, from a percentage or a number."""
+def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
+    """A share from 0 to below 1, from a percentage or a number."""
     from hardware.errors import PlanError
 
     try:
-        gap = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        gap = -1.0
-    if not 0 <= gap < 1:
-        raise PlanError("--within", "a gap is a share of the step from 0 to below 1", "Write 1% or 0.01", text)
-    return gap
+        share = -1.0
+    if not 0 <= share < 1:
+        raise PlanError(option, f"{rule} from 0 to below 1", remedy, text)
+    return share
 
 
 def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> None:

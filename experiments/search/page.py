@@ -65,10 +65,12 @@ def _certificate(found: Certificate) -> Table:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_column()
+    has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
     rows: list[tuple[str, str, str]] = [
         ("space", f"{found.plans:,}", f"plans in {found.groups:,} groups of equal layers"),
+        *_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
-        ("", f"{found.memory_bound:,}", "need more memory than a GPU has, by their lower bound"),
+        ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
         (
             "forecast",
@@ -81,6 +83,16 @@ def _certificate(found: Certificate) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _excluded(found: Certificate) -> list[tuple[str, str, str]]:
+    """A row for each limit that excludes plans, and for the memory that stays free."""
+    words = {"where": "by --where", "near_measured": "by --near-measured: nobody has run their combination"}
+    counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
+    rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
+    if found.memory_margin:
+        rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
+    return rows
 
 
 def _proof(found: Certificate) -> str:

@@ -210,9 +210,29 @@ class Space:
             self._steps[key] = tuple(found)
         return self._steps[key]
 
+    memory_margin = 0.0
+    """Share of the memory of a GPU that must stay free."""
+
+    @property
+    def capacity(self) -> float:
+        """Memory of a GPU that a plan may take [bytes]."""
+        return self.loaded.cluster.gpu.memory * (1 - self.memory_margin)
+
+    def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
+        """The choices between the passes of a pipeline that a search admits."""
+        return self.steps(group, pipeline.pp)
+
+    def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        """Whether a search admits a point of `choices`: asked once its bound is among the smallest."""
+        return True
+
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        return sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
+        return sum(len(self.choices(group, one)) for one in self.pipelines(group))
+
+    def count_excluded(self, group: LayerGroup) -> dict[str, int]:
+        """Number of points of a group that are not among `choices`, by the limit that excludes them."""
+        return {"where": 0, "near_measured": 0}
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""

@@ -67,6 +67,8 @@ COMMANDS = (
     "sweep sweep.yaml --out out/shard-0.parquet --workers 1 --shard 0/2 --json",
     "merge shard-0.parquet shard-1.parquet --out out/rows.parquet --json",
     "search search.yaml --within 1% --top 3 --jobs-to out --json",
+    "search search.yaml --where plan.tp*plan.pp<=4 --where plan.dp>1 --memory-margin 10% --json",
+    "search search.yaml --near-measured --top 2",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
     "scale small.yaml --gpus 8..64 --weak",
     "compare small.yaml job.yaml --json",
