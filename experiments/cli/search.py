@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.console import INTERRUPTED, TOO_LARGE, AsJson, answering, emit
+from experiments.cli.console import (
+    INTERRUPTED,
+    TOO_LARGE,
+    AsJson,
+    answering,
+    check_place,
+    emit,
+    plot_files,
+    unwritable,
+)
 
 if TYPE_CHECKING:
     from experiments.search.result import SearchResult
@@ -35,6 +44,12 @@ def search(
     near_measured: Annotated[
         bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw their time and memory into a .png or .svg file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the plan with the shortest step that fits in memory, and prove that no other one is faster in the model."""
@@ -47,7 +62,23 @@ def search(
         from experiments.search.page import page, run_with_progress
 
         limits = make_limits(where or (), margin, near_measured, "--where")
-        result = run_with_progress(open_search(job, gap, top, limits=limits))
+        files = plot_files(plot, ("search",)) if plot is not None else {}
+        if out is not None:
+            from experiments.search.rows import check_rows_place, write_rows
+
+            check_place(out, "--out")
+            check_rows_place(out)
+        result = run_with_progress(wanted := open_search(job, gap, top, limits=limits))
+        if out is not None:
+            try:
+                write_rows(wanted, result.best, out)
+            except OSError as error:
+                raise unwritable(out, error.strerror or str(error), "--out") from None
+        for path in files.values():
+            from experiments.search.plot import draw
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(wanted, result, path)
         if jobs_to is not None:
             _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
         if as_json:

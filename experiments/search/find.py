@@ -51,7 +51,7 @@ def search(
     limits = make_limits(where, memory_margin, near_measured)
     made = open_search(job, within, top, limits=limits, base=base, calibration=calibration)
     certificate = made.run(watch)
-    return SearchResult(rank(made), certificate)
+    return SearchResult(rank(made), certificate, tuple(made.forecasts))
 
 
 def check_options(within: float, top: int) -> None:

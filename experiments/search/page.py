@@ -134,7 +134,7 @@ def run_with_progress(search: Search) -> SearchResult:
         certificate = search.run(watch)
     finally:
         watch.bar.stop()
-    return SearchResult(rank(search), certificate)
+    return SearchResult(rank(search), certificate, tuple(search.forecasts))
 
 
 class SearchProgress:

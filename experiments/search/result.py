@@ -50,10 +50,12 @@ class SearchResult:
 
     best: plans that fit, the best first; empty if none does.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
+    forecasts: all plans that were forecast, those that do not fit included, in that order.
     """
 
     best: Sequence[RankedPlan]
     certificate: Certificate
+    forecasts: Sequence[FoundPlan] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``search --json``."""

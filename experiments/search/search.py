@@ -28,7 +28,7 @@ ROUNDING = 1e-9
 
 
 class FoundPlan(NamedTuple):
-    """A plan that was forecast and fits in memory.
+    """A plan that was forecast.
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
     forecast: its step time and memory.
@@ -113,6 +113,7 @@ class Search:
         self.shared = shared or SharedWork()
         self.bounds = Bounds(space, self.shared)
         self.best: list[FoundPlan] = []
+        self.forecasts: list[FoundPlan] = []
         sizes = {group: space.size(group) for group in space.groups()}
         excluded = {name: 0 for name in ("where", "near_measured")}
         for group in sizes:
@@ -212,10 +213,11 @@ class Search:
         found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
             raise BoundViolation(changes, bound, nbytes, forecast)
+        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast))
         if not forecast.fits or forecast.peak_device > self.capacity:
             found.too_large += 1
             return
-        self.best.append(FoundPlan(changes, job, bound, forecast))
+        self.best.append(made)
         self.best.sort(key=lambda one: one.forecast.step_time)
         del self.best[self.top :]
         found.incumbent = self.best[0].forecast.step_time
