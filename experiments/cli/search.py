@@ -44,6 +44,9 @@ def search(
     near_measured: Annotated[
         bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
     ] = False,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Rank by the upper end of the interval, wider for what nobody has run.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
     ] = None,
@@ -68,7 +71,7 @@ def search(
 
             check_place(out, "--out")
             check_rows_place(out)
-        result = run_with_progress(wanted := open_search(job, gap, top, limits=limits))
+        result = run_with_progress(wanted := open_search(job, gap, top, limits=limits), robust)
         if out is not None:
             try:
                 write_rows(wanted, result.best, out)

@@ -28,6 +28,7 @@ def search(
     where: Sequence[str] = (),
     memory_margin: float = 0.0,
     near_measured: bool = False,
+    robust: bool = False,
     base: str | Path | None = None,
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
@@ -40,6 +41,8 @@ def search(
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
+    robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
+        distance from plans that somebody has run; the proof stays that of the shortest step.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -51,7 +54,7 @@ def search(
     limits = make_limits(where, memory_margin, near_measured)
     made = open_search(job, within, top, limits=limits, base=base, calibration=calibration)
     certificate = made.run(watch)
-    return SearchResult(rank(made), certificate, tuple(made.forecasts))
+    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts))
 
 
 def check_options(within: float, top: int) -> None:

@@ -36,14 +36,15 @@ def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     varying = [name for name in names if len({*values[name]}) > 1]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "step", "90% interval", "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
+    interval = "90% interval" if plans[0].distance is None else "widened interval"
+    for title in ("", "step", interval, "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("slower by, and most of it in")
     for i, one in enumerate(plans):
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
-            " to ".join(map(format_seconds, one.report.interval_90)),
+            " to ".join(map(format_seconds, one.interval)),
             f"{one.report.mfu['palm']:.1%}",
             f"{one.report.peak_device / GIB:.1f}",
             *(values[name][i] for name in varying),
@@ -68,7 +69,7 @@ def _certificate(found: Certificate) -> Table:
     has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
     rows: list[tuple[str, str, str]] = [
         ("space", f"{found.plans:,}", f"plans in {found.groups:,} groups of equal layers"),
-        *_excluded(found),
+        *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
@@ -85,7 +86,7 @@ def _certificate(found: Certificate) -> Table:
     return table
 
 
-def _excluded(found: Certificate) -> list[tuple[str, str, str]]:
+def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
     """A row for each limit that excludes plans, and for the memory that stays free."""
     words = {"where": "by --where", "near_measured": "by --near-measured: nobody has run their combination"}
     counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
@@ -106,7 +107,13 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     best = plans[0].report
     within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
     rows: list[RenderableType] = [Text()]
-    if within > 1:
+    if plans[0].distance is not None:
+        words = (
+            "of the plans that were forecast alone, ranked by the upper end of their interval, which is wider by the"
+        )
+        rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the shortest step"))
+        rows.append(Text(f"distance   {plans[0].distance}"))
+    elif within > 1:
         words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
         rows.append(Text(f"order      {words}"))
     if envelope := published_envelope(best.job):
@@ -127,14 +134,14 @@ def describe_proof(result: SearchResult) -> str:
     )
 
 
-def run_with_progress(search: Search) -> SearchResult:
-    """Runs a search with its progress bar, and forecasts the best plans whole."""
+def run_with_progress(search: Search, robust: bool = False) -> SearchResult:
+    """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`."""
     watch = SearchProgress()
     try:
         certificate = search.run(watch)
     finally:
         watch.bar.stop()
-    return SearchResult(rank(search), certificate, tuple(search.forecasts))
+    return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))
 
 
 class SearchProgress:

@@ -12,14 +12,27 @@ from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
 from simulator.report.report import Report
 from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
 from validation.published.measured_range.envelope import published_envelope
 
 
 class RankedPlan(NamedTuple):
-    """One of the best plans. found: as the search found it. report: its whole forecast."""
+    """One of the best plans.
+
+    found: as the search found it. report: its whole forecast. distance: from plans that somebody has run, if plans are
+    ranked by the upper ends of their intervals.
+    """
 
     found: FoundPlan
     report: Report
+    distance: Distance | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 90 % interval of the step [s], widened by `distance` if it is known."""
+        if self.distance is None:
+            return self.report.interval_90
+        return widened_interval(self.report, self.distance)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -33,6 +46,10 @@ class RankedPlan(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in the answer of ``search --json``."""
+        robust = None
+        if self.distance is not None:
+            measured, words = self.distance.measured, str(self.distance)
+            robust = {"interval_90_s": list(self.interval), "measured": measured, "distance": words}
         return {
             "plan": self.found.changes,
             "step_time_s": self.report.step_time,
@@ -41,6 +58,7 @@ class RankedPlan(NamedTuple):
             "peak_device_gib": self.report.peak_device / GIB,
             "mfu": self.report.mfu,
             "cost": self.report.cost,
+            "robust": robust,
         }
 
 
@@ -70,8 +88,25 @@ class SearchResult:
         }
 
 
-def rank(search: Search) -> list[RankedPlan]:
-    """The best plans of a search with their whole forecasts, the fastest first."""
-    jobs = [load_job(one.job, base=search.space.base) for one in search.best]
-    reports = [simulate(job, shared_work=search.shared) for job in jobs]
-    return [RankedPlan(one, report) for one, report in zip(search.best, reports, strict=True)]
+def rank(search: Search, robust: bool = False) -> list[RankedPlan]:
+    """The best plans of a search with their whole forecasts, the fastest first.
+
+    robust: of all plans that were forecast and fit, those with the smallest upper ends of their 90 % intervals, widened
+    by the distance from plans that somebody has run.
+    """
+    if not robust:
+        return [RankedPlan(one, _forecast_whole(search, one)) for one in search.best]
+    fitting = [one for one in search.forecasts if one.forecast.fits and one.forecast.peak_device <= search.capacity]
+    found: list[RankedPlan] = []
+    for one in sorted(fitting, key=lambda one: one.forecast.step_time):
+        if len(found) == search.top and one.forecast.step_time > found[-1].interval[1]:
+            break  # an interval ends above its step
+        report = _forecast_whole(search, one)
+        found.append(RankedPlan(one, report, distance_from_measured(report.play.plan)))
+        found.sort(key=lambda one: one.interval[1])
+        del found[search.top :]
+    return found
+
+
+def _forecast_whole(search: Search, one: FoundPlan) -> Report:
+    return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)

@@ -15,7 +15,7 @@ from hardware.errors import PlanError
 from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
 from simulator.report.figures import row_of
-from simulator.report.report import product_version
+from simulator.report.report import Report, product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,12 +69,9 @@ def write_rows(search: Search, best: Sequence[RankedPlan], out: Path) -> None:
 
 
 def _rows_of(search: Search, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:
-    for index, one in enumerate([*best, *others]):
-        found = one.found if isinstance(one, RankedPlan) else one
-        if isinstance(one, RankedPlan):
-            report = one.report
-        else:
-            report = simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
+    plans: list[tuple[FoundPlan, Report | None]] = [(one.found, one.report) for one in best]
+    for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
+        report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()
         status, reason = stated["status"], None
         if status == "fits" and report.peak_device > search.capacity:
