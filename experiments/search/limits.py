@@ -6,7 +6,7 @@ whole combination was measured is asked once its bound is the smallest. All of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class LimitedSpace(Space):
         super().__init__(job, base)
         self.memory_margin = limits.memory_margin
         self._constraints = [PointConstraint(self, one) for one in limits.where]
+        self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}
         self._measured = MeasuredPoints(self) if limits.near_measured else None
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
@@ -61,14 +62,27 @@ class LimitedSpace(Space):
             found = one.select(group, pipeline, found)
         return found
 
+    def size(self, group: LayerGroup) -> int:
+        return super().size(group) if self._admits_all else self._count(group)[0]
+
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
-        found = {"where": 0, "near_measured": 0}
-        if self._constraints or self._measured is not None:
+        return super().count_excluded(group) if self._admits_all else self._count(group)[1]
+
+    @property
+    def _admits_all(self) -> bool:
+        return not self._constraints and self._measured is None
+
+    def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
+        """The number of points of a group, and of its excluded ones by limit."""
+        if group not in self._counts:
+            admitted, violating, unmeasured = 0, 0, 0
             for pipeline in self.pipelines(group):
                 left = len(self._choices_by_constraints(group, pipeline))
-                found["where"] += len(super().choices(group, pipeline)) - left
-                found["near_measured"] += left - len(self.choices(group, pipeline))
-        return found
+                violating += len(self.steps(group, pipeline.pp)) - left
+                measured = self._measured is None or self._measured.may_admit(group, pipeline)
+                admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
+            self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
+        return self._counts[group]
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)
@@ -81,6 +95,7 @@ class PointConstraint:
         self.space, self.constraint = space, constraint
         self._names = Names(space.job, space.base)
         self._known: dict[tuple[Any, ...], bool] = {}
+        self._selected: dict[tuple[Any, ...], tuple[StepChoice, ...]] = {}
         self._defaults = _default_values(space)
         needed = {name for field in constraint.names for name in self._parts_of(field)}
         self._keys = [[i for i, name in enumerate(part._fields) if name in needed] for part in PARTS]
@@ -104,14 +119,23 @@ class PointConstraint:
         rule = f"neither a field of a point nor known: {field}"
         raise PlanError(self.constraint.where, rule, nearest(field, known), self.constraint.text)
 
-    def select(self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]) -> tuple[StepChoice, ...]:
+    def select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
         """The choices at which the constraint holds."""
+        if not steps:
+            return ()
         if not self._keys[2]:
-            return tuple(steps) if steps and self._holds(group, pipeline, steps[0]) else ()
-        return tuple(step for step in steps if self._holds(group, pipeline, step))
+            return steps if self._holds(group, pipeline, steps[0]) else ()
+        key = self._key_of(0, group), self._key_of(1, pipeline), steps
+        if key not in self._selected:
+            self._selected[key] = tuple(step for step in steps if self._holds(group, pipeline, step))
+        return self._selected[key]
+
+    def _key_of(self, part: int, values: Any) -> tuple[Any, ...]:
+        """The values of a part of a point that determine the constraint."""
+        return tuple([values[i] for i in self._keys[part]])
 
     def _holds(self, *point: Any) -> bool:
-        key = tuple(part[i] for part, keys in zip(point, self._keys, strict=True) for i in keys)
+        key = tuple(self._key_of(i, part) for i, part in enumerate(point))
         if key not in self._known:
             self._known[key] = self.constraint(lambda name: self._look_up(name, *point))
         return self._known[key]
@@ -149,13 +173,9 @@ class MeasuredPoints:
         gpus = NUMBERS.index("gpus")
         here = [one for one in combinations if one.ranges[gpus][0] <= space.loaded.cluster.gpus <= one.ranges[gpus][1]]
         if not here:
-            low, high = (
-                min(one.ranges[gpus][0] for one in combinations),
-                max(one.ranges[gpus][1] for one in combinations),
-            )
-            rule = (
-                f"nobody has published such a run on {space.loaded.cluster.gpus:,} GPUs (measured: {low:,} to {high:,})"
-            )
+            low, high = (end([one.ranges[gpus][i] for one in combinations]) for i, end in enumerate((min, max)))
+            count = f"{space.loaded.cluster.gpus:,} GPUs"
+            rule = f"no measured combination was run on {count} (all of them together on {low:,} to {high:,})"
             raise PlanError("--near-measured", rule, "Leave it out")
         # Schedule, and ranges of the numbers that follow from degrees and micro-batch alone.
         numbers = [NUMBERS.index(name) for name in ("tp", "cp", "microbatch_tokens")]

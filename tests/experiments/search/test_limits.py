@@ -124,7 +124,7 @@ def test_wrong_limits_are_refused(limits: dict[str, Any], words: str) -> None:
 def test_jobs_that_nobody_has_run_are_refused() -> None:
     for job, words in (
         ({**TINY, "cluster": {"gpu": "v100-sxm2-32", "gpus": 8}, "precision": "fp16"}, "nobody has published a run of"),
-        ({**TINY, "batch": {"global": 393216}, "cluster": "dgx-h100:49152"}, "on 393,216 GPUs"),
+        ({**TINY, "batch": {"global": 393216}, "cluster": "dgx-h100:49152"}, "was run on 393,216 GPUs"),
     ):
         with pytest.raises(PlanError, match=words):
             open_search(job, limits=make_limits(near_measured=True))
