@@ -13,11 +13,24 @@ TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for
 if TYPE_CHECKING:
     from typing import Any
 
+    from experiments.search.find import search
+    from experiments.search.result import SearchResult
     from hardware import load_cluster
     from hardware.errors import MeshcastError
     from simulator import Job, Report, SharedWork, load_job, simulate
 
-__all__ = ["Job", "MeshcastError", "Report", "SharedWork", "__version__", "load_cluster", "load_job", "simulate"]
+__all__ = [
+    "Job",
+    "MeshcastError",
+    "Report",
+    "SearchResult",
+    "SharedWork",
+    "__version__",
+    "load_cluster",
+    "load_job",
+    "search",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -39,6 +52,14 @@ def __getattr__(name: str) -> Any:
         from hardware.errors import MeshcastError
 
         return MeshcastError
+    if name == "search":
+        from experiments.search.find import search
+
+        return search
+    if name == "SearchResult":
+        from experiments.search.result import SearchResult
+
+        return SearchResult
     import simulator
 
     return getattr(simulator, name)

@@ -151,7 +151,9 @@ def predict(
             check_trace(trace, job)
         from simulator import load_job, simulate
 
-        wanted = load_job(job, change or ())
+        engine_of(engine)  # a wrong name is refused before a search
+        found = cli_search.find_plan(job, tuple(change or ()), known, strict)
+        wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files)
         if trace is not None:
@@ -162,11 +164,15 @@ def predict(
             except OSError as error:
                 raise unwritable(trace, error.strerror or str(error), "--trace") from None
         if as_json:
-            emit(report.to_dict())
+            emit(report.to_dict() | (cli_search.describe_search(found) if found else {}))
         else:
             from experiments.pages.forecast import page, show
 
+            if found is not None:
+                cli_search.show_search(found)
             show(page(report, list(files.values()), str(trace) if trace else None))
+        if found is not None:
+            cli_search.end_search(found)
         if strict and not report.fits:
             misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
             typer.echo(f"meshcast: {misfit}", err=True)

@@ -1,13 +1,26 @@
-"""``meshcast search``: the best plan of a job, with a certificate."""
+"""``meshcast search``: the best plan of a job, with a certificate; and the search that ``predict`` begins with."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.console import INTERRUPTED, AsJson, answering, emit
+from experiments.cli.console import (
+    INTERRUPTED,
+    TOO_LARGE,
+    AsJson,
+    answering,
+    check_place,
+    emit,
+    plot_files,
+    unwritable,
+)
+
+if TYPE_CHECKING:
+    from experiments.search.result import SearchResult
+    from simulator.costs.calibration.calibration import Calibration
 
 
 def search(
@@ -21,53 +34,127 @@ def search(
     jobs_to: Annotated[
         Path | None, typer.Option("--jobs-to", metavar="FOLDER", help="Write the best plans as job files.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="EXPR", help="Exclude plans that violate it, e.g. 'plan.tp * plan.pp <= 8'."),
+    ] = None,
+    memory_margin: Annotated[
+        str, typer.Option("--memory-margin", metavar="SHARE", help="Share of GPU memory that stays free, e.g. 10%.")
+    ] = "0%",
+    near_measured: Annotated[
+        bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
+    ] = False,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Rank by the upper end of the interval, wider for what nobody has run.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw their time and memory into a .png or .svg file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the plan with the shortest step that fits in memory, and prove that no other one is faster in the model."""
     with answering(as_json):
-        from hardware.errors import PlanError
-        from hardware.load import read_yaml
+        gap = _read_share("--within", within, "a gap is a share of the step", "Write 1% or 0.01")
+        margin = _read_share(
+            "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
+        )
+        from experiments.search.find import make_limits, open_search
+        from experiments.search.page import page, run_with_progress
 
-        gap = _read_gap(within)
-        data = read_yaml(job, str(job), PlanError).data
-        if not isinstance(data, dict):
-            raise PlanError(
-                str(job), "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data
-            )
-        from experiments.search.page import SearchProgress, answer, page, rank
-        from experiments.search.search import Search
-        from experiments.search.space import Space
+        limits = make_limits(where or (), margin, near_measured, "--where")
+        files = plot_files(plot, ("search",)) if plot is not None else {}
+        if out is not None:
+            from experiments.search.rows import check_rows_place, write_rows
 
-        wanted, watch = Search(Space(data, job.parent), gap, top), SearchProgress()
-        try:
-            certificate = wanted.run(watch)
-        finally:
-            watch.bar.stop()
-        plans = rank(wanted)
+            check_place(out, "--out")
+            check_rows_place(out)
+        result = run_with_progress(wanted := open_search(job, gap, top, limits=limits), robust)
+        if out is not None:
+            try:
+                write_rows(wanted, result.best, out)
+            except OSError as error:
+                raise unwritable(out, error.strerror or str(error), "--out") from None
+        for path in files.values():
+            from experiments.search.plot import draw
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(wanted, result, path)
         if jobs_to is not None:
-            _write_jobs(jobs_to, [one.found.job for one in plans], job.stem)
+            _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
         if as_json:
-            emit(answer(wanted, plans))
+            emit(result.to_dict())
         else:
             from experiments.pages.forecast import show
 
-            show(page(wanted, plans))
-        if not certificate.complete:
-            typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
-            raise typer.Exit(INTERRUPTED)
+            show(page(result))
+        end_search(result)
 
 
-def _read_gap(text: str) -> float:
-    """A gap as a share of the step, from a percentage or a number."""
+def end_search(result: SearchResult) -> None:
+    """Ends the command, after its answer, with a message and exit code of its own if the search was interrupted."""
+    if not result.certificate.complete:
+        typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, strict: bool) -> SearchResult | None:
+    """The best plan of a job with open fields, by a search; None if no field is open.
+
+    changes: to make first, such as ``plan.tp=auto``.
+    Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
+    """
+    from experiments.search.fields import has_open_fields
+    from simulator.job.load import read_job
+
+    if not has_open_fields(read_job(job, changes).data):
+        return None
+    from experiments.search.find import open_search
+    from experiments.search.page import run_with_progress
+    from hardware.errors import OutOfMemory
+
+    result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
+    if result.best:
+        return result
+    found = result.certificate
+    if not found.complete:
+        raise KeyboardInterrupt
+    words = f"no plan fits: of {found.plans:,} plans {found.invalid:,} break a rule, the others need too much memory"
+    misfit = OutOfMemory(str(job), words, "Open more fields, or take more GPUs")
+    if strict:
+        typer.echo(f"meshcast: {misfit}", err=True)
+        raise typer.Exit(TOO_LARGE)
+    raise misfit
+
+
+def describe_search(result: SearchResult) -> dict[str, Any]:
+    """The search in the answer of ``predict --json``."""
+    return {"search": {"plan": result.best[0].changes, "certificate": result.certificate.to_dict()}}
+
+
+def show_search(result: SearchResult) -> None:
+    """Prints the line above the page of ``predict``: by which search its plan was found."""
+    from rich.text import Text
+
+    from experiments.pages.forecast import show
+    from experiments.search.page import describe_proof
+
+    show(Text(describe_proof(result)))
+
+
+def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
+    """A share from 0 to below 1, from a percentage or a number."""
     from hardware.errors import PlanError
 
     try:
-        gap = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        gap = -1.0
-    if not 0 <= gap < 1:
-        raise PlanError("--within", "a gap is a share of the step from 0 to below 1", "Write 1% or 0.01", text)
-    return gap
+        share = -1.0
+    if not 0 <= share < 1:
+        raise PlanError(option, f"{rule} from 0 to below 1", remedy, text)
+    return share
 
 
 def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> None:

@@ -229,13 +229,13 @@ class Bounds:
         found, invalid, too_large = [], 0, 0
         prices, copies = self.prices(group, self._shards_gradients), self._copy_seconds(group)
         for pipeline in self.space.pipelines(group):
-            choices = self.space.steps(group, pipeline.pp)
+            choices = self.space.choices(group, pipeline)
             stages = self.stages_of(group, pipeline, prices) if prices is not None else None
             if prices is None or stages is None:
                 invalid += len(choices)
                 continue
             least = self._least_memory(group, stages, prices, {step.data for step in choices})
-            fits = [step for step in choices if least[step.data] <= self.space.loaded.cluster.gpu.memory]
+            fits = [step for step in choices if least[step.data] <= self.space.capacity]
             too_large += len(choices) - len(fits)
             if fits:
                 seconds = self._bound_work(stages, prices, copies)

@@ -1,10 +1,9 @@
-"""``meshcast search``: its progress bar, the answer as JSON, and the page of the best plans and the certificate."""
+"""``meshcast search``: its progress bar, and the page of the best plans and the certificate."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,60 +11,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.search import Certificate, FoundPlan, Search
+from experiments.search.result import RankedPlan, SearchResult, rank
+from experiments.search.search import Certificate, Search
 from hardware.units import GIB
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
 from simulator.report.words import describe_value, format_seconds
-from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
 
-class RankedPlan(NamedTuple):
-    """One of the best plans. found: as the search found it. report: its whole forecast."""
-
-    found: FoundPlan
-    report: Report
-
-
-def rank(search: Search) -> list[RankedPlan]:
-    """The best plans of a search with their whole forecasts, the fastest first."""
-    jobs = [load_job(one.job, base=search.space.base) for one in search.best]
-    return [RankedPlan(one, simulate(job)) for one, job in zip(search.best, jobs, strict=True)]
-
-
-def answer(search: Search, plans: Sequence[RankedPlan]) -> dict[str, Any]:
-    """The answer of ``search --json``."""
-    best = [
-        {
-            "plan": one.found.changes,
-            "step_time_s": one.report.step_time,
-            "interval_90_s": list(one.report.interval_90),
-            "tokens_per_s_per_gpu": one.report.tokens_per_s_per_gpu,
-            "peak_device_gib": one.report.peak_device / GIB,
-            "mfu": one.report.mfu,
-            "cost": one.report.cost,
-        }
-        for one in plans
-    ]
-    envelope = published_envelope(plans[0].report.job) if plans else None
-    beyond = beyond_envelope(plans[0].report) if plans else None
-    return {
-        "best": best,
-        "front": None,
-        "certificate": search.certificate.to_dict(),
-        "published_envelope": describe_envelope(envelope) if envelope else None,
-        "beyond_envelope": str(beyond) if beyond else None,
-    }
-
-
-def page(search: Search, plans: Sequence[RankedPlan]) -> RenderableType:
+def page(result: SearchResult) -> RenderableType:
     """The best plans, what the search has proven, and how the best one compares with published runs."""
+    plans = result.best
     if not plans:
-        return Group(Text("No plan that was forecast fits in memory."), _certificate(search.certificate))
-    return Group(*_plans(plans), Text(), _certificate(search.certificate), *_honesty(plans))
+        return Group(Text("No plan that was forecast fits in memory."), _certificate(result.certificate))
+    return Group(*_plans(plans), Text(), _certificate(result.certificate), *_honesty(plans))
 
 
 def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
@@ -75,14 +36,15 @@ def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     varying = [name for name in names if len({*values[name]}) > 1]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "step", "90% interval", "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
+    interval = "90% interval" if plans[0].distance is None else "widened interval"
+    for title in ("", "step", interval, "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("slower by, and most of it in")
     for i, one in enumerate(plans):
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
-            " to ".join(map(format_seconds, one.report.interval_90)),
+            " to ".join(map(format_seconds, one.interval)),
             f"{one.report.mfu['palm']:.1%}",
             f"{one.report.peak_device / GIB:.1f}",
             *(values[name][i] for name in varying),
@@ -104,10 +66,12 @@ def _certificate(found: Certificate) -> Table:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_column()
+    has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
     rows: list[tuple[str, str, str]] = [
         ("space", f"{found.plans:,}", f"plans in {found.groups:,} groups of equal layers"),
+        *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
-        ("", f"{found.memory_bound:,}", "need more memory than a GPU has, by their lower bound"),
+        ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
         (
             "forecast",
@@ -122,6 +86,16 @@ def _certificate(found: Certificate) -> Table:
     return table
 
 
+def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
+    """A row for each limit that excludes plans, and for the memory that stays free."""
+    words = {"where": "by --where", "near_measured": "by --near-measured: nobody has run their combination"}
+    counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
+    rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
+    if found.memory_margin:
+        rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
+    return rows
+
+
 def _proof(found: Certificate) -> str:
     if found.gap == 0.0:
         return "gap: no plan of the space is faster in the model"
@@ -133,7 +107,13 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     best = plans[0].report
     within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
     rows: list[RenderableType] = [Text()]
-    if within > 1:
+    if plans[0].distance is not None:
+        words = (
+            "of the plans that were forecast alone, ranked by the upper end of their interval, which is wider by the"
+        )
+        rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the shortest step"))
+        rows.append(Text(f"distance   {plans[0].distance}"))
+    elif within > 1:
         words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
         rows.append(Text(f"order      {words}"))
     if envelope := published_envelope(best.job):
@@ -141,6 +121,27 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
     if beyond := beyond_envelope(best):
         rows.append(Text(f"beyond     {beyond}"))
     return rows
+
+
+def describe_proof(result: SearchResult) -> str:
+    """How the best plan was found, in a line: of how many plans, and how the gap was proven."""
+    found = result.certificate
+    plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
+    others = found.plans - found.exact
+    return (
+        f"search     {plan}: the best of {found.plans:,} plans, gap {found.gap:.2%}, proven by "
+        f"{found.exact:,} forecast{'s' * (found.exact != 1)} and by the bounds and broken rules of {others:,} others"
+    )
+
+
+def run_with_progress(search: Search, robust: bool = False) -> SearchResult:
+    """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`."""
+    watch = SearchProgress()
+    try:
+        certificate = search.run(watch)
+    finally:
+        watch.bar.stop()
+    return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))
 
 
 class SearchProgress:

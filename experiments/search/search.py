@@ -31,7 +31,7 @@ NEAR = 0.05
 
 
 class FoundPlan(NamedTuple):
-    """A plan that was forecast and fits in memory.
+    """A plan that was forecast.
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
     forecast: its step time and memory.
@@ -48,6 +48,8 @@ class Certificate:
     """What a search has proven.
 
     plans: distinct executions in the space. fields: values of the open fields.
+    excluded: points that a limit of the search excludes, by limit (`experiments.search.limits`).
+    memory_margin: share of the memory of a GPU that must stay free.
     invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
         time bound is not below the best plan found. exact: points that were forecast, `too_large` of them over memory.
     groups: groups of points, `opened` of them bounded point by point.
@@ -60,6 +62,8 @@ class Certificate:
     plans: int
     fields: dict[str, list[Any]]
     groups: int
+    excluded: dict[str, int] = field(default_factory=dict)
+    memory_margin: float = 0.0
     opened: int = 0
     invalid: int = 0
     memory_bound: int = 0
@@ -84,6 +88,8 @@ class Certificate:
         finite = math.isfinite(self.incumbent)
         return {
             "space": {"name": "fields of the plan", "plans": self.plans, "fields": self.fields},
+            "excluded": self.excluded,
+            "memory_margin": self.memory_margin,
             "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
             "exact": self.exact,
             "too_large": self.too_large,
@@ -101,18 +107,25 @@ class Certificate:
 class Search:
     """A search for the plan with the shortest step that fits in memory.
 
-    space: the points. within: gap at which the search may end. top: number of plans that are kept.
+    space: the points. within: gap at which the search may end. top: number of plans that are kept. shared: work that
+    forecasts share, with the calibration of all costs.
     """
 
-    def __init__(self, space: Space, within: float = 0.0, top: int = 10) -> None:
+    def __init__(self, space: Space, within: float = 0.0, top: int = 10, shared: SharedWork | None = None) -> None:
         self.space, self.within, self.top = space, within, top
-        self.shared = SharedWork()
+        self.shared = shared or SharedWork()
         self.bounds = Bounds(space, self.shared)
         self.best: list[FoundPlan] = []
-        groups = space.groups()
-        self.sizes = {group: space.size(group) for group in groups}
-        self.certificate = Certificate(sum(self.sizes.values()), space.stated_values(), len(groups))
-        self.capacity = float(space.loaded.cluster.gpu.memory)
+        self.forecasts: list[FoundPlan] = []
+        sizes = {group: space.size(group) for group in space.groups()}
+        excluded = {name: 0 for name in ("where", "near_measured")}
+        for group in sizes:
+            for name, count in space.count_excluded(group).items():
+                excluded[name] += count
+        self.sizes = {group: size for group, size in sizes.items() if size}
+        plans = sum(sizes.values()) + sum(excluded.values())
+        self.capacity = space.capacity
+        self.certificate = Certificate(plans, space.stated_values(), len(self.sizes), excluded, space.memory_margin)
         self._number = itertools.count()
         self._heap: list[tuple[float, int, _Item]] = []
 
@@ -150,7 +163,7 @@ class Search:
             found.complete = True
             left = sum(self._count(item) for _, _, item in self._heap)
         except KeyboardInterrupt:
-            left = found.plans - found.invalid - found.memory_bound - found.exact
+            left = found.plans - sum(found.excluded.values()) - found.invalid - found.memory_bound - found.exact
         found.time_bound = left
         found.open_bound = min((one[0] for one in self._heap), default=found.incumbent)
         found.open_bound = min(found.open_bound, taken)
@@ -186,6 +199,9 @@ class Search:
         """Bounds the points of a pipeline."""
         group, (seconds, pipeline, steps) = one
         for step in steps:
+            if not self.space.admits(group, pipeline, step):
+                self.certificate.excluded["near_measured"] += 1
+                continue
             found = self.bounds.bound_point(group, pipeline, step)
             if found is None:
                 self.certificate.invalid += 1
@@ -208,10 +224,11 @@ class Search:
         found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
             raise BoundViolation(changes, bound, nbytes, forecast)
-        if not forecast.fits:
+        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast))
+        if not forecast.fits or forecast.peak_device > self.capacity:
             found.too_large += 1
             return
-        self.best.append(FoundPlan(changes, job, bound, forecast))
+        self.best.append(made)
         self.best.sort(key=lambda one: one.forecast.step_time)
         del self.best[self.top :]
         found.incumbent = self.best[0].forecast.step_time

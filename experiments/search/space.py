@@ -12,12 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.search.fields import AUTO, FIELDS, split_open_fields
 from experiments.sweeps.grid import apply_changes
-from hardware.errors import PlanError, nearest
+from hardware.errors import PlanError
 from simulator.job.job import Job
 from simulator.job.load import load_job
-
-AUTO = "auto"
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""
@@ -71,16 +70,6 @@ class StepChoice(NamedTuple):
     overlap_pp: bool
 
 
-FIELDS: dict[str, str] = {
-    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
-    "plan.sequence_parallel": "sequence_parallel", "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload",
-    "plan.pp": "pp", "plan.schedule": "schedule", "plan.chunks": "chunks", "plan.partition": "partition",
-    "plan.zero": "data", "framework.set.overlap.dp": "overlap_dp",
-    "framework.set.overlap.updated_weights": "updated_weights", "framework.set.overlap.pp": "overlap_pp",
-}  # fmt: skip
-"""Fields of a job that a search may vary, with their names in a point."""
-
-
 class Space:
     """The points of a search.
 
@@ -92,7 +81,7 @@ class Space:
 
     def __init__(self, job: Mapping[str, Any], base: Path) -> None:
         self.base = base
-        self.job, given = _split_open_fields(job)
+        self.job, given = split_open_fields(job)
         if not given:
             rule = "no field of the job is open"
             raise PlanError("search", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
@@ -221,9 +210,29 @@ class Space:
             self._steps[key] = tuple(found)
         return self._steps[key]
 
+    memory_margin = 0.0
+    """Share of the memory of a GPU that must stay free."""
+
+    @property
+    def capacity(self) -> float:
+        """Memory of a GPU that a plan may take [bytes]."""
+        return self.loaded.cluster.gpu.memory * (1 - self.memory_margin)
+
+    def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
+        """The choices between the passes of a pipeline that a search admits."""
+        return self.steps(group, pipeline.pp)
+
+    def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        """Whether a search admits a point of `choices`: asked once its bound is among the smallest."""
+        return True
+
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        return sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
+        return sum(len(self.choices(group, one)) for one in self.pipelines(group))
+
+    def count_excluded(self, group: LayerGroup) -> dict[str, int]:
+        """Number of points of a group that are not among `choices`, by the limit that excludes them."""
+        return {"where": 0, "near_measured": 0}
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
@@ -242,41 +251,6 @@ class Space:
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data."""
         return apply_changes(self.job, self.changes(group, pipeline, step))
-
-
-def _split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The job without its open fields, and what is given for each of them."""
-    rest: dict[str, Any] = dict(job)
-    if isinstance(rest.get("framework"), str):
-        rest["framework"] = {"name": rest["framework"]}
-    given: dict[str, Any] = {}
-    if rest.get("plan", AUTO) == AUTO:
-        given = {field: AUTO for field in FIELDS if field.startswith("plan.")}
-        rest["plan"] = {}
-        batch = rest.get("batch", {})
-        if isinstance(batch, Mapping) and "micro" not in batch:
-            given["batch.micro"] = AUTO
-        given["framework.set.overlap.tp"] = AUTO
-    found: dict[str, Any] = {}
-    _strip(rest, "", found)
-    for field in found:
-        if field not in FIELDS:
-            rule = "a search does not vary this field"
-            raise PlanError(field, rule, nearest(field, list(FIELDS)), found[field])
-    given |= found
-    order = [field for field in FIELDS if field in given]
-    return rest, {field: given[field] for field in order}
-
-
-def _strip(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
-    """Moves the open fields of a mapping to `found`."""
-    for key, value in list(part.items()):
-        name = f"{where}{key}"
-        if isinstance(value, Mapping):
-            part[key] = inner = dict(value)
-            _strip(inner, f"{name}.", found)
-        elif value == AUTO or (isinstance(value, list) and name in FIELDS):
-            found[name] = part.pop(key)
 
 
 CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")

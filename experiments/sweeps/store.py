@@ -14,7 +14,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +167,7 @@ class Store(Output):
 
         self._refuse_changed_inputs()
         columns = {
-            name: [_to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
+            name: [to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
             for name, kind in zip(self._schema.names, self._schema.types, strict=True)
         }
         file = io.BytesIO()
@@ -226,7 +226,7 @@ class Store(Output):
     @cached_property
     def _schema(self) -> pa.Schema:
         """Columns: index, varied fields, status, figures, limits."""
-        fields = {name: arrow_types()[_column_type(self.sweep.values(name))] for name in self.sweep.fields}
+        fields = {name: arrow_types()[column_type(self.sweep.values(name))] for name in self.sweep.fields}
         about = {
             "version": product_version(),
             "fingerprint": self.fingerprint,
@@ -323,7 +323,7 @@ def _count_values(column: Any) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
 
 
-def _column_type(values: Iterator[Any]) -> type:
+def column_type(values: Iterable[Any]) -> type:
     """Returns the narrowest type that holds all values: bool, int, float or str."""
     kinds = {type(value) for value in values if value is not None}
     for kind, admits in ((bool, {bool}), (int, {int}), (float, {int, float})):
@@ -332,6 +332,6 @@ def _column_type(values: Iterator[Any]) -> type:
     return str
 
 
-def _to_cell(value: Any, text: bool) -> Any:
+def to_cell(value: Any, text: bool) -> Any:
     """Converts a value for its column; in a column of text, a value that is not text is written as JSON."""
     return value if not text or value is None or isinstance(value, str) else json.dumps(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from hardware import load_cluster
 from hardware.errors import PlanError, shorten
@@ -31,6 +31,25 @@ def load_job(
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
+    changed = list(changes)
+    data, text, where, folder = read_job(source, changed)
+    file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
+
+    with locate_errors(where, text):
+        return _job(file, data, folder if base is None else Path(base), (where, text))
+
+
+class ReadJob(NamedTuple):
+    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths."""
+
+    data: dict[str, Any]
+    text: str
+    where: str
+    folder: Path
+
+
+def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
+    """Reads a job as plain data and makes the changes. Raises PlanError for what is no mapping of keys to values."""
     folder, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
         data: Any = copy.deepcopy(dict(source))
@@ -42,13 +61,9 @@ def load_job(
         folder = path.parent
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
-    changed = list(changes)
-    for change in changed:
+    for change in changes:
         _apply_change(data, change)
-    file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
-
-    with locate_errors(where, text):
-        return _job(file, data, folder if base is None else Path(base), (where, text))
+    return ReadJob(data, text, where, folder)
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:

@@ -35,7 +35,10 @@ SHORT: list[tuple[str, str, str]] = [
     # (text of the short job, its replacement, words of the message)
     ("tp: 4", "tp: four", ":4 plan.tp is 'four': must be a whole number"),
     ("tp: 4", "tp: 2.5", ":4 plan.tp is 2.5: must be a whole number"),
-    ("tp: 4", "tp: [4]", ":4 plan.tp is [4]: must be a whole number"),
+    ("tp: 4", "tp: {a: 4}", ":4 plan.tp is {'a': 4}: must be a whole number"),
+    ("tp: 4", "tp: [4, x]", ":4 plan.tp is 'x': its values are whole numbers. Correct them, or write auto"),
+    ("tp: 4", "tp: []", ":4 plan.tp is []: there are no values. Give one at least, or write auto"),
+    ("tp: 4", "tp: auto, dp: 2", ":4 plan.dp is 2: a search takes a short plan without it"),
     ("tp: 4", "tp: 3", ":4 plan.tp is 3: tp x pp = 3 x 2 = 6 must divide the 16 GPUs. With pp = 2, tp = 2 would"),
     ("pp: 2", "pp: 2, dp: 3", "must be the 16 GPUs of the cluster. dp = 2 would work"),
     ("pp: 2", "pp: 2, pp: 4", ":4: the key 'pp' is given twice. Keep one"),

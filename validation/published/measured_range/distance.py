@@ -91,13 +91,19 @@ def distance_from_measured(plan: Plan) -> Distance:
     return max(found, key=lambda one: (one.nearest is None, len(one.outside)))
 
 
+def known_combinations(task: TrainingTask) -> tuple[Combination, ...]:
+    """The measured combinations that a plan is held against: of its task, or without any of all programs."""
+    key = (task.architecture, task.kind)
+    return measured_combinations(task) or tuple(
+        one for one in read_combinations() if (one.task.architecture, one.task.kind) == key
+    )
+
+
 def _measure(task: TrainingTask, fields: PlanFields) -> Distance:
     if own := measured_combinations(task):
         nearest, outside = find_nearest(fields, own)
         return Distance(task, fields, nearest, tuple(outside))
-    key = (task.architecture, task.kind)
-    other = [one for one in read_combinations() if (one.task.architecture, one.task.kind) == key]
-    if not other:
+    if not (other := known_combinations(task)):
         return Distance(task, fields, None, ("program", *NAMED, *NUMBERS))
     nearest, outside = find_nearest(fields, other)
     return Distance(task, fields, nearest, ("program", *outside))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.costs.regimes import StepClass, step_class
+from simulator.job.job import Job
 from simulator.plan.plan import Plan
 from validation.published.fit.refit import FAMILIES
 
@@ -88,7 +89,11 @@ def program_family(stack: str) -> str:
 
 def task_of(plan: Plan, stack: str = "") -> TrainingTask:
     """The task of a plan. stack: the training program, where it is not that of the framework profile."""
-    job = plan.job
+    return task_of_job(plan.job, stack)
+
+
+def task_of_job(job: Job, stack: str = "") -> TrainingTask:
+    """The task of a job. stack: as in `task_of`."""
     kind = step_class(job.model.moe is not None, job.adapters is not None)
     return TrainingTask(job.cluster.gpu.architecture, program_family(stack or job.framework.name), kind)
 

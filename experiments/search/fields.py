@@ -1,0 +1,73 @@
+"""The fields of a job that a search may vary, and which of them a job leaves open: ``auto``, or a list of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hardware.errors import PlanError, nearest
+
+AUTO = "auto"
+
+FIELDS: dict[str, str] = {
+    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
+    "plan.sequence_parallel": "sequence_parallel", "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload",
+    "plan.pp": "pp", "plan.schedule": "schedule", "plan.chunks": "chunks", "plan.partition": "partition",
+    "plan.zero": "data", "framework.set.overlap.dp": "overlap_dp",
+    "framework.set.overlap.updated_weights": "updated_weights", "framework.set.overlap.pp": "overlap_pp",
+}  # fmt: skip
+"""Fields of a job that a search may vary, with their names in a point."""
+
+
+def is_open(field: str, value: Any) -> bool:
+    """Whether a value leaves a field open: ``auto``, or for a field in `FIELDS` a list that no plan may state itself,
+    as it may state the layers of all stages, and which states it offloads."""
+    if field not in FIELDS or not isinstance(value, list):
+        return bool(value == AUTO)
+    if field == "plan.partition":
+        return bool(value) and all(isinstance(one, str) for one in value)
+    if field == "plan.offload":
+        return any(isinstance(one, list) for one in value)
+    return True
+
+
+def has_open_fields(job: Mapping[str, Any]) -> bool:
+    """Whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does not."""
+    found: dict[str, Any] = {}
+    _move_open_fields(dict(job), "", found)
+    return bool({"plan", *FIELDS} & found.keys())
+
+
+def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The job without its open fields, and what is given for each of them."""
+    rest: dict[str, Any] = dict(job)
+    if isinstance(rest.get("framework"), str):
+        rest["framework"] = {"name": rest["framework"]}
+    given: dict[str, Any] = {}
+    if rest.get("plan", AUTO) == AUTO:
+        given = {field: AUTO for field in FIELDS if field.startswith("plan.")}
+        rest["plan"] = {}
+        batch = rest.get("batch", {})
+        if isinstance(batch, Mapping) and "micro" not in batch:
+            given["batch.micro"] = AUTO
+        given["framework.set.overlap.tp"] = AUTO
+    found: dict[str, Any] = {}
+    _move_open_fields(rest, "", found)
+    for field in found:
+        if field not in FIELDS:
+            rule = "a search does not vary this field"
+            raise PlanError(field, rule, nearest(field, list(FIELDS)), found[field])
+    given |= found
+    order = [field for field in FIELDS if field in given]
+    return rest, {field: given[field] for field in order}
+
+
+def _move_open_fields(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
+    """Moves the open fields of a mapping to `found`."""
+    for key, value in list(part.items()):
+        name = f"{where}{key}"
+        if isinstance(value, Mapping):
+            part[key] = inner = dict(value)
+            _move_open_fields(inner, f"{name}.", found)
+        elif is_open(name, value):
+            found[name] = part.pop(key)

@@ -1,0 +1,106 @@
+"""The best plans of a job in one call: `meshcast.search`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.search.limits import LimitedSpace, Limits
+from experiments.search.result import SearchResult, rank
+from experiments.search.search import Certificate, Search
+from experiments.sweeps.expressions import parse_constraint
+from hardware.errors import PlanError
+from simulator.costs.calibration.calibration import Calibration
+from simulator.forecast.shared_work import SharedWork
+from simulator.job.load import read_job
+from simulator.job.locate import locate_errors
+
+MOST_PLANS = 1000
+"""Maximum number of plans that a search keeps as the best ones."""
+
+
+def search(
+    job: str | Path | Mapping[str, Any],
+    *,
+    within: float = 0.0,
+    top: int = 10,
+    where: Sequence[str] = (),
+    memory_margin: float = 0.0,
+    near_measured: bool = False,
+    robust: bool = False,
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+    watch: Callable[[Certificate], None] = lambda _: None,
+) -> SearchResult:
+    """The plans with the shortest step that fit in memory, and the proof that no other plan of the space is faster.
+
+    job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
+    within: gap, a share of the step from 0 to below 1, at which the search may end.
+    top: number of plans to keep, 1 to 1,000.
+    where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
+    memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
+    near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
+    robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
+        distance from plans that somebody has run; the proof stays that of the shortest step.
+    base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
+    calibration: the coefficients of all costs; by default those that ship with meshcast.
+    watch: called with the certificate after every step of the search.
+
+    Raises PlanError, ModelError or CatalogError for a wrong job, a job without open fields, or a wrong option. Ctrl-C
+    ends a search with what is proven by then: the certificate is then not `complete`.
+    """
+    check_options(within, top)
+    limits = make_limits(where, memory_margin, near_measured)
+    made = open_search(job, within, top, limits=limits, base=base, calibration=calibration)
+    certificate = made.run(watch)
+    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts))
+
+
+def check_options(within: float, top: int) -> None:
+    """Refuses a gap or a number of plans outside of its range."""
+    if not _is_number(within) or not 0 <= within < 1:
+        raise PlanError("within", "a gap is a share of the step from 0 to below 1", "Write 0.01 for 1 %", within)
+    if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MOST_PLANS:
+        raise PlanError("top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
+
+
+def make_limits(
+    where: Sequence[str] = (), memory_margin: float = 0.0, near_measured: bool = False, place: str = "where"
+) -> Limits:
+    """The limits of a search. place: of the constraints in error messages. Raises PlanError for wrong ones."""
+    if isinstance(where, str) or not all(isinstance(one, str) for one in where):
+        raise PlanError(place, "constraints are a list of texts", 'Write for example ["plan.tp <= 8"]', where)
+    if not _is_number(memory_margin) or not 0 <= memory_margin < 1:
+        rule = "it is a share of the memory of a GPU from 0 to below 1"
+        raise PlanError("memory_margin", rule, "Write 0.1 for 10 %", memory_margin)
+    return Limits(tuple(parse_constraint(one, place) for one in where), float(memory_margin), bool(near_measured))
+
+
+def open_search(
+    job: str | Path | Mapping[str, Any],
+    within: float = 0.0,
+    top: int = 10,
+    *,
+    limits: Limits | None = None,
+    changes: tuple[str, ...] = (),
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+) -> Search:
+    """The search of a job, before it runs. changes: to make first, such as ``plan.tp=auto``."""
+    read, limits = read_job(job, changes), limits or Limits()
+    folder = read.folder if base is None else Path(base)
+    with locate_errors(read.where, "" if changes else read.text):
+        space = LimitedSpace(read.data, folder, limits)
+        made = Search(space, within, top, SharedWork(calibration))
+    found = made.certificate
+    if found.plans and found.plans == sum(found.excluded.values()):
+        rule, by_where = f"all {found.plans:,} plans of the space are excluded", found.excluded["where"]
+        place = limits.where[0].where if by_where == found.plans else "--near-measured"
+        rule += f", {by_where:,} of them by constraints" if 0 < by_where < found.plans else ""
+        raise PlanError(place, rule, "Loosen it, or open more fields")
+    return made
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

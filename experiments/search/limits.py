@@ -1,0 +1,211 @@
+"""Limits of a search: constraints on the fields of a point, memory that stays free, combinations that were measured.
+
+A constraint excludes points before the search, and so does a field outside of every measured combination; whether a
+whole combination was measured is asked once its bound is the smallest. All of them count as excluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.search.fields import FIELDS
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from experiments.sweeps.expressions import Expression
+from experiments.sweeps.grid import DERIVED, MISSING, Names
+from hardware.errors import MeshcastError, PlanError, nearest
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
+from simulator.job.load import load_job
+from validation.published.measured_range.distance import distance_from_measured, known_combinations
+from validation.published.measured_range.plan_fields import NAMED, NUMBERS, task_of_job
+
+DEGREE = "plan.dp"
+"""Name of the data-parallel degree in constraints, which follows from the others."""
+
+PARTS = (LayerGroup, Pipeline, StepChoice)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search leaves out.
+
+    where: constraints; a point that violates one is excluded.
+    memory_margin: share of the memory of a GPU that must stay free.
+    near_measured: whether only combinations are kept that somebody has run.
+    """
+
+    where: tuple[Expression, ...] = ()
+    memory_margin: float = 0.0
+    near_measured: bool = False
+
+
+class LimitedSpace(Space):
+    """The points of a search within its limits. Raises PlanError for a constraint with unknown names."""
+
+    def __init__(self, job: Mapping[str, Any], base: Path, limits: Limits) -> None:
+        super().__init__(job, base)
+        self.memory_margin = limits.memory_margin
+        self._constraints = [PointConstraint(self, one) for one in limits.where]
+        self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}
+        self._measured = MeasuredPoints(self) if limits.near_measured else None
+
+    def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
+        found = self._choices_by_constraints(group, pipeline)
+        return found if self._measured is None or self._measured.may_admit(group, pipeline) else ()
+
+    def _choices_by_constraints(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
+        found = super().choices(group, pipeline)
+        for one in self._constraints:
+            found = one.select(group, pipeline, found)
+        return found
+
+    def size(self, group: LayerGroup) -> int:
+        return super().size(group) if self._admits_all else self._count(group)[0]
+
+    def count_excluded(self, group: LayerGroup) -> dict[str, int]:
+        return super().count_excluded(group) if self._admits_all else self._count(group)[1]
+
+    @property
+    def _admits_all(self) -> bool:
+        return not self._constraints and self._measured is None
+
+    def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
+        """The number of points of a group, and of its excluded ones by limit."""
+        if group not in self._counts:
+            admitted, violating, unmeasured = 0, 0, 0
+            for pipeline in self.pipelines(group):
+                left = len(self._choices_by_constraints(group, pipeline))
+                violating += len(self.steps(group, pipeline.pp)) - left
+                measured = self._measured is None or self._measured.may_admit(group, pipeline)
+                admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
+            self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
+        return self._counts[group]
+
+    def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        return self._measured is None or self._measured.admits(group, pipeline, step)
+
+
+class PointConstraint:
+    """A constraint on the fields of a point, evaluated once for equal values of the fields that it names."""
+
+    def __init__(self, space: Space, constraint: Expression) -> None:
+        self.space, self.constraint = space, constraint
+        self._names = Names(space.job, space.base)
+        self._known: dict[tuple[Any, ...], bool] = {}
+        self._selected: dict[tuple[Any, ...], tuple[StepChoice, ...]] = {}
+        self._defaults = _default_values(space)
+        needed = {name for field in constraint.names for name in self._parts_of(field)}
+        self._keys = [[i for i, name in enumerate(part._fields) if name in needed] for part in PARTS]
+
+    def _parts_of(self, field: str) -> tuple[str, ...]:
+        """The parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
+        if field == DEGREE:
+            return ("tp", "cp", "pp")
+        if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with one chunk
+            return ("pp", FIELDS[field])
+        if field in ("plan.zero", "plan.fsdp"):
+            return ("data",)
+        if field in FIELDS:
+            return (FIELDS[field],)
+        try:
+            if field in self._defaults or self._names.find(field, {}) is not MISSING:
+                return ()
+        except MeshcastError as error:
+            raise error.at(self.constraint.where) from None
+        known = sorted({*FIELDS, "plan.fsdp", DEGREE, *self._defaults, *DERIVED})
+        rule = f"neither a field of a point nor known: {field}"
+        raise PlanError(self.constraint.where, rule, nearest(field, known), self.constraint.text)
+
+    def select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
+        """The choices at which the constraint holds."""
+        if not steps:
+            return ()
+        if not self._keys[2]:
+            return steps if self._holds(group, pipeline, steps[0]) else ()
+        key = self._key_of(0, group), self._key_of(1, pipeline), steps
+        if key not in self._selected:
+            self._selected[key] = tuple(step for step in steps if self._holds(group, pipeline, step))
+        return self._selected[key]
+
+    def _key_of(self, part: int, values: Any) -> tuple[Any, ...]:
+        """The values of a part of a point that determine the constraint."""
+        return tuple([values[i] for i in self._keys[part]])
+
+    def _holds(self, *point: Any) -> bool:
+        key = tuple(self._key_of(i, part) for i, part in enumerate(point))
+        if key not in self._known:
+            self._known[key] = self.constraint(lambda name: self._look_up(name, *point))
+        return self._known[key]
+
+    def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
+        if name == DEGREE:
+            return self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+        found = self._names.find(name, self.space.changes(group, pipeline, step))
+        if found is not MISSING:
+            return found
+        if name in self._defaults:
+            return self._defaults[name]
+        if pipeline.pp == 1 and name in ("plan.schedule", "plan.chunks"):
+            return "1f1b" if name == "plan.schedule" else 1
+        return {**group._asdict(), **pipeline._asdict(), **step._asdict()}[FIELDS[name]]
+
+
+def _default_values(space: Space) -> dict[str, Any]:
+    """The values of keys that neither a job states nor a point has."""
+    batch, sharding = space.loaded.batch, {}
+    if "plan.zero" not in space.open:
+        sharding = {"plan.zero": 1, "plan.fsdp": False}
+    return {**sharding, "batch.sequence": batch.sequence, "batch.global": batch.total}
+
+
+class MeasuredPoints:
+    """Which points have a combination that somebody has run. Raises PlanError if nobody has run such a job."""
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.shared = space, SharedWork()
+        task = task_of_job(space.loaded)
+        if not (combinations := known_combinations(task)):
+            rule = f"nobody has published a run of {task.kind} models on GPUs of {task.architecture}"
+            raise PlanError("--near-measured", rule, "Leave it out")
+        gpus = NUMBERS.index("gpus")
+        here = [one for one in combinations if one.ranges[gpus][0] <= space.loaded.cluster.gpus <= one.ranges[gpus][1]]
+        if not here:
+            low, high = (end([one.ranges[gpus][i] for one in combinations]) for i, end in enumerate((min, max)))
+            count = f"{space.loaded.cluster.gpus:,} GPUs"
+            rule = f"no measured combination was run on {count} (all of them together on {low:,} to {high:,})"
+            raise PlanError("--near-measured", rule, "Leave it out")
+        # Schedule, and ranges of the numbers that follow from degrees and micro-batch alone.
+        numbers = [NUMBERS.index(name) for name in ("tp", "cp", "microbatch_tokens")]
+        self._ranges = [(one.names[NAMED.index("schedule")], [one.ranges[i] for i in numbers]) for one in here]
+        self._likely: dict[tuple[Any, ...], bool] = {}
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def may_admit(self, group: LayerGroup, pipeline: Pipeline) -> bool:
+        """Whether the schedule and the degrees alone leave a measured combination."""
+        schedule = f"pipeline/{pipeline.schedule}" if pipeline.pp > 1 else ""
+        key = group.tp, group.cp, group.micro, schedule
+        if key not in self._likely:
+            tokens = max(1, group.micro * (self.space.loaded.batch.sequence or 1) // group.cp)
+            numbers = group.tp, group.cp, tokens
+            self._likely[key] = any(
+                name == schedule and all(low <= n <= high for n, (low, high) in zip(numbers, ranges, strict=True))
+                for name, ranges in self._ranges
+            )
+        return self._likely[key]
+
+    def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
+        plain = group._replace(recompute="none", offload=())
+        key = plain, pipeline, step.data
+        if key not in self._known:
+            try:
+                plan = resolve_plan(
+                    load_job(self.space.job_of(plain, pipeline, step), base=self.space.base), self.shared
+                )
+            except MeshcastError:
+                return True
+            self._known[key] = distance_from_measured(plan).measured
+        return self._known[key]

@@ -1,0 +1,112 @@
+"""What a search gives: the best plans with their whole forecasts, and the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from experiments.search.search import Certificate, FoundPlan, Search
+from hardware.units import GIB
+from simulator.forecast.simulate import simulate
+from simulator.job.load import load_job
+from simulator.report.report import Report
+from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
+from validation.published.measured_range.envelope import published_envelope
+
+
+class RankedPlan(NamedTuple):
+    """One of the best plans.
+
+    found: as the search found it. report: its whole forecast. distance: from plans that somebody has run, if plans are
+    ranked by the upper ends of their intervals.
+    """
+
+    found: FoundPlan
+    report: Report
+    distance: Distance | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 90 % interval of the step [s], widened by `distance` if it is known."""
+        if self.distance is None:
+            return self.report.interval_90
+        return widened_interval(self.report, self.distance)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Values of the open fields, such as ``{"plan.tp": 4}``."""
+        return self.found.changes
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job with this plan as plain data: what a job file holds."""
+        return self.found.job
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in the answer of ``search --json``."""
+        robust = None
+        if self.distance is not None:
+            measured, words = self.distance.measured, str(self.distance)
+            robust = {"interval_90_s": list(self.interval), "measured": measured, "distance": words}
+        return {
+            "plan": self.found.changes,
+            "step_time_s": self.report.step_time,
+            "interval_90_s": list(self.report.interval_90),
+            "tokens_per_s_per_gpu": self.report.tokens_per_s_per_gpu,
+            "peak_device_gib": self.report.peak_device / GIB,
+            "mfu": self.report.mfu,
+            "cost": self.report.cost,
+            "robust": robust,
+        }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best plans of a space.
+
+    best: plans that fit, the best first; empty if none does.
+    certificate: what the space holds, what was cut by which bound, and the gap that is proven.
+    forecasts: all plans that were forecast, those that do not fit included, in that order.
+    """
+
+    best: Sequence[RankedPlan]
+    certificate: Certificate
+    forecasts: Sequence[FoundPlan] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer of ``search --json``."""
+        envelope = published_envelope(self.best[0].report.job) if self.best else None
+        beyond = beyond_envelope(self.best[0].report) if self.best else None
+        return {
+            "best": [one.to_dict() for one in self.best],
+            "front": None,
+            "certificate": self.certificate.to_dict(),
+            "published_envelope": describe_envelope(envelope) if envelope else None,
+            "beyond_envelope": str(beyond) if beyond else None,
+        }
+
+
+def rank(search: Search, robust: bool = False) -> list[RankedPlan]:
+    """The best plans of a search with their whole forecasts, the fastest first.
+
+    robust: of all plans that were forecast and fit, those with the smallest upper ends of their 90 % intervals, widened
+    by the distance from plans that somebody has run.
+    """
+    if not robust:
+        return [RankedPlan(one, _forecast_whole(search, one)) for one in search.best]
+    fitting = [one for one in search.forecasts if one.forecast.fits and one.forecast.peak_device <= search.capacity]
+    found: list[RankedPlan] = []
+    for one in sorted(fitting, key=lambda one: one.forecast.step_time):
+        if len(found) == search.top and one.forecast.step_time > found[-1].interval[1]:
+            break  # an interval ends above its step
+        report = _forecast_whole(search, one)
+        found.append(RankedPlan(one, report, distance_from_measured(report.play.plan)))
+        found.sort(key=lambda one: one.interval[1])
+        del found[search.top :]
+    return found
+
+
+def _forecast_whole(search: Search, one: FoundPlan) -> Report:
+    return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)

@@ -1,0 +1,92 @@
+"""``search --out``: the plans that a search has forecast as rows like those of a sweep, in a Parquet file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.search.result import RankedPlan
+from experiments.search.search import FoundPlan, Search
+from experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
+from hardware.errors import PlanError
+from simulator.forecast.simulate import simulate
+from simulator.job.load import load_job
+from simulator.report.figures import row_of
+from simulator.report.report import Report, product_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BOUND = "bound_s"
+"""Column of the lower bound of the step time [s], after those of a sweep."""
+
+
+def check_rows_place(out: Path) -> None:
+    """Raises PlanError, before any work, for a file that is not named as Parquet, or that no search has made."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if out.suffix.lower() != ".parquet":
+        raise PlanError("--out", "rows are written as .parquet", f"Write {out.stem or 'plans'}.parquet", str(out))
+    if not out.exists():
+        return
+    try:
+        about = json.loads((pq.read_schema(out).metadata or {})[b"meshcast"])
+    except (pa.ArrowException, OSError, ValueError, LookupError):
+        about = None
+    if not isinstance(about, dict) or "certificate" not in about:
+        rule = "the file exists and is not the result of a search, or is damaged"
+        raise PlanError("--out", rule, "Name another file, or delete this one", str(out))
+
+
+def write_rows(search: Search, best: Sequence[RankedPlan], out: Path) -> None:
+    """Writes a row for every plan that was forecast: the best ones in their order, then the others, fastest first.
+
+    best: as ranked. Its reports are not made again; all others are forecast whole.
+    Raises OSError if the file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ranked = [one.found for one in best]
+    others = [one for one in search.forecasts if not any(one is found for found in ranked)]
+    others.sort(key=lambda one: one.forecast.step_time)
+    rows = [*_rows_of(search, best, others)]
+    schema = _schema(search, rows)
+    columns = {
+        name: [to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    }
+    beside = out.with_name(f"{out.name}.writing")
+    try:
+        pq.write_table(pa.table(columns, schema=schema), beside, compression="zstd", write_page_checksum=True)
+        os.replace(beside, out)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _rows_of(search: Search, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:
+    plans: list[tuple[FoundPlan, Report | None]] = [(one.found, one.report) for one in best]
+    for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
+        report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
+        stated = report.to_dict()
+        status, reason = stated["status"], None
+        if status == "fits" and report.peak_device > search.capacity:
+            status, reason = "does-not-fit", "it leaves less of the memory of a GPU free than --memory-margin"
+        row = {"index": index, **found.changes, "status": status, "reason": reason}
+        yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}
+
+
+def _schema(search: Search, rows: list[Row]) -> pa.Schema:
+    """Columns: those of a sweep over the open fields, and the lower bound of the step time."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for one in search.forecasts for name in one.changes)) or list(search.space.open)
+    kinds = arrow_types()
+    fields = {name: kinds[column_type(row.get(name) for row in rows)] for name in names}
+    about = {"version": product_version(), "certificate": search.certificate.to_dict(), "job": search.space.job}
+    schema = row_schema(search.space.job, fields).append(pa.field(BOUND, pa.float64()))
+    return schema.with_metadata({"meshcast": json.dumps(about)})

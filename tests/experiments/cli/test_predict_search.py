@@ -1,0 +1,100 @@
+"""``meshcast predict`` of jobs with open fields: a search first, then the forecast of its best plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.search.fields import has_open_fields
+from experiments.search.search import Search
+from simulator import simulate
+from tests.experiments.cli.samples import run
+from tests.experiments.search.spaces import TINY
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(TINY), "utf-8")
+    return path
+
+
+def test_the_best_plan_is_forecast_below_a_line_about_the_search(job: Path) -> None:
+    result = run("predict", job)
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0 and words.startswith("search plan.tp ")
+    assert "gap 0.00%, proven by" in words and "90% interval" in words
+
+
+def test_the_answer_holds_the_search(job: Path, tmp_path: Path) -> None:
+    answer = json.loads(run("predict", job, "--json").stdout)
+    found = answer.pop("search")
+    assert found["certificate"]["gap"] == 0 and found["certificate"]["incumbent_s"] == answer["step_time_s"]
+    best = json.loads(run("search", job, "--json", "--top", "1", "--jobs-to", tmp_path / "best").stdout)["best"]
+    assert best[0]["plan"] == found["plan"]
+    assert answer == json.loads(json.dumps(simulate(tmp_path / "best" / "job-1.yaml").to_dict()))
+
+
+def test_a_change_opens_a_field(job: Path) -> None:
+    closed = {**TINY, "plan": {"tp": 2}, "batch": {"global": 16, "micro": 1, "sequence": 2048}}
+    job.write_text(yaml.safe_dump(closed), "utf-8")
+    assert "search" not in json.loads(run("predict", job, "--json").stdout)
+    answer = json.loads(run("predict", job, "--json", "--set", "plan.tp=[1, 2]").stdout)
+    assert {*answer["search"]["plan"]} == {"plan.tp"} and answer["search"]["certificate"]["space"]["plans"] == 2
+    whole = json.loads(
+        run("predict", job, "--json", "--set", "plan=auto", "--set", "cluster={gpu: h100-sxm, gpus: 2}").stdout
+    )
+    assert {"plan.tp", "plan.recompute"} <= {*whole["search"]["plan"]}
+    assert whole["search"]["certificate"]["gap"] == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_no_plan_fits(job: Path, strict: bool) -> None:
+    result = run("predict", job, "--set", "model=llama3-70b", *(["--strict"] if strict else []))
+    assert result.exit_code == (3 if strict else 2) and result.stdout == ""
+    assert "no plan fits: of 32 plans" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_an_interrupted_search_answers_with_what_is_proven(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forecast = Search._forecast
+
+    def stop_at_the_second(self: Search, point: Any) -> None:
+        if self.certificate.exact == 1:
+            raise KeyboardInterrupt
+        forecast(self, point)
+
+    monkeypatch.setattr(Search, "_forecast", stop_at_the_second)
+    result = run("predict", job, "--json", "--set", "batch.global=64")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 130 and "interrupted" in result.stderr
+    assert answer["search"]["certificate"]["complete"] is False and answer["status"] == "fits"
+
+
+def test_a_wrong_engine_is_refused_before_the_search(job: Path) -> None:
+    result = run("predict", job, "--engine", "simpi")
+    assert result.exit_code == 2 and "Did you mean 'simpy'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "opened"),
+    [
+        ({"plan": "auto"}, True),
+        ({"plan": {"tp": "auto"}}, True),
+        ({"plan": {"tp": [1, 2]}}, True),
+        ({"batch": {"micro": [1, 2]}}, True),
+        ({"framework": {"set": {"overlap": {"tp": "auto"}}}}, True),
+        ({"plan": {"partition": ["even", "ends-as-layers"]}}, True),
+        ({"plan": {"offload": [[], ["optimizer"]]}}, True),
+        ({"plan": {"partition": [16, 16]}}, False),
+        ({"plan": {"offload": ["optimizer"]}}, False),
+        ({"id": "auto"}, False),
+        ({"model": "llama3-8b"}, False),
+        ({"plan": {"tp": 2, "stages": [{"tp": 2}]}}, False),
+    ],
+)
+def test_what_leaves_a_field_open(job: dict[str, Any], opened: bool) -> None:
+    assert has_open_fields(job) == opened

@@ -1,0 +1,66 @@
+"""`meshcast.search`: the best plans and the certificate in one call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import meshcast
+from hardware.errors import PlanError
+from simulator import simulate
+from tests.experiments.search.spaces import TINY
+
+
+def test_it_finds_the_best_plans_with_their_reports() -> None:
+    calls = list[int]()
+    result = meshcast.search(TINY, top=3, watch=lambda found: calls.append(found.exact))
+    assert isinstance(result, meshcast.SearchResult) and 1 <= len(result.best) <= 3
+    assert result.certificate.complete and result.certificate.gap == 0.0 and calls
+    steps = [one.report.step_time for one in result.best]
+    assert steps == sorted(steps) and steps[0] == result.certificate.incumbent
+    assert simulate(result.best[0].job).step_time == pytest.approx(steps[0], rel=1e-12)
+    assert {"plan.tp", "batch.micro"} <= result.best[0].changes.keys()
+    answer = json.loads(json.dumps(result.to_dict()))
+    assert answer["best"][0]["plan"] == result.best[0].changes and answer["certificate"]["gap"] == 0
+
+
+def test_paths_are_found_from_the_folder_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(TINY["model"]))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**TINY, "model": "model.yaml"}))
+    found = meshcast.search(tmp_path / "job.yaml", top=1)
+    given = meshcast.search({**TINY, "model": "model.yaml"}, top=1, base=tmp_path)
+    assert found.best[0].report.step_time == given.best[0].report.step_time
+
+
+def test_nothing_fits() -> None:
+    job = {**TINY, "model": "llama3-70b", "plan": {"tp": [1, 2]}}
+    result = meshcast.search(job)
+    assert not result.best and result.certificate.complete and result.to_dict()["best"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"within": 1.0}, "within is 1.0: a gap is a share of the step"),
+        ({"within": "1%"}, "within is '1%': a gap is a share of the step"),
+        ({"top": 0}, "top is 0: it is a whole number from 1 to 1,000"),
+        ({"top": True}, "top is True"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        meshcast.search(TINY, **options)
+
+
+def test_wrong_jobs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no field of the job is open"):
+        meshcast.search({**TINY, "plan": {}, "batch": {"global": 16}})
+    with pytest.raises(PlanError, match="a job is the path of a file, or a mapping"):
+        meshcast.search(3)  # type: ignore[arg-type]
+    (tmp_path / "job.yaml").write_text("model: llama3-8b\ncluster: dgx-h100:1\nbatch: {global: 8}\nplan: {tp: [0]}\n")
+    with pytest.raises(PlanError, match=r"job\.yaml:4 plan\.tp is 0: its values are 1 or more"):
+        meshcast.search(tmp_path / "job.yaml")

@@ -1,0 +1,162 @@
+"""Limits of a search against brute force: constraints, memory that stays free, measured combinations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.search.find import make_limits, open_search
+from experiments.search.search import Certificate, Search
+from experiments.search.space import Space
+from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.step import StepAndMemory
+from simulator.job.load import load_job
+from tests.experiments.cli.samples import run
+from tests.experiments.search.spaces import TINY, every_point
+from validation.published.measured_range.distance import distance_from_measured
+
+Point = tuple[dict[str, Any], StepAndMemory | None]
+
+
+@pytest.fixture(scope="module")
+def points() -> list[Point]:
+    return every_point(Space(TINY, Path(".")))
+
+
+def total(found: Certificate) -> int:
+    return sum(found.excluded.values()) + found.invalid + found.memory_bound + found.time_bound + found.exact
+
+
+def search(**limits: Any) -> Search:
+    made = open_search(TINY, limits=make_limits(**limits))
+    made.run()
+    return made
+
+
+def dp(point: dict[str, Any]) -> int:
+    return 8 // (point["plan.tp"] * point["plan.pp"])
+
+
+@pytest.mark.parametrize(
+    ("where", "admits"),
+    [
+        (["plan.tp * plan.pp <= 2"], lambda one: one["plan.tp"] * one["plan.pp"] <= 2),
+        (["plan.dp == 2", "batch.micro < 2"], lambda one: dp(one) == 2 and one["batch.micro"] < 2),
+        (["plan.zero == 0 or plan.tp == 4"], lambda one: one["plan.zero"] == 0 or one["plan.tp"] == 4),
+        (["plan.schedule == 'interleaved-1f1b'"], lambda one: one["plan.chunks"] == 2),
+        (["plan.schedule == '1f1b'", "plan.chunks == 1"], lambda one: one["plan.chunks"] == 1),
+        (["plan.chunks * layers >= 8"], lambda one: one["plan.chunks"] == 2),
+        (["model.heads % plan.tp == 0", "gpus == 8"], lambda one: True),
+        (["plan.recompute == 'none'", "batch.sequence == 2048", "not plan.fsdp"], lambda one: True),
+    ],
+)
+def test_a_constraint_excludes_what_violates_it(
+    points: list[Point], where: list[str], admits: Callable[[dict[str, Any]], bool]
+) -> None:
+    kept = [point for point in points if admits(point[0])]
+    found = search(where=where)
+    best = min(one.step_time for _, one in kept if one is not None and one.fits)
+    assert found.certificate.incumbent == pytest.approx(best, rel=1e-12) and found.certificate.gap == 0
+    assert found.certificate.excluded == {"where": len(points) - len(kept), "near_measured": 0}
+    assert total(found.certificate) == found.certificate.plans == len(points)
+
+
+@pytest.mark.parametrize("margin", [0.25, 0.6, 0.8])
+def test_memory_stays_free(points: list[Point], margin: float) -> None:
+    found = search(memory_margin=margin)
+    capacity = found.space.loaded.cluster.gpu.memory * (1 - margin)
+    fitting = [one.step_time for _, one in points if one is not None and one.peak_device <= capacity]
+    assert found.certificate.incumbent == pytest.approx(min(fitting, default=math.inf), rel=1e-12)
+    assert total(found.certificate) == found.certificate.plans == len(points)
+    assert found.certificate.memory_margin == margin
+
+
+def test_only_measured_combinations_are_kept(points: list[Point]) -> None:
+    space = Space(TINY, Path("."))
+    steps = []
+    for group in space.groups():
+        for pipeline in space.pipelines(group):
+            for step in space.steps(group, pipeline.pp):
+                plan = resolve_plan(load_job(space.job_of(group, pipeline, step)))
+                steps.append(distance_from_measured(plan).measured)
+    assert len(steps) == len(points) and 0 < sum(steps) < len(steps)
+    found = search(near_measured=True)
+    kept = [one.step_time for (_, one), measured in zip(points, steps, strict=True) if measured and one and one.fits]
+    assert found.certificate.incumbent == pytest.approx(min(kept), rel=1e-12)
+    assert total(found.certificate) == found.certificate.plans == len(points)
+    assert 0 < found.certificate.excluded["near_measured"] <= len(points) - sum(steps)
+
+
+def test_counts_of_an_interrupted_search_add_up() -> None:
+    made = open_search(TINY, limits=make_limits(where=["plan.tp < 4"], near_measured=True))
+
+    def stop(certificate: Certificate) -> None:
+        if certificate.opened == 1:
+            raise KeyboardInterrupt
+
+    found = made.run(stop)
+    assert not found.complete and found.excluded["where"] > 0 and total(found) == found.plans
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"where": ["plan.tpp < 2"]}, r"where is 'plan\.tpp < 2': neither a field of a point nor known: plan\.tpp"),
+        ({"where": ["plan.tp < 0"]}, "where: all 32 plans of the space are excluded"),
+        ({"where": ["plan.tp"]}, "plan.tp is 1, neither true nor false"),
+        ({"where": ["plan.schedule < 3"]}, "is no number"),
+        ({"where": "plan.tp < 2"}, "constraints are a list of texts"),
+        ({"memory_margin": 1}, "memory_margin is 1: it is a share of the memory of a GPU from 0 to below 1"),
+        ({"memory_margin": math.nan}, "memory_margin is nan"),
+    ],
+)
+def test_wrong_limits_are_refused(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        open_search(TINY, limits=make_limits(**limits))
+
+
+def test_jobs_that_nobody_has_run_are_refused() -> None:
+    for job, words in (
+        ({**TINY, "cluster": {"gpu": "v100-sxm2-32", "gpus": 8}, "precision": "fp16"}, "nobody has published a run of"),
+        ({**TINY, "batch": {"global": 393216}, "cluster": "dgx-h100:49152"}, "was run on 393,216 GPUs"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            open_search(job, limits=make_limits(near_measured=True))
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(TINY), "utf-8")
+    return path
+
+
+def test_the_page_counts_what_is_excluded(job: Path) -> None:
+    limits = ["--where", "plan.tp < 4", "--where", "plan.pp < 8", "--memory-margin", "10%", "--near-measured"]
+    words = " ".join(run("search", job, *limits).stdout.split())
+    assert "by --where" in words and "margin 10.00% of the memory of every GPU stays free" in words
+    assert "by --near-measured: nobody has run their combination" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--where", "plan.tp << 2"], "--where is 'plan.tp << 2': a constraint says yes or no. Compare"),
+        (["--where", "tp < 2"], "--where is 'tp < 2': neither a field of a point nor known: tp. "),
+        (["--memory-margin", "100%"], "--memory-margin is '100%': a margin is a share"),
+        (["--memory-margin", "ten"], "--memory-margin is 'ten': a margin is a share of the memory of a GPU from 0 to"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line(job: Path, options: list[str], words: str) -> None:
+    result = run("search", job, *options)
+    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert words in result.stderr
