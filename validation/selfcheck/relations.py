@@ -17,6 +17,10 @@ from validation.published.baseline import peak_format, seconds_at_peak
 CLOSE = 1e-9
 """Relative difference of two figures that are equal but for rounding."""
 
+OTHER_ORDER = 1e-3
+"""Share of a step by which slower hardware may shorten it where passes run in pairs: their kernels are list-scheduled
+by their durations (Graham's anomalies)."""
+
 Described = dict[str, Any]
 Relation = Callable[[Described, Report, SharedWork], str]
 """Takes a job, its forecast and shared work; returns what is wrong, or an empty string."""
@@ -79,8 +83,10 @@ def order_of_keys_is_nothing(described: Described, report: Report, shared: Share
 
 def faster_is_not_slower(described: Described, report: Report, shared: SharedWork) -> str:
     """Slower kernels, links and hosts never make a step shorter, where the order of a pipeline is fixed."""
-    if report.play.plan.schedule.needs_durations:
+    schedule = report.play.plan.schedule
+    if schedule.needs_durations:
         return ""  # a schedule planned with other durations is another schedule (Graham's anomalies)
+    near = OTHER_ORDER if schedule.pairs_passes else CLOSE
     rates = report.job.framework.rates
     slower: dict[str, dict[str, Any]] = {
         "kernels at half the rate": {"rates": rates | {"kernel": 0.5 * rates.get("kernel", 1.0)}},
@@ -90,7 +96,7 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
     }
     for what, change in slower.items():
         other = simulate(_with_framework(described, change), shared_work=shared)
-        if other.step_time < report.step_time * (1 - CLOSE):
+        if other.step_time < report.step_time * (1 - near):
             return f"{what}: {other.step_time!r} s, without: {report.step_time!r} s"
     return ""
 
