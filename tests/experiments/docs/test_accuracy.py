@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "published_runs.jsonl"
 
 
+pytestmark = pytest.mark.slow  # the shipped runs are forecast and fitted for a minute
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     answer, missing = validate_published([DATA])
@@ -38,7 +41,6 @@ def text(rows: list[dict], fit: dict) -> str:
     return page(rows, fit, forecast_forgotten(named))
 
 
-@pytest.mark.slow
 def test_the_tables_have_the_figures_of_the_runs(rows: list[dict], text: str) -> None:
     found = compute_figures(rows)
     (counted,) = re.findall(r"^(\d+) runs, (\d+) forecast, (\d+) compared\.$", text, re.MULTILINE)
