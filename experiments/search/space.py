@@ -301,7 +301,8 @@ def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> N
 
 def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the fields that a job states, or their defaults."""
-    plan, overlap = written.get("plan", {}), job.framework.overlap
+    plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
+    overlap = job.framework.overlap
     chunks = plan.get("chunks", 1)
     schedule = str(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b")).removeprefix("pipeline/")
     return {

@@ -147,6 +147,14 @@ def test_chunks_alone_take_the_schedule_that_a_plan_takes() -> None:
     assert len(steps) == 4 and found.best[0].forecast.step_time == min(one.step_time for one in steps if one.fits)
 
 
+def test_a_field_that_is_null_has_its_default() -> None:
+    plan = {"tp": [1, 2], "pp": 2, "chunks": None, "cp": None}
+    assert (
+        search({**SMALL, "plan": plan}).best[0].forecast
+        == search({**SMALL, "plan": {"tp": [1, 2], "pp": 2}}).best[0].forecast
+    )
+
+
 def test_plan_auto_opens_every_field_of_the_plan() -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": "auto"}
     space = Space(job, Path("."))
