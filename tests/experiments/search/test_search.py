@@ -148,7 +148,7 @@ def test_chunks_alone_take_the_schedule_that_a_plan_takes() -> None:
 
 
 def test_a_field_that_is_null_has_its_default() -> None:
-    plan = {"tp": [1, 2], "pp": 2, "chunks": None, "cp": None}
+    plan = {"tp": [1, 2], "pp": 2, "chunks": None}
     assert (
         search({**SMALL, "plan": plan}).best[0].forecast
         == search({**SMALL, "plan": {"tp": [1, 2], "pp": 2}}).best[0].forecast
