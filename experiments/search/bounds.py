@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,7 +30,6 @@ from simulator.bounds.unit_prices import LoweredUnits, Stages, UnitPrices, lower
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import BYTES
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.lowering.offload import IN, OUT
@@ -42,19 +41,20 @@ SHARDED = {"zero-2", "zero-3", "fsdp"}
 """Data schemes that reduce gradients in every micro-batch."""
 
 
-WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
-"""Data schemes that keep whole weights, gradients and optimizer states on every rank."""
-
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
 
 
-class BoundedPipeline(NamedTuple):
-    """A pipeline of a group. seconds: lower bound of the step time of its points [s]. steps: those that may fit."""
+class UnitMemory(NamedTuple):
+    """Memory of the kinds of units of a group.
 
-    seconds: float
-    pipeline: Pipeline
-    steps: list[StepChoice]
+    grown: what a forward pass leaves for the backward pass, at least [kinds] [bytes]. elements: parameters [kinds].
+    of_layer: the kind of every layer [layers].
+    """
+
+    grown: np.ndarray
+    elements: np.ndarray
+    of_layer: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,11 @@ class Bounds:
         self._shapes: dict[Hashable, Shape | None] = {}
         self._plans: dict[Hashable, Plan | None] = {}
         self._paths: dict[Hashable, CriticalPaths | None] = {}
+        self._replays: dict[Pipeline, dict[int, CriticalPaths | None]] = {}
         self._orders: dict[Hashable, list[DeviceOrder]] = {}
+        self._kernels: dict[LayerGroup, UnitPrices | None] = {}
+        self._memory: dict[LayerGroup, UnitMemory | None] = {}
+        self._affine: dict[LayerGroup, bool] = {}
 
     # ------------------------------------------------------------------------------------------ tables
 
@@ -191,56 +195,73 @@ class Bounds:
     # ------------------------------------------------------------------------------------------ groups
 
     def bound_kernels(self, group: LayerGroup) -> float:
-        """A lower bound of the step time of all points of a group from the kernels of a group like it, which neither
-        divides GEMMs nor shares norms: spread over all GPUs, without waiting."""
+        """A lower bound of the step time of all points of a group from its kernels: spread over all GPUs, without
+        waiting [s]."""
+        job = self.space.loaded
+        if (prices := self._kernel_prices(group)) is None or job.batch.total is None:
+            return 0.0
+        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        return micro_batches * prices.layer_seconds(group.recompute == "full") + job.framework.step_overhead_s
+
+    def kernel_times(self, group: LayerGroup) -> StageTimes | None:
+        """Least durations of the passes of every kind of unit, without communication; None if there are none."""
+        prices = self._kernel_prices(group)
+        return prices.unit_times(group.recompute == "full") if prices is not None else None
+
+    def _kernel_prices(self, group: LayerGroup) -> UnitPrices | None:
+        """Prices of the kernels of a group like another, which neither divides GEMMs nor shares norms."""
         like = group._replace(recompute="none", offload=())
         if group.tp > 1:
             like = like._replace(sequence_parallel=True, overlap_tp=False)
-        return self._mean_step(like, True, group.recompute == "full")
+        if like not in self._kernels:
+            units = self._units(like, self._fuses_gradients)
+            self._kernels[like] = price_units(units.of_kernels, self.shared) if units is not None else None
+        return self._kernels[like]
 
-    def bound_passes(self, group: LayerGroup) -> float:
-        """The same from the passes of its own layers, with what they wait for inside a pass."""
-        return self._mean_step(group, self._pairs_passes)
+    def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
+        """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""
+        return self.prices(group, self._shards_gradients)
 
-    @cached_property
-    def _pairs_passes(self) -> bool:
-        """Whether a schedule of the space may run two passes together, which wait less than one by one."""
-        kinds = [find_scheme(f"pipeline/{name}") for name in self.space.values["schedule"]]
-        return any(kind.pairs_passes is not Schedule.pairs_passes for kind in kinds)  # type: ignore[attr-defined]
+    def unit_memory(self, group: LayerGroup) -> UnitMemory | None:
+        """What the units of a group leave for their backward passes, at least; None if the group breaks a rule."""
+        plain = group._replace(offload=("activations",) if "activations" in group.offload else ())
+        if plain not in self._memory:
+            self._memory[plain] = self._make_memory(plain)
+        return self._memory[plain]
+
+    def _make_memory(self, group: LayerGroup) -> UnitMemory | None:
+        if group.micro > 2:
+            one, two = (self.unit_memory(group._replace(micro=micro)) for micro in (1, 2))
+            if one is None or two is None:
+                return None
+            if self._is_affine(group._replace(micro=1)):
+                return one._replace(grown=one.grown + (group.micro - 1) * (two.grown - one.grown))
+        plain = group._replace(offload=())
+        if (units := self._lower(plain, self._fuses_gradients)) is None:
+            return None
+        grown = units.grown(self.shared.blocks) * (not group.offload)
+        return UnitMemory(grown, units.elements, units.of_layer)
+
+    def _is_affine(self, group: LayerGroup) -> bool:
+        """Whether the units of a group at one and at two sequences differ in sizes alone."""
+        if group not in self._affine:
+            one, two = (self._lower(group._replace(micro=micro, offload=()), self._fuses_gradients) for micro in (1, 2))
+            try:
+                self._affine[group] = one is not None and two is not None and bool(one.at_size(two, 3))
+            except NotAffine:
+                self._affine[group] = False
+        return self._affine[group]
 
     @cached_property
     def _shards_gradients(self) -> bool:
         """Whether a data scheme of the space reduces gradients in every micro-batch: no kernels then add them."""
         return bool(SHARDED & {*self.space.values["data"]})
 
-    def _mean_step(self, group: LayerGroup, busy: bool, again: bool = False) -> float:
-        prices, job = self.prices(group, self._shards_gradients), self.space.loaded
-        if prices is None:
-            return 0.0
-        assert job.batch.total is not None
-        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return micro_batches * prices.layer_seconds(busy, again) + job.framework.step_overhead_s
+    @cached_property
+    def _fuses_gradients(self) -> bool:
+        return self._shards_gradients and not self.space.loaded.framework.fused_gradients
 
     # --------------------------------------------------------------------------------------- pipelines
-
-    def bound_pipelines(self, group: LayerGroup) -> tuple[list[BoundedPipeline], int, int]:
-        """The pipelines of a group with points that may fit, the smallest bound first; and the numbers of points that
-        break a rule, and that are too large whatever else they do."""
-        found, invalid, too_large = [], 0, 0
-        prices, copies = self.prices(group, self._shards_gradients), self._copy_seconds(group)
-        for pipeline in self.space.pipelines(group):
-            choices = self.space.choices(group, pipeline)
-            stages = self.stages_of(group, pipeline, prices) if prices is not None else None
-            if prices is None or stages is None:
-                invalid += len(choices)
-                continue
-            least = self._least_memory(group, stages, prices, {step.data for step in choices})
-            fits = [step for step in choices if least[step.data] <= self.space.capacity]
-            too_large += len(choices) - len(fits)
-            if fits:
-                seconds = self._bound_work(stages, prices, copies)
-                found.append(BoundedPipeline(seconds, pipeline, fits))
-        return sorted(found, key=lambda one: one.seconds), invalid, too_large
 
     def stages_of(self, group: LayerGroup, pipeline: Pipeline, prices: UnitPrices) -> StagesOfPoint | None:
         """The stages of a pipeline of a group; None if there is no such pipeline."""
@@ -250,40 +271,6 @@ class Bounds:
         if (layers := self.layers(pipeline, shape.stages // schedule.directions)) is None:
             return None
         return StagesOfPoint(schedule, shape, place, in_flight, layers, prices.stages(layers))
-
-    def _bound_work(self, stages: StagesOfPoint, prices: UnitPrices, copies: float) -> float:
-        """A lower bound of the step time from passes alone [s]: messages take no time, and gradients are reduced and
-        weights updated in none. copies: of the activations of a layer to the host, or back [s]."""
-        seconds, shape, none = 0.0, stages.shape, np.zeros(stages.shape.p)
-        if stages.known:
-            bound = bound_devices(stages.schedule, shape, stages.place, prices.stage_times(stages.units))
-            # The layer before the loss keeps its activations on the GPU.
-            beside = shape.m * copies * (self.space.loaded.model.layers // shape.p - 1)
-            seconds = shortest_step(stages.schedule, bound, none, none, beside)
-        return seconds + self.space.loaded.framework.step_overhead_s
-
-    def _least_memory(
-        self, group: LayerGroup, stages: StagesOfPoint, prices: UnitPrices, schemes: Iterable[str]
-    ) -> dict[str, float]:
-        """Least memory of the fullest device by data scheme [bytes]: what it holds is divided by as many ranks as can
-        be, and activations that are not offloaded are those that the schedule holds at least."""
-        framework, shape = self.space.loaded.framework, stages.shape
-        activations = self._activations(group, stages, prices)
-        elements = stages.place.sum(prices.elements(stages.units)[stages.place.part])
-        ranks = self.space.loaded.cluster.gpus / shape.p
-        nbytes = {
-            "weights": BYTES[framework.weights],
-            "gradients": BYTES[framework.gradients],
-            "optimizer": 2 * BYTES[framework.moments],
-        }
-        if group.offload or self.space.loaded.train.mode != "full":
-            nbytes["gradients"] = nbytes["optimizer"] = 0
-        context = framework.memory.context_gib * GIB
-        found = {}
-        for scheme in schemes:
-            each = sum(size / (1 if scheme in WHOLE[state] else ranks) for state, size in nbytes.items())
-            found[scheme] = float((activations + each * elements).max()) + context
-        return found
 
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
         """A lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
@@ -328,7 +315,7 @@ class Bounds:
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
-            copies = (state.plan.model.layers // stages.shape.p - 1) * self._copy_seconds(group)
+            copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
             beside = stages.shape.m * max(float(state.each.max()), copies)
             seconds = shortest_step(stages.schedule, bound, state.update, state.reductions, beside)
             paths = self._critical_paths(pipeline, stages, times)
@@ -340,7 +327,8 @@ class Bounds:
     def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:
         schedule, shape = stages.schedule, stages.shape
         if (key := (pipeline, shape.m)) not in self._paths:
-            self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1})
+            known = self._replays.setdefault(pipeline, {})
+            self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1}, known)
         return self._paths[key]
 
     def _last_reduction(
@@ -379,7 +367,7 @@ class Bounds:
         peaks = zip(devices, (order.peak(memory) for order in self._orders[key]), strict=False)
         return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
 
-    def _copy_seconds(self, group: LayerGroup) -> float:
+    def copy_seconds(self, group: LayerGroup) -> float:
         """Time of the copies of the activations of a layer to the host, or back [s]."""
         if "activations" not in group.offload:
             return 0.0

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from experiments.search.bounds import BoundedPipeline, Bounds
+from experiments.search.bounds import Bounds
+from experiments.search.groups import GroupBounds, OpenGroup
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
@@ -115,6 +116,7 @@ class Search:
         self.space, self.within, self.top = space, within, top
         self.shared = shared or SharedWork()
         self.bounds = Bounds(space, self.shared)
+        self.groups = GroupBounds(space, self.bounds)
         self.best: list[FoundPlan] = []
         self.forecasts: list[FoundPlan] = []
         sizes = {group: space.size(group) for group in space.groups()}
@@ -137,7 +139,6 @@ class Search:
         try:
             for group in self.sizes:
                 self._push(self.bounds.bound_kernels(group), group)
-            priced = set[LayerGroup]()
             taken = math.inf
             while self._heap and self._heap[0][0] < self._limit():
                 taken = self._heap[0][0]
@@ -147,15 +148,14 @@ class Search:
                 elif isinstance(item, _OnePipeline):
                     self._bound_points(item)
                 elif isinstance(item, _Pipelines):
-                    chains = max(bound, self.bounds.bound_chains(item.group, item.next.pipeline))
-                    self._push(chains, _OnePipeline(item.group, item.next._replace(seconds=chains)))
-                    if item.advance():
-                        self._push(max(bound, item.next.seconds), item)
-                elif item not in priced:
-                    priced.add(item)
-                    self._push(max(bound, self.bounds.bound_passes(item)), item)
-                elif pipelines := self._open(item):
-                    self._push(max(bound, pipelines.next.seconds), pipelines)
+                    self._bound_pipeline(item, bound)
+                elif isinstance(item, OpenGroup):
+                    if priced := self.groups.price(item):
+                        self._push_pipelines(_Pipelines(priced), bound)
+                    else:
+                        self.certificate.invalid += int(item.points.sum())
+                else:
+                    self._open(item, bound)
                 taken = math.inf
                 found.open_bound = self._heap[0][0] if self._heap else found.incumbent
                 found.cpu = time.process_time() - began
@@ -185,19 +185,35 @@ class Search:
         """Number of points of an item of the queue."""
         if isinstance(item, LayerGroup):
             return self.sizes[item]
+        if isinstance(item, OpenGroup):
+            return int(item.points.sum())
         return 1 if isinstance(item, _Point) else item.left
 
-    def _open(self, group: LayerGroup) -> _Pipelines | None:
-        """The pipelines of a group with points that may fit, the smallest bound first; None: there are none."""
-        pipelines, invalid, too_large = self.bounds.bound_pipelines(group)
+    def _open(self, group: LayerGroup, bound: float) -> None:
+        """Bounds the pipelines of a group by its kernels and its memory."""
+        opened, invalid, too_large = self.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
         self.certificate.memory_bound += too_large
-        return _Pipelines(group, pipelines) if pipelines else None
+        if opened is not None:
+            self._push(max(bound, float(opened.seconds[0])), opened)
+
+    def _push_pipelines(self, pipelines: _Pipelines, bound: float) -> None:
+        if pipelines.at < len(pipelines.opened.places):
+            self._push(max(bound, float(pipelines.opened.seconds[pipelines.at])), pipelines)
+
+    def _bound_pipeline(self, pipelines: _Pipelines, bound: float) -> None:
+        """Bounds the next one of some pipelines by the order of its passes."""
+        opened, at = pipelines.opened, pipelines.at
+        pipeline, steps = opened.pipeline(at), self.groups.steps(opened, at)
+        chains = max(bound, self.bounds.bound_chains(opened.group, pipeline))
+        self._push(chains, _OnePipeline(opened.group, chains, pipeline, steps))
+        pipelines.at += 1
+        self._push_pipelines(pipelines, bound)
 
     def _bound_points(self, one: _OnePipeline) -> None:
         """Bounds the points of a pipeline."""
-        group, (seconds, pipeline, steps) = one
+        group, seconds, pipeline, steps = one
         for step in steps:
             if not self.space.admits(group, pipeline, step):
                 self.certificate.excluded["near_measured"] += 1
@@ -256,36 +272,31 @@ class _Point(NamedTuple):
 
 
 class _OnePipeline(NamedTuple):
-    """A pipeline of a group, bounded by the order of its passes."""
+    """A pipeline of a group, bounded by the order of its passes [s], with its points that may fit."""
 
     group: LayerGroup
-    bounded: BoundedPipeline
+    seconds: float
+    pipeline: Pipeline
+    steps: list[StepChoice]
 
     @property
     def left(self) -> int:
         """Number of points."""
-        return len(self.bounded.steps)
+        return len(self.steps)
 
 
+@dataclass(eq=False)
 class _Pipelines:
-    """The pipelines of a group in the order of their bounds, those from `at` on still to be bounded by points."""
+    """The pipelines of a group, those from `at` on still to be bounded by the order of their passes."""
 
-    def __init__(self, group: LayerGroup, pipelines: list[BoundedPipeline]) -> None:
-        self.group, self.pipelines, self.at = group, pipelines, 0
-
-    @property
-    def next(self) -> BoundedPipeline:
-        return self.pipelines[self.at]
+    opened: OpenGroup
+    at: int = 0
 
     @property
     def left(self) -> int:
         """Number of points."""
-        return sum(len(one.steps) for one in self.pipelines[self.at :])
-
-    def advance(self) -> bool:
-        self.at += 1
-        return self.at < len(self.pipelines)
+        return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | _Pipelines | _OnePipeline | _Point
+_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Point
 """What waits in the queue."""

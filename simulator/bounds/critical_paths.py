@@ -80,22 +80,31 @@ def ways(times: StageTimes) -> np.ndarray:
 
 
 def critical_paths(
-    schedule: Schedule, shape: PipelineShape, times: StageTimes, devices: Collection[int] = ()
+    schedule: Schedule,
+    shape: PipelineShape,
+    times: StageTimes,
+    devices: Collection[int] = (),
+    known: dict[int, CriticalPaths | None] | None = None,
 ) -> CriticalPaths | None:
     """The longest chains of a schedule; None for one whose orders depend on durations or pair passes.
 
     times: durations by which chains are chosen. devices: those at whose stages chains begin and end.
+    known: the chains of shapes that differ in the number of micro-batches alone, by that number.
 
     A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
     and what the longer one has more is repeated.
     """
     if schedule.needs_durations or schedule.pairs_passes or schedule.directions > 1 or shape.forward_only:
         return None
-    period = shape.p
+    period, known = shape.p, {} if known is None else known
     few = FEW * period + shape.m % period
-    if shape.m <= few + period:
-        return _replay(schedule, shape, times, devices)
-    short, long = (_replay(schedule, replace(shape, m=m), times, devices) for m in (few, few + period))
+    needed = (shape.m,) if shape.m <= few + period else (few, few + period)
+    for m in needed:
+        if m not in known:
+            known[m] = _replay(schedule, replace(shape, m=m), times, devices)
+    if len(needed) == 1:
+        return known[shape.m]
+    short, long = (known[m] for m in needed)
     if short is None or long is None:
         return None
     passes, hops, repeats = long.passes - short.passes, long.hops - short.hops, (shape.m - few) // period - 1

@@ -15,14 +15,14 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from simulator.bounds.micro_batches import scale_stage
-from simulator.bounds.schedule_bound import PASSES, StageTimes
+from simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
 from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, Fragment, StageOps
+from simulator.ir.ops import COMPUTE, Communication, Fragment, StageOps
 from simulator.plan.plan import Plan
-from simulator.program.block import Price, PricedBlock
+from simulator.program.block import FREE, CompiledBlocks, Price, PricedBlock
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
 
@@ -104,19 +104,31 @@ class UnitPrices:
         kinds = np.unique(self.of_layer).tolist()
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
 
-    def layer_seconds(self, busy: bool, again: bool = False) -> float:
-        """Least seconds of all layers, forward and backward, of one micro-batch on the ranks of a layer.
+    def layer_seconds(self, again: bool = False) -> float:
+        """Least seconds of the kernels of all layers, forward and backward, of one micro-batch on the ranks of a layer.
 
-        busy: of their kernels alone, without waiting for communication.
-        again: with the forward passes once more, but for the longest kernel of each, whose output nobody needs again.
+        again: with the forward passes once more, as `unit_times` counts them.
         """
-        found = 0.0
-        for kind, n in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
-            seconds = np.array(self._busy[kind]) if busy else self._rows_of(((int(kind), 1),))[0]
-            forward, whole, inputs, weights = seconds[:, 0]
-            repeated = forward - self._longest_kernel(int(kind)) if again else 0.0
-            found += n * (forward + repeated + min(whole, inputs + weights))
-        return float(found)
+        forward, whole, inputs, weights = self.unit_times(again).busy[self.of_layer, :, 0].T
+        return float((forward + np.minimum(whole, inputs + weights)).sum())
+
+    def unit_times(self, again: bool = False) -> StageTimes:
+        """Least durations of the passes of every kind of unit, as if each were a part of the model.
+
+        again: with the forward passes of layers once more before the backward passes, but for the longest kernel of
+            each, whose output nobody needs again.
+        """
+        alone = tuple(((kind, 1),) for kind in range(len(self.kinds)))
+        times = self.stage_times(alone)
+        if not again:
+            return times
+        layers = range(1, len(self.kinds) - 1)
+        repeated = np.zeros(len(self.kinds))
+        repeated[1:-1] = [times.busy[kind, FORWARD, 0] - self._longest_kernel(kind) for kind in layers]
+        stream, busy = times.stream.copy(), times.busy.copy()
+        for seconds in (stream, busy):
+            seconds[:, [WHOLE, INPUTS], 0] += repeated[:, None]
+        return replace(times, stream=stream, busy=busy)
 
     def _longest_kernel(self, kind: int) -> float:
         """Seconds of the longest kernel of the forward pass of a unit."""
@@ -239,6 +251,29 @@ class LoweredUnits:
     of_layer: np.ndarray
     price: Price
     host: float
+
+    @property
+    def of_kernels(self) -> LoweredUnits:
+        """These, with communication and launches that take no time."""
+        price = self.price
+        return replace(self, price=lambda work: FREE if isinstance(work, Communication) else price(work), host=0.0)
+
+    @property
+    def elements(self) -> np.ndarray:
+        """Parameters of one unit of every kind [kinds]."""
+        return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
+
+    def grown(self, blocks: CompiledBlocks) -> np.ndarray:
+        """What the forward pass of a unit leaves for its backward pass, at least, in a stage of several [kinds]
+        [bytes]."""
+        runs = [one.unit_runs for one in self.stages]
+        found = np.array([sum(run.count * blocks.block(run, "F", False).memory.grown for run in own) for own in runs])
+        arrives = [own[0].nbytes_in if own[0].residual_in else 0 for own in runs[1:]]
+        leaves = [own[-1].nbytes if own[-1].residual_out else 0 for own in runs[:-1]]
+        # The input of a stage arrives before its pass, and its output leaves.
+        found[0] -= max(leaves)
+        found[1:] += min(0, min(arrives) - max(leaves))
+        return found
 
     def at_size(self, two: LoweredUnits, size: int) -> LoweredUnits:
         """Those at a micro-batch of `size` sequences, from these at one sequence and those at two.

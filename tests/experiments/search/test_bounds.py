@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.search.bounds import Bounds
+from experiments.search.groups import GroupBounds
 from experiments.search.search import ROUNDING
 from experiments.search.space import Space
 from hardware.errors import MeshcastError
@@ -38,9 +39,10 @@ def space_of(name: str) -> Space:
 def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
     """Bounds over forecasts, of time and of memory, of `wanted` drawn points."""
     rng, space = random.Random(seed), space_of(name)
-    bounds, groups, found = Bounds(space), space.groups(), list[tuple[float, float]]()
+    bounds, every_group, found = Bounds(space), space.groups(), list[tuple[float, float]]()
+    groups = GroupBounds(space, bounds)
     while len(found) < wanted:
-        group = rng.choice(groups)
+        group = rng.choice(every_group)
         pipelines = space.pipelines(group)
         if not pipelines:
             continue
@@ -56,11 +58,15 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
                 continue
             found.append((bound[0] / forecast.step_time, bound[1] / forecast.peak_device))
             assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
-            least = max(bounds.bound_kernels(group), bounds.bound_passes(group))
-            coarse = [one for one in bounds.bound_pipelines(group)[0] if one.pipeline == pipeline]
-            least = max([least, *(one.seconds for one in coarse)])
-            assert least <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
-            assert (coarse and step in coarse[0].steps) or not forecast.fits, (group, pipeline, step)
+            assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
+            opened = groups.open(group)[0]
+            for coarse in (opened, groups.price(opened)) if opened else ():
+                assert coarse is not None
+                at = next((at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline), None)
+                assert at is not None or not forecast.fits, (group, pipeline, step)
+                if at is not None:
+                    assert step in groups.steps(coarse, at) or not forecast.fits, (group, pipeline, step)
+                    assert coarse.seconds[at] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
     return found
 
 

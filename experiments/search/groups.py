@@ -1,0 +1,159 @@
+"""Lower bounds of all pipelines of a group at once, and the points of a group that may fit."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.search.bounds import Bounds
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from hardware.units import GIB
+from simulator.bounds.pipeline_table import PipelineTable, PipelineUnits
+from simulator.bounds.schedule_bound import StageTimes
+from simulator.ir.ops import BYTES
+
+WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
+"""Data schemes that keep whole weights, gradients and optimizer states on every rank."""
+
+
+class GroupPipelines(NamedTuple):
+    """The pipelines of groups with equal degrees and micro-batches.
+
+    pipelines: those that exist. wrong: those that break a rule. units: what the devices of the former run and hold.
+    micro_batches, devices: of each of them [pipelines].
+    """
+
+    pipelines: list[Pipeline]
+    wrong: list[Pipeline]
+    units: PipelineTable
+    micro_batches: np.ndarray
+    devices: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class OpenGroup:
+    """The pipelines of a group with points that may fit, the smallest bound first.
+
+    table: all pipelines of the group. places: those that are left [pipelines]. seconds: lower bounds of their step
+    times [pipelines] [s].
+    fits: whether a point with a data scheme may fit [pipelines, data schemes]. points: their numbers [pipelines].
+    """
+
+    group: LayerGroup
+    table: GroupPipelines
+    places: np.ndarray
+    seconds: np.ndarray
+    fits: np.ndarray
+    points: np.ndarray
+
+    def in_order(self) -> OpenGroup:
+        """These pipelines, the smallest bound first."""
+        order = np.argsort(self.seconds, kind="stable")
+        columns = {name: getattr(self, name)[order] for name in ("places", "seconds", "fits", "points")}
+        return replace(self, **columns)
+
+    def pipeline(self, at: int) -> Pipeline:
+        """The pipeline at a place in the order."""
+        return self.table.pipelines[self.places[at]]
+
+
+class GroupBounds:
+    """Bounds all pipelines of a group at once."""
+
+    def __init__(self, space: Space, bounds: Bounds) -> None:
+        self.space, self.bounds = space, bounds
+        self._tables: dict[Hashable, GroupPipelines] = {}
+        self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
+        self._schemes = {name: number for number, name in enumerate(space.values["data"])}
+
+    def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int, int]:
+        """The pipelines of a group, bounded by kernels alone, if any may fit; and the numbers of points that break a
+        rule, and of those that do not fit."""
+        memory, kernels = self.bounds.unit_memory(group), self.bounds.kernel_times(group)
+        if memory is None or kernels is None:
+            return None, self.space.size(group), 0
+        table = self._table(group, memory.of_layer)
+        least = table.units.memory(memory.grown, memory.elements, self._state_nbytes(group, table.devices))
+        fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
+        every = np.array([self._points(group, one) for one in table.pipelines]).reshape(fits.shape)
+        points = (every * fits).sum(axis=1)
+        wrong = sum(int(self._points(group, one).sum()) for one in table.wrong)
+        left = np.flatnonzero(points)
+        opened = OpenGroup(group, table, left, self._seconds(group, table, kernels)[left], fits[left], points[left])
+        return opened.in_order() if len(left) else None, wrong, int(every.sum() - points.sum())
+
+    def price(self, opened: OpenGroup) -> OpenGroup | None:
+        """The same pipelines, bounded by passes and what they wait for; None if the group breaks a rule."""
+        if (prices := self.bounds.pass_prices(opened.group)) is None:
+            return None
+        seconds = self._seconds(opened.group, opened.table, prices.unit_times())[opened.places]
+        return replace(opened, seconds=np.maximum(opened.seconds, seconds)).in_order()
+
+    def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
+        """The choices of a pipeline that may fit."""
+        choices, fits = self.space.choices(opened.group, opened.pipeline(at)), opened.fits[at]
+        return [step for step in choices if fits[self._schemes[step.data]]]
+
+    def _points(self, group: LayerGroup, pipeline: Pipeline) -> np.ndarray:
+        """Numbers of the points of a pipeline [data schemes]."""
+        choices = self.space.choices(group, pipeline)
+        if choices not in self._numbers:
+            schemes = [self._schemes[step.data] for step in choices]
+            self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
+        return self._numbers[choices]
+
+    def _table(self, group: LayerGroup, of_layer: np.ndarray) -> GroupPipelines:
+        """The pipelines of a group. of_layer: the kind of every layer."""
+        key = group.tp * group.cp, group.micro, of_layer.tobytes()
+        if key not in self._tables:
+            self._tables[key] = self._make_table(group, of_layer)
+        return self._tables[key]
+
+    def _make_table(self, group: LayerGroup, of_layer: np.ndarray) -> GroupPipelines:
+        pipelines, wrong, units = [], [], []
+        for pipeline in self.space.pipelines(group):
+            made = self.bounds.shape(group, pipeline)
+            layers = made and self.bounds.layers(pipeline, made[1].stages // made[0].directions)
+            if made is None or layers is None:
+                wrong.append(pipeline)
+                continue
+            pipelines.append(pipeline)
+            schedule, shape, place, in_flight = made
+            units.append(PipelineUnits(schedule, shape, place, in_flight, count_units(layers, of_layer)))
+        micro_batches, devices = (np.array([getattr(one.shape, name) for one in units]) for name in ("m", "p"))
+        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices)
+
+    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes) -> np.ndarray:
+        """Lower bounds of the step times of the pipelines of a group [pipelines] [s]."""
+        found = table.units.step_seconds(units)
+        if copies := self.bounds.copy_seconds(group):
+            # The layer before the loss keeps its activations on the GPU.
+            layers = self.space.loaded.model.layers // table.devices - 1
+            found = np.maximum(found, table.micro_batches * copies * layers)
+        return found + self.space.loaded.framework.step_overhead_s
+
+    def _state_nbytes(self, group: LayerGroup, devices: np.ndarray) -> np.ndarray:
+        """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
+        framework = self.space.loaded.framework
+        nbytes = {
+            "weights": BYTES[framework.weights],
+            "gradients": BYTES[framework.gradients],
+            "optimizer": 2 * BYTES[framework.moments],
+        }
+        if group.offload or self.space.loaded.train.mode != "full":
+            nbytes["gradients"] = nbytes["optimizer"] = 0
+        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name in self._schemes])
+        shared = sum(nbytes.values()) - whole
+        return whole + shared * (devices / self.space.loaded.cluster.gpus)[:, None]
+
+
+def count_units(layers: tuple[int, ...], of_layer: np.ndarray) -> np.ndarray:
+    """Numbers of the embedding, of the layers of every kind and of the output layer in the parts of a model [parts,
+    kinds]. layers: of every part. of_layer: the kind of every layer."""
+    found = np.zeros((len(layers), int(of_layer.max()) + 2))
+    found[0, 0], found[-1, -1] = 1, 1
+    np.add.at(found, (np.repeat(np.arange(len(layers)), layers), of_layer), 1)
+    return found
