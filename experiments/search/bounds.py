@@ -49,12 +49,13 @@ class UnitMemory(NamedTuple):
     """Memory of the kinds of units of a group.
 
     grown: what a forward pass leaves for the backward pass, at least [kinds] [bytes]. elements: parameters [kinds].
-    of_layer: the kind of every layer [layers].
+    of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     grown: np.ndarray
     elements: np.ndarray
     of_layer: np.ndarray
+    of_recomputed: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +119,13 @@ class Bounds:
 
         fused: gradients are added by no kernels of their own.
         """
+        if group.recompute == "full":
+            kept, recomputed = self._units(group._replace(recompute="none"), fused), self._scale(group, fused)
+            return kept.join_recomputed(recomputed) if kept is not None and recomputed is not None else None
+        return self._scale(group, fused)
+
+    def _scale(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
+        """The units of a group, all layers recomputed alike, for its micro-batches."""
         if group.micro > 2:
             one, two = (self._lower(group._replace(micro=micro), fused) for micro in (1, 2))
             with suppress(NotAffine):
@@ -137,6 +145,7 @@ class Bounds:
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
+        pipeline = pipeline.order
         schedule, shape = self.schedule(pipeline)
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
         if ends == (0, pipeline.pp - 1) and schedule.directions == 1:
@@ -168,7 +177,7 @@ class Bounds:
         assert job.batch.total is not None
         dp = job.cluster.gpus // (group.tp * group.cp * pipeline.pp)
         m = job.batch.total // (group.micro * dp)
-        key = pipeline, m
+        key = pipeline.order, m
         if key not in self._shapes:
             self._shapes[key] = self._make_shape(pipeline, m)
         return self._shapes[key]
@@ -201,12 +210,15 @@ class Bounds:
         if (prices := self._kernel_prices(group)) is None or job.batch.total is None:
             return 0.0
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return micro_batches * prices.layer_seconds(group.recompute == "full") + job.framework.step_overhead_s
+        again = group.recompute == "full" and self.space.values["recomputed"] == (None,)
+        return micro_batches * prices.layer_seconds(again) + job.framework.step_overhead_s
 
     def kernel_times(self, group: LayerGroup) -> StageTimes | None:
         """Least durations of the passes of every kind of unit, without communication; None if there are none."""
         prices = self._kernel_prices(group)
-        return prices.unit_times(group.recompute == "full") if prices is not None else None
+        if prices is None:
+            return None
+        return prices.times_with_recompute if group.recompute == "full" else prices.unit_times
 
     def _kernel_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the kernels of a group like another, which neither divides GEMMs nor shares norms."""
@@ -237,15 +249,15 @@ class Bounds:
             if self._is_affine(group._replace(micro=1)):
                 return one._replace(grown=one.grown + (group.micro - 1) * (two.grown - one.grown))
         plain = group._replace(offload=())
-        if (units := self._lower(plain, self._fuses_gradients)) is None:
+        if (units := self._units(plain, self._fuses_gradients)) is None:
             return None
         grown = units.grown(self.shared.blocks) * (not group.offload)
-        return UnitMemory(grown, units.elements, units.of_layer)
+        return UnitMemory(grown, units.elements, units.of_layer, units.of_recomputed)
 
     def _is_affine(self, group: LayerGroup) -> bool:
         """Whether the units of a group at one and at two sequences differ in sizes alone."""
         if group not in self._affine:
-            one, two = (self._lower(group._replace(micro=micro, offload=()), self._fuses_gradients) for micro in (1, 2))
+            one, two = (self._units(group._replace(micro=micro, offload=()), self._fuses_gradients) for micro in (1, 2))
             try:
                 self._affine[group] = one is not None and two is not None and bool(one.at_size(two, 3))
             except NotAffine:
@@ -270,7 +282,7 @@ class Bounds:
         schedule, shape, place, in_flight = made
         if (layers := self.layers(pipeline, shape.stages // schedule.directions)) is None:
             return None
-        return StagesOfPoint(schedule, shape, place, in_flight, layers, prices.stages(layers))
+        return StagesOfPoint(schedule, shape, place, in_flight, layers, prices.stages(layers, pipeline.recomputed))
 
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
         """A lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
@@ -326,8 +338,8 @@ class Bounds:
 
     def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:
         schedule, shape = stages.schedule, stages.shape
-        if (key := (pipeline, shape.m)) not in self._paths:
-            known = self._replays.setdefault(pipeline, {})
+        if (key := (pipeline.order, shape.m)) not in self._paths:
+            known = self._replays.setdefault(pipeline.order, {})
             self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1}, known)
         return self._paths[key]
 
@@ -358,7 +370,7 @@ class Bounds:
     ) -> float:
         """Least memory of the first and the last device, from the orders of their passes [bytes]."""
         shape, place, devices = stages.shape, stages.place, sorted({0, stages.shape.p - 1})
-        if (key := (pipeline, shape.m)) not in self._orders:
+        if (key := (pipeline.order, shape.m)) not in self._orders:
             self._orders[key] = device_orders(stages.schedule, shape, devices)
         whole = np.zeros((2, len(stages.units)))
         np.add.at(whole[0], place.part, state.whole_weights[place.device] * share)

@@ -11,10 +11,11 @@ AUTO = "auto"
 
 FIELDS: dict[str, str] = {
     "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
-    "plan.sequence_parallel": "sequence_parallel", "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload",
-    "plan.pp": "pp", "plan.schedule": "schedule", "plan.chunks": "chunks", "plan.partition": "partition",
-    "plan.zero": "data", "framework.set.overlap.dp": "overlap_dp",
-    "framework.set.overlap.updated_weights": "updated_weights", "framework.set.overlap.pp": "overlap_pp",
+    "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
+    "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload", "plan.pp": "pp", "plan.schedule": "schedule",
+    "plan.chunks": "chunks", "plan.partition": "partition", "plan.zero": "data",
+    "framework.set.overlap.dp": "overlap_dp", "framework.set.overlap.updated_weights": "updated_weights",
+    "framework.set.overlap.pp": "overlap_pp",
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
@@ -58,6 +59,9 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             rule = "a search does not vary this field"
             raise PlanError(field, rule, nearest(field, list(FIELDS)), found[field])
     given |= found
+    plan = rest["plan"]
+    if "plan.recompute" in given and isinstance(plan, dict) and plan.get("recompute_layers") is not None:
+        given["plan.recompute_layers"] = [plan.pop("recompute_layers")]  # where layers are recomputed
     order = [field for field in FIELDS if field in given]
     return rest, {field: given[field] for field in order}
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds
+from experiments.search.bounds import Bounds, UnitMemory
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.units import GIB
-from simulator.bounds.pipeline_table import PipelineTable, PipelineUnits
-from simulator.bounds.schedule_bound import StageTimes
+from simulator.bounds.pipeline_table import DeviceUnits, PipelineTable, PipelineUnits
+from simulator.bounds.schedule_bound import StagePlaces, StageTimes
+from simulator.bounds.unit_prices import kinds_of_layers
 from simulator.ir.ops import BYTES
+from simulator.scheduling.schedule import PipelineShape
 
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
@@ -66,6 +69,7 @@ class GroupBounds:
     def __init__(self, space: Space, bounds: Bounds) -> None:
         self.space, self.bounds = space, bounds
         self._tables: dict[Hashable, GroupPipelines] = {}
+        self._devices: dict[Hashable, DeviceUnits] = {}
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
         self._schemes = {name: number for number, name in enumerate(space.values["data"])}
 
@@ -75,12 +79,12 @@ class GroupBounds:
         memory, kernels = self.bounds.unit_memory(group), self.bounds.kernel_times(group)
         if memory is None or kernels is None:
             return None, self.space.size(group), 0
-        table = self._table(group, memory.of_layer)
+        table = self._table(group, memory)
         least = table.units.memory(memory.grown, memory.elements, self._state_nbytes(group, table.devices))
         fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
-        every = np.array([self._points(group, one) for one in table.pipelines]).reshape(fits.shape)
+        every = self._points(group, table.pipelines)
         points = (every * fits).sum(axis=1)
-        wrong = sum(int(self._points(group, one).sum()) for one in table.wrong)
+        wrong = int(self._points(group, table.wrong).sum())
         left = np.flatnonzero(points)
         opened = OpenGroup(group, table, left, self._seconds(group, table, kernels)[left], fits[left], points[left])
         return opened.in_order() if len(left) else None, wrong, int(every.sum() - points.sum())
@@ -89,7 +93,7 @@ class GroupBounds:
         """The same pipelines, bounded by passes and what they wait for; None if the group breaks a rule."""
         if (prices := self.bounds.pass_prices(opened.group)) is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times())[opened.places]
+        seconds = self._seconds(opened.group, opened.table, prices.unit_times)[opened.places]
         return replace(opened, seconds=np.maximum(opened.seconds, seconds)).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
@@ -97,34 +101,66 @@ class GroupBounds:
         choices, fits = self.space.choices(opened.group, opened.pipeline(at)), opened.fits[at]
         return [step for step in choices if fits[self._schemes[step.data]]]
 
-    def _points(self, group: LayerGroup, pipeline: Pipeline) -> np.ndarray:
-        """Numbers of the points of a pipeline [data schemes]."""
-        choices = self.space.choices(group, pipeline)
+    def _points(self, group: LayerGroup, pipelines: list[Pipeline]) -> np.ndarray:
+        """Numbers of the points of pipelines [pipelines, data schemes]."""
+        found = np.zeros((len(pipelines), len(self._schemes)), int)
+        if self.space.limits_points:
+            for row, pipeline in zip(found, pipelines, strict=True):
+                row += self._count(self.space.choices(group, pipeline))
+        else:
+            degrees, at = np.unique([one.pp for one in pipelines], return_inverse=True)
+            for number, pp in enumerate(degrees.tolist()):
+                found[at == number] = self._count(self.space.steps(group, pp))
+        return found
+
+    def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
+        """Numbers of choices [data schemes]."""
         if choices not in self._numbers:
             schemes = [self._schemes[step.data] for step in choices]
             self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
         return self._numbers[choices]
 
-    def _table(self, group: LayerGroup, of_layer: np.ndarray) -> GroupPipelines:
-        """The pipelines of a group. of_layer: the kind of every layer."""
-        key = group.tp * group.cp, group.micro, of_layer.tobytes()
+    def _table(self, group: LayerGroup, memory: UnitMemory) -> GroupPipelines:
+        """The pipelines of a group."""
+        key = group.tp * group.cp, group.micro, group.recompute == "full", memory.of_layer.tobytes()
         if key not in self._tables:
-            self._tables[key] = self._make_table(group, of_layer)
+            self._tables[key] = self._make_table(group, memory)
         return self._tables[key]
 
-    def _make_table(self, group: LayerGroup, of_layer: np.ndarray) -> GroupPipelines:
-        pipelines, wrong, units = [], [], []
-        for pipeline in self.space.pipelines(group):
-            made = self.bounds.shape(group, pipeline)
-            layers = made and self.bounds.layers(pipeline, made[1].stages // made[0].directions)
+    def _make_table(self, group: LayerGroup, memory: UnitMemory) -> GroupPipelines:
+        pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
+        for order, own in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
+            variants, made = list(own), self.bounds.shape(group, order)
+            layers = made and self.bounds.layers(order, made[1].stages // made[0].directions)
             if made is None or layers is None:
-                wrong.append(pipeline)
+                wrong += variants
                 continue
-            pipelines.append(pipeline)
+            pipelines += variants
             schedule, shape, place, in_flight = made
-            units.append(PipelineUnits(schedule, shape, place, in_flight, count_units(layers, of_layer)))
-        micro_batches, devices = (np.array([getattr(one.shape, name) for one in units]) for name in ("m", "p"))
+            units.append(
+                PipelineUnits(schedule, shape, self._device_units(memory, variants, layers, place, shape), in_flight)
+            )
+        shapes = [one.shape for one in units for _ in one.devices.work[0]]
+        micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
         return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices)
+
+    def _device_units(
+        self,
+        memory: UnitMemory,
+        variants: list[Pipeline],
+        layers: tuple[int, ...],
+        place: StagePlaces,
+        shape: PipelineShape,
+    ) -> DeviceUnits:
+        """What devices run and hold, of pipelines that differ in the layers that they recompute."""
+        # Where micro-batches take one way, all devices run all of them.
+        alike = shape.m if np.ptp(place.turns) else 0
+        key = tuple(variants), alike, memory.of_recomputed is None, memory.of_layer.tobytes()
+        if key not in self._devices:
+            kinds = [kinds_of_layers(layers, memory.of_layer, memory.of_recomputed, one.recomputed) for one in variants]
+            counts = np.stack([count_units(layers, one, len(memory.grown)) for one in kinds], axis=1)
+            self._devices[key] = DeviceUnits.of(place, counts, shape.m)
+        return self._devices[key]
 
     def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes) -> np.ndarray:
         """Lower bounds of the step times of the pipelines of a group [pipelines] [s]."""
@@ -150,10 +186,10 @@ class GroupBounds:
         return whole + shared * (devices / self.space.loaded.cluster.gpus)[:, None]
 
 
-def count_units(layers: tuple[int, ...], of_layer: np.ndarray) -> np.ndarray:
+def count_units(layers: tuple[int, ...], of_layer: np.ndarray, kinds: int) -> np.ndarray:
     """Numbers of the embedding, of the layers of every kind and of the output layer in the parts of a model [parts,
-    kinds]. layers: of every part. of_layer: the kind of every layer."""
-    found = np.zeros((len(layers), int(of_layer.max()) + 2))
+    kinds]. layers: of every part. of_layer: the kind of every layer. kinds: their number."""
+    found = np.zeros((len(layers), kinds))
     found[0, 0], found[-1, -1] = 1, 1
     np.add.at(found, (np.repeat(np.arange(len(layers)), layers), of_layer), 1)
     return found

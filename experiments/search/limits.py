@@ -63,14 +63,14 @@ class LimitedSpace(Space):
         return found
 
     def size(self, group: LayerGroup) -> int:
-        return super().size(group) if self._admits_all else self._count(group)[0]
+        return self._count(group)[0] if self.limits_points else super().size(group)
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
-        return super().count_excluded(group) if self._admits_all else self._count(group)[1]
+        return self._count(group)[1] if self.limits_points else super().count_excluded(group)
 
     @property
-    def _admits_all(self) -> bool:
-        return not self._constraints and self._measured is None
+    def limits_points(self) -> bool:
+        return bool(self._constraints) or self._measured is not None
 
     def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
         """The number of points of a group, and of its excluded ones by limit."""

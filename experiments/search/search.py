@@ -145,10 +145,13 @@ class Search:
                 bound, _, item = heapq.heappop(self._heap)
                 if isinstance(item, _Point):
                     self._forecast(item)
+                elif isinstance(item, _Variants):
+                    for step in item.steps:
+                        self._bound(_OnePipeline(item.group, item.seconds, item.pipeline, [step]))
                 elif isinstance(item, _OnePipeline):
-                    self._bound_points(item)
+                    self._bound_pipeline(item)
                 elif isinstance(item, _Pipelines):
-                    self._bound_pipeline(item, bound)
+                    self._bound_next(item, bound)
                 elif isinstance(item, OpenGroup):
                     if priced := self.groups.price(item):
                         self._push_pipelines(_Pipelines(priced), bound)
@@ -202,7 +205,7 @@ class Search:
         if pipelines.at < len(pipelines.opened.places):
             self._push(max(bound, float(pipelines.opened.seconds[pipelines.at])), pipelines)
 
-    def _bound_pipeline(self, pipelines: _Pipelines, bound: float) -> None:
+    def _bound_next(self, pipelines: _Pipelines, bound: float) -> None:
         """Bounds the next one of some pipelines by the order of its passes."""
         opened, at = pipelines.opened, pipelines.at
         pipeline, steps = opened.pipeline(at), self.groups.steps(opened, at)
@@ -211,20 +214,31 @@ class Search:
         pipelines.at += 1
         self._push_pipelines(pipelines, bound)
 
-    def _bound_points(self, one: _OnePipeline) -> None:
-        """Bounds the points of a pipeline."""
-        group, seconds, pipeline, steps = one
-        for step in steps:
-            if not self.space.admits(group, pipeline, step):
-                self.certificate.excluded["near_measured"] += 1
-                continue
-            found = self.bounds.bound_point(group, pipeline, step)
-            if found is None:
-                self.certificate.invalid += 1
-            elif found[1] > self.capacity:
-                self.certificate.memory_bound += 1
+    def _bound_pipeline(self, one: _OnePipeline) -> None:
+        """Bounds the points of a pipeline, those with one data scheme together."""
+        by_data: dict[str, list[StepChoice]] = {}
+        for step in one.steps:
+            by_data.setdefault(step.data, []).append(step)
+        for steps in by_data.values():
+            if self.space.admits(one.group, one.pipeline, steps[0]):
+                self._bound(one._replace(steps=steps))
             else:
-                self._push(bound := max(seconds, found[0]), _Point(group, pipeline, step, bound, found[1]))
+                self.certificate.excluded["near_measured"] += len(steps)
+
+    def _bound(self, one: _OnePipeline) -> None:
+        """Bounds points with one data scheme by the choice that is the shortest and needs the least memory."""
+        group, bound, pipeline, steps = one
+        overlap = [all(step.overlap_dp for step in steps), any(step.overlap_pp for step in steps)]
+        best = StepChoice(steps[0].data, overlap[0], steps[0].updated_weights, overlap[1])
+        found = self.bounds.bound_point(group, pipeline, best)
+        if found is None:
+            self.certificate.invalid += len(steps)
+        elif found[1] > self.capacity:
+            self.certificate.memory_bound += len(steps)
+        elif len(steps) == 1:
+            self._push(bound := max(bound, found[0]), _Point(group, pipeline, steps[0], bound, found[1]))
+        else:
+            self._push(bound := max(bound, found[0]), _Variants(group, bound, pipeline, steps))
 
     def _forecast(self, point: _Point) -> None:
         """Forecasts a point, and holds the forecast against its bounds."""
@@ -285,6 +299,10 @@ class _OnePipeline(NamedTuple):
         return len(self.steps)
 
 
+class _Variants(_OnePipeline):
+    """Points that differ in what overlaps between the passes, with a bound of all [s]."""
+
+
 @dataclass(eq=False)
 class _Pipelines:
     """The pipelines of a group, those from `at` on still to be bounded by the order of their passes."""
@@ -298,5 +316,5 @@ class _Pipelines:
         return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Point
+_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Variants | _Point
 """What waits in the queue."""

@@ -59,6 +59,13 @@ class Pipeline(NamedTuple):
     schedule: str
     chunks: int
     partition: str
+    recomputed: int | None = None
+    """Layers of every stage that are recomputed with full recompute; None: all."""
+
+    @property
+    def order(self) -> Pipeline:
+        """The pipeline without what its order of passes does not depend on."""
+        return self._replace(recomputed=None)
 
 
 class StepChoice(NamedTuple):
@@ -89,7 +96,8 @@ class Space:
         _check_job(self.loaded, self.job)
         self.open = tuple(given)
         self.values = self._every_value(given)
-        self._pipelines: dict[tuple[int, int], list[Pipeline]] = {}
+        self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
+        self._sizes: dict[tuple[int, int, bool, bool], int] = {}
         self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
 
     # ------------------------------------------------------------------------------------------- values
@@ -124,6 +132,7 @@ class Space:
             "ep": _divisors(math.gcd(gpus, experts)),
             "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],
             "recompute": ("none", "selective", "full"),
+            "recomputed": (None, *range(1, model.layers)),
             "sequence_parallel": (True, False),
             "overlap_tp": (False, True),
             "offload": ((), ("optimizer",)),
@@ -161,12 +170,12 @@ class Space:
 
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
-        ranks = group.tp * group.cp
-        if (ranks, group.micro) not in self._pipelines:
-            self._pipelines[ranks, group.micro] = self._make_pipelines(ranks, group.micro)
-        return self._pipelines[ranks, group.micro]
+        key = group.tp * group.cp, group.micro, group.recompute == "full"
+        if key not in self._pipelines:
+            self._pipelines[key] = self._make_pipelines(*key)
+        return self._pipelines[key]
 
-    def _make_pipelines(self, ranks: int, micro: int) -> list[Pipeline]:
+    def _make_pipelines(self, ranks: int, micro: int, recomputes: bool) -> list[Pipeline]:
         v, gpus, layers, found = self.values, self.loaded.cluster.gpus, self.loaded.model.layers, []
         total = self.loaded.batch.total
         assert total is not None
@@ -174,7 +183,8 @@ class Space:
             if gpus % (ranks * pp) or total % (micro * (gpus // (ranks * pp))):
                 continue
             if pp == 1:
-                found.append(Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0]))
+                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0])
+                found += self._recompute(one, layers) if recomputes else [one]
                 continue
             for schedule, partition in product(v["schedule"], v["partition"]):
                 for chunks in v["chunks"]:
@@ -186,8 +196,15 @@ class Space:
                         or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
                     )
                     if not wrong:
-                        found.append(Pipeline(pp, schedule, chunks, partition))
+                        one = Pipeline(pp, schedule, chunks, partition)
+                        found += self._recompute(one, units // (pp * chunks)) if recomputes else [one]
         return found
+
+    def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
+        """A pipeline with the numbers of layers that its stages of `layers` layers at most may recompute."""
+        values = self.values["recomputed"]
+        counts = dict.fromkeys(one if one is not None and one < layers else None for one in values)
+        return [pipeline._replace(recomputed=one) for one in counts]
 
     def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
         """The choices between the passes that differ at the degrees of a plan."""
@@ -218,6 +235,11 @@ class Space:
         """Memory of a GPU that a plan may take [bytes]."""
         return self.loaded.cluster.gpu.memory * (1 - self.memory_margin)
 
+    @property
+    def limits_points(self) -> bool:
+        """Whether limits of the search exclude points."""
+        return False
+
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
         """The choices between the passes of a pipeline that a search admits."""
         return self.steps(group, pipeline.pp)
@@ -228,7 +250,10 @@ class Space:
 
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        return sum(len(self.choices(group, one)) for one in self.pipelines(group))
+        key = group.tp * group.cp, group.micro, group.recompute == "full", group.cp > 1
+        if key not in self._sizes:
+            self._sizes[key] = sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
+        return self._sizes[key]
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
@@ -250,7 +275,10 @@ class Space:
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data."""
-        return apply_changes(self.job, self.changes(group, pipeline, step))
+        job = apply_changes(self.job, self.changes(group, pipeline, step))
+        if group.recompute != "full":
+            job["plan"].pop("recompute_layers", None)
+        return job
 
 
 CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
@@ -290,13 +318,14 @@ def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> N
     """Refuses an empty list, and values that are not of the kind of a field."""
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    kind = int if name == "data" else list if name == "offload" else type(usual)
-    wrong = [one for one in values if type(one) is not kind]
+    kind = int if name in ("data", "recomputed") else list if name == "offload" else type(usual)
+    wrong = [one for one in values if type(one) is not kind and (name, one) != ("recomputed", None)]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         raise PlanError(field, f"its values are {known}", "Correct them, or write auto", wrong[0])
-    if kind is int and min(values) < (least := 0 if name == "data" else 1):
-        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(values))
+    numbers = [one for one in values if kind is int and one is not None]
+    if numbers and min(numbers) < (least := 0 if name == "data" else 1):
+        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
 
 
 def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,6 +340,7 @@ def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "ep": plan.get("ep", 1),
         "micro": job.batch.micro,
         "recompute": plan.get("recompute", "none"),
+        "recomputed": plan.get("recompute_layers"),
         "sequence_parallel": plan.get("sequence_parallel", True),
         "overlap_tp": overlap.tp,
         "offload": tuple(plan.get("offload", ())),

@@ -17,20 +17,6 @@ from simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE, Sta
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
 
-class PipelineUnits(NamedTuple):
-    """A pipeline of a model.
-
-    place: where its virtual stages are. in_flight: least activations in flight on every device.
-    counts: units of every kind in the parts of the model [parts, kinds].
-    """
-
-    schedule: Schedule
-    shape: PipelineShape
-    place: StagePlaces
-    in_flight: np.ndarray
-    counts: np.ndarray
-
-
 class Mode(NamedTuple):
     """How the durations of a unit enter the bound of a schedule.
 
@@ -51,7 +37,51 @@ class Mode(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class DeviceUnits:
+    """What the devices of a pipeline run and hold, for several variants of its parts, in numbers of units.
+
+    work: that pass through a device in a step for each micro-batch. passed: through which a micro-batch comes before
+    it reaches the device. own: of the device. least, most: of its stage with the fewest and with the most [devices,
+    variants, kinds].
+    places: numbers of the devices: only those that no other one exceeds in everything.
+    """
+
+    work: np.ndarray
+    passed: np.ndarray
+    own: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, place: StagePlaces, counts: np.ndarray, m: int) -> DeviceUnits:
+        """Of a placement of stages. counts: units of the parts of the model [parts, variants, kinds]. m: micro-batches
+        of a step."""
+        parts, flat = place.part, counts.reshape(len(counts), -1)
+        stages = flat[parts]
+        work, passed = place.sum(place.turns[:, None] / m * stages), place.least(place.passed @ flat)
+        own, least, most = place.sum(stages), place.least(stages), place.most(stages)
+        kinds = counts.shape[2]
+        first = np.hstack([one[:, :kinds] for one in (work, passed, own, least, -most)])
+        places = _largest(first)
+        found = (one[places].reshape(len(places), *counts.shape[1:]) for one in (work, passed, own, least, most))
+        return cls(*found, places)
+
+
+class PipelineUnits(NamedTuple):
+    """A pipeline of a model and its variants.
+
+    devices: what its devices run and hold. in_flight: least activations in flight on every device [devices].
+    """
+
+    schedule: Schedule
+    shape: PipelineShape
+    devices: DeviceUnits
+    in_flight: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _Devices:
     """Devices of the pipelines of one mode.
 
     work, passed: units that a device runs in a step, and units before its first stage [devices, kinds].
@@ -65,37 +95,33 @@ class _Rows:
 
 
 class PipelineTable:
-    """Pipelines as numbers of units of their devices.
-
-    Of the devices of a pipeline only those stay that no other one exceeds in everything.
-    """
+    """Pipelines as numbers of units of their devices; variants of a pipeline are pipelines of their own."""
 
     def __init__(self, pipelines: Sequence[PipelineUnits]) -> None:
-        self.size = len(pipelines)
-        by_mode: dict[Mode, list[tuple[int, np.ndarray]]] = {}
-        memory = []
-        for number, one in enumerate(pipelines):
-            place, counts = one.place, one.counts[one.place.part]
-            mode, kinds = Mode.of(one.schedule), counts.shape[1]
-            if has_bound(one.schedule, one.shape):
-                work = place.sum(place.turns[:, None] * counts)
-                passed = place.least(place.passed @ one.counts)
-                rows = np.hstack([work, passed])
-                by_mode.setdefault(mode, []).append((number, rows[_largest(rows)]))
+        by_mode: dict[Mode, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+        columns: list[list[np.ndarray]] = [[], [], []]
+        self.size, widths = 0, []
+        for schedule, shape, devices, in_flight in pipelines:
+            number, variants, kinds = devices.work.shape
+            mode, known = Mode.of(schedule), has_bound(schedule, shape)
+            numbers = self.size + np.arange(variants)
+            if known:
+                work, passed = (one.swapaxes(0, 1).reshape(-1, kinds) for one in (devices.work, devices.passed))
+                by_mode.setdefault(mode, []).append((shape.m * work, passed, numbers))
             # Where passes are paired, a forward pass takes the memory that a backward pass gives back.
-            held = (one.in_flight - mode.pairs) * has_bound(one.schedule, one.shape)
-            least, most = (held[:, None] * values for values in (place.least(counts), place.most(counts)))
-            rows = np.hstack([place.sum(counts), least, -most])
-            memory.append(rows[_largest(rows)])
+            held = (in_flight[devices.places] - mode.pairs) * known
+            least, most = (held[:, None, None] * one for one in (devices.least, devices.most))
+            for column, one in zip(columns, (devices.own, least, most), strict=True):
+                column.append(one.swapaxes(0, 1).reshape(-1, kinds))
+            widths += [number] * variants
+            self.size += variants
         self._modes = {}
         for mode, found in by_mode.items():
-            numbers, rows = zip(*found, strict=True)
-            stacked = np.vstack(rows)
-            starts = np.cumsum([0, *(len(one) for one in rows[:-1])])
-            self._modes[mode] = _Rows(stacked[:, :kinds], stacked[:, kinds:], np.array(numbers), starts)
-        self._memory = np.split(np.vstack(memory), 3, axis=1) if memory else []
-        self._starts = np.cumsum([0, *(len(one) for one in memory[:-1])])
-        self._pipelines = np.repeat(np.arange(self.size), [len(one) for one in memory])
+            work, passed, numbers = (np.concatenate(one) for one in zip(*found, strict=True))
+            starts = _starts([len(own) // len(which) for own, _, which in found for _ in which])
+            self._modes[mode] = _Devices(work, passed, numbers, starts)
+        self._memory = [np.concatenate(one) for one in columns] if pipelines else []
+        self._starts, self._pipelines = _starts(widths), np.repeat(np.arange(self.size), widths)
 
     def step_seconds(self, units: StageTimes) -> np.ndarray:
         """Lower bounds of the time of all passes [pipelines] [s]. units: durations, each kind of unit as a part.
@@ -116,12 +142,12 @@ class PipelineTable:
         if not self._memory:
             return np.zeros(each.shape)
         own, least, most = self._memory
-        activations = least @ np.maximum(grown, 0.0) - most @ np.minimum(grown, 0.0)
+        activations = least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0)
         states = (own @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
 
 
-def _devices_seconds(mode: Mode, rows: _Rows, units: StageTimes) -> np.ndarray:
+def _devices_seconds(mode: Mode, rows: _Devices, units: StageTimes) -> np.ndarray:
     """When devices are done with all passes, at the earliest [devices] [s]: `bound_devices` of sums of units."""
     seconds = units.busy if mode.pairs else units.stream
     forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
@@ -140,6 +166,11 @@ def _devices_seconds(mode: Mode, rows: _Rows, units: StageTimes) -> np.ndarray:
     head = np.maximum(rows.passed @ units.path[:, FORWARD] - early, 0.0)
     returned = (rows.work @ (forward + inputs)).max(axis=1) - ends + rows.passed @ gradient
     return np.asarray(head + np.maximum(work, returned))
+
+
+def _starts(widths: Sequence[int]) -> np.ndarray:
+    """The places of the first of several items of these widths each."""
+    return np.asarray(np.cumsum([0, *widths])[: len(widths)])
 
 
 def _largest(rows: np.ndarray) -> np.ndarray:

@@ -56,30 +56,34 @@ class UnitPrices:
     """Prices of the passes of a plan, for any number of its layers in a stage.
 
     kinds: kinds of units: the embedding, those of layers, the output layer.
-    of_layer: the kind of every layer.
+    of_layer: the kind of every layer. of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     kinds: list[UnitKind]
     of_layer: np.ndarray
+    of_recomputed: np.ndarray | None
     coordinates: Coordinates
     _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
-    _stages: dict[tuple[int, ...], Stages] = field(default_factory=dict)
+    _stages: dict[tuple[tuple[int, ...], int | None], Stages] = field(default_factory=dict)
     _times: dict[Stages, StageTimes] = field(default_factory=dict)
     _activations: dict[Stages, np.ndarray] = field(default_factory=dict)
     _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
     _passes: dict[StageUnits, np.ndarray] = field(default_factory=dict)
 
-    def stages(self, layers: tuple[int, ...]) -> Stages:
-        """The units of the parts of a model. layers: the number of layers of every part."""
-        if layers not in self._stages:
+    def stages(self, layers: tuple[int, ...], recomputed: int | None = None) -> Stages:
+        """The units of the parts of a model.
+
+        layers: the number of layers of every part. recomputed: layers of every part that are recomputed; None: all.
+        """
+        if (layers, recomputed) not in self._stages:
             ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
-            kinds = self.of_layer.tolist()
+            kinds = kinds_of_layers(layers, self.of_layer, self.of_recomputed, recomputed).tolist()
             runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
             runs[0].insert(0, (0, 1))
             runs[last].append((len(self.kinds) - 1, 1))
-            self._stages[layers] = tuple(tuple(run) for run in runs)
-        return self._stages[layers]
+            self._stages[layers, recomputed] = tuple(tuple(run) for run in runs)
+        return self._stages[layers, recomputed]
 
     def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
         """The matrix of `count` units of a kind, one after another."""
@@ -101,34 +105,38 @@ class UnitPrices:
     def stream_seconds(self, stream: str, action: str) -> float:
         """Seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
         at = self.coordinates.at.get(stream)
-        kinds = np.unique(self.of_layer).tolist()
+        kinds = range(1, len(self.kinds) - 1)
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
 
     def layer_seconds(self, again: bool = False) -> float:
         """Least seconds of the kernels of all layers, forward and backward, of one micro-batch on the ranks of a layer.
 
-        again: with the forward passes once more, as `unit_times` counts them.
+        again: of layers that are recomputed, as `times_with_recompute` counts them.
         """
-        forward, whole, inputs, weights = self.unit_times(again).busy[self.of_layer, :, 0].T
+        times, of_layer = self.unit_times, self.of_layer
+        if again:
+            times, of_layer = self.times_with_recompute, of_layer + len(self.kinds) - 2
+        forward, whole, inputs, weights = times.busy[of_layer, :, 0].T
         return float((forward + np.minimum(whole, inputs + weights)).sum())
 
-    def unit_times(self, again: bool = False) -> StageTimes:
-        """Least durations of the passes of every kind of unit, as if each were a part of the model.
+    @cached_property
+    def unit_times(self) -> StageTimes:
+        """Least durations of the passes of every kind of unit, as if each were a part of the model."""
+        return self.stage_times(tuple(((kind, 1),) for kind in range(len(self.kinds))))
 
-        again: with the forward passes of layers once more before the backward passes, but for the longest kernel of
-            each, whose output nobody needs again.
+    @cached_property
+    def times_with_recompute(self) -> StageTimes:
+        """`unit_times` with every kind of layer once more, recomputed, as `join_recomputed` adds them.
+
+        Its forward pass runs again before its backward pass, but for its longest kernel, whose output nobody needs.
         """
-        alone = tuple(((kind, 1),) for kind in range(len(self.kinds)))
-        times = self.stage_times(alone)
-        if not again:
-            return times
-        layers = range(1, len(self.kinds) - 1)
-        repeated = np.zeros(len(self.kinds))
-        repeated[1:-1] = [times.busy[kind, FORWARD, 0] - self._longest_kernel(kind) for kind in layers]
-        stream, busy = times.stream.copy(), times.busy.copy()
-        for seconds in (stream, busy):
-            seconds[:, [WHOLE, INPUTS], 0] += repeated[:, None]
-        return replace(times, stream=stream, busy=busy)
+        times, layers = self.unit_times, range(1, len(self.kinds) - 1)
+        again = np.array([times.busy[kind, FORWARD, 0] - self._longest_kernel(kind) for kind in layers])
+        order = [0, *layers, *layers, len(self.kinds) - 1]
+        columns = {name: getattr(times, name)[order] for name in StageTimes.__dataclass_fields__ if name != "hop"}
+        for name in ("stream", "busy"):
+            columns[name][1 + len(layers) : -1, [WHOLE, INPUTS], 0] += again[:, None]
+        return StageTimes(**columns, hop=times.hop)
 
     def _longest_kernel(self, kind: int) -> float:
         """Seconds of the longest kernel of the forward pass of a unit."""
@@ -245,12 +253,14 @@ class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
     price, host: prices of ops, and time of the host to launch one [s].
+    of_recomputed: the kind of every layer where it is recomputed; None: no layer is.
     """
 
     stages: tuple[StageOps, ...]
     of_layer: np.ndarray
     price: Price
     host: float
+    of_recomputed: np.ndarray | None = None
 
     @property
     def of_kernels(self) -> LoweredUnits:
@@ -262,6 +272,11 @@ class LoweredUnits:
     def elements(self) -> np.ndarray:
         """Parameters of one unit of every kind [kinds]."""
         return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
+
+    def join_recomputed(self, other: LoweredUnits) -> LoweredUnits:
+        """These units, and the layers of `other`, which are recomputed."""
+        stages = (*self.stages[:-1], *other.stages[1:-1], self.stages[-1])
+        return replace(self, stages=stages, of_recomputed=other.of_layer + len(self.stages) - 2)
 
     def grown(self, blocks: CompiledBlocks) -> np.ndarray:
         """What the forward pass of a unit leaves for its backward pass, at least, in a stage of several [kinds]
@@ -312,4 +327,15 @@ def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
         }
         kinds.append(UnitKind(stage_ops, tasks))
     coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), units.host)
-    return UnitPrices(kinds, units.of_layer, coordinates)
+    return UnitPrices(kinds, units.of_layer, units.of_recomputed, coordinates)
+
+
+def kinds_of_layers(
+    layers: Sequence[int], of_layer: np.ndarray, of_recomputed: np.ndarray | None, recomputed: int | None
+) -> np.ndarray:
+    """The kind of every layer of a model. layers: of every part. recomputed: layers of every part, from the first on,
+    that are recomputed; None: all."""
+    if of_recomputed is None:
+        return of_layer
+    places = np.concatenate([np.arange(number) for number in layers])
+    return of_recomputed if recomputed is None else np.where(places < recomputed, of_recomputed, of_layer)

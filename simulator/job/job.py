@@ -79,6 +79,8 @@ class ShortStage(JobPart):
     fsdp: bool = False
     """Use data/fsdp in place of `zero`."""
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: Count | None = None
+    """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""
     offload: tuple[Literal["activations", "optimizer"], ...] = ()
     """What is kept in host memory: memory/offload."""
     sequence_parallel: bool = True

@@ -108,8 +108,12 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
     views = _views(short, dp * short.cp * short.tp, math.gcd(*model.moe.expert_counts) if model.moe else 1, where)
     if views:
         schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
+    if short.recompute_layers is not None and short.recompute != "full":
+        rule = f"a number of layers needs recompute: full, and the plan has recompute: {short.recompute}"
+        remedy = "Write recompute: full, or leave it out"
+        raise PlanError(f"{where}.recompute_layers", rule, remedy, short.recompute_layers)
     if short.recompute == "full":
-        schemes.append({"use": "memory/recompute-full"})
+        schemes.append({"use": "memory/recompute-full", "layers": short.recompute_layers})
     elif short.recompute == "selective":
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     if short.offload:
