@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -202,13 +202,41 @@ def forecast_all(
         if out.exists() and out.samefile(jobs):
             raise unwritable(out, "it is the file of the jobs", "--out")
     misfit = False
-    with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
-        target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
+    with jobs.open(encoding="utf-8-sig", errors="replace") as lines, _answers(out) as write:
         wanted = progress(read_jobs(lines, str(jobs)), jobs, out is not None and jobs.is_file())
         for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= answer.get("status") == "does-not-fit"
-            target.write(to_json(answer) + "\n")
+            write(to_json(answer) + "\n")
     return misfit
+
+
+@contextmanager
+def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
+    """Writes answers to a file, whose errors name it, or to stdout."""
+    if out is None:
+        yield sys.stdout.write
+        return
+
+    def write(text: str) -> None:
+        with _writing(out):
+            file.write(text)
+            file.flush()
+
+    with _writing(out):
+        file = out.open("w", encoding="utf-8")
+    try:
+        yield write
+    finally:
+        with suppress(OSError):  # every answer was flushed
+            file.close()
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(out, error.strerror or str(error), "--out") from None
 
 
 def draw(report: Any, files: dict[str, Path]) -> None:

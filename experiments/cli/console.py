@@ -90,7 +90,9 @@ def plot_files(
     path, named = Path(plot), plot.endswith(("/", os.sep))
     if not named and (path.suffix.lower() in IMAGE_SUFFIXES or not plot or not path.is_dir()):
         if path.suffix.lower() not in IMAGE_SUFFIXES:
-            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for all figures"
+            remedy = f"Write {path.stem or names[0]}.png"
+            if len(names) > 1:
+                remedy += f", or {path.stem or 'figures'}/ for all figures"
             raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
         check_place(path, option)
         return {names[0]: path}
@@ -115,6 +117,21 @@ def check_place(path: Path, option: str) -> None:
         raise unwritable(path, "it is a pipe or a device", option)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise unwritable(path, "permission denied", option)
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Raises PlanError for a folder in which no files can be written; it may be one that is still to be made."""
+    there = next(one for one in (path, *path.parents) if one.exists())
+    if not there.is_dir():
+        raise unwritable_folder(path, f"{there} is not a folder", option)
+    if not os.access(there, os.W_OK):
+        raise unwritable_folder(path, "permission denied", option)
+
+
+def unwritable_folder(path: Path, reason: str, option: str) -> PlanError:
+    """The error for a folder in which files cannot be written."""
+    rule = f"no files can be written into this folder ({reason})"
+    return PlanError(option, rule, "Name a folder that you may write to", str(path))
 
 
 def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:

@@ -12,10 +12,12 @@ from experiments.cli.console import (
     TOO_LARGE,
     AsJson,
     answering,
+    check_folder,
     check_place,
     emit,
     plot_files,
     unwritable,
+    unwritable_folder,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ def search(
 
         limits = make_limits(where or (), margin, near_measured, "--where")
         files = plot_files(plot, ("search",)) if plot is not None else {}
+        if jobs_to is not None:
+            check_folder(jobs_to, "--jobs-to")
         if out is not None:
             from experiments.search.rows import check_rows_place, write_rows
 
@@ -80,10 +84,16 @@ def search(
         for path in files.values():
             from experiments.search.plot import draw
 
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draw(wanted, result, path)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                draw(wanted, result, path)
+            except OSError as error:
+                raise unwritable(path, error.strerror or str(error)) from None
         if jobs_to is not None:
-            _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
+            try:
+                _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
+            except OSError as error:
+                raise unwritable_folder(jobs_to, error.strerror or str(error), "--jobs-to") from None
         if as_json:
             emit(result.to_dict())
         else:

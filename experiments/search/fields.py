@@ -19,6 +19,12 @@ FIELDS: dict[str, str] = {
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
+FOLLOWING = {
+    "plan.dp": "Leave it out: data parallelism takes the remaining GPUs",
+    "plan.fsdp": "Leave it out, and write zero: auto, which tries FSDP as well",
+}
+"""What to do about fields of a plan that follow from those that a search varies."""
+
 
 def is_open(field: str, value: Any) -> bool:
     """Whether a value leaves a field open: ``auto``, or for a field in `FIELDS` a list that no plan may state itself,
@@ -57,7 +63,7 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     for field in found:
         if field not in FIELDS:
             rule = "a search does not vary this field"
-            raise PlanError(field, rule, nearest(field, list(FIELDS)), found[field])
+            raise PlanError(field, rule, FOLLOWING.get(field) or nearest(field, list(FIELDS)), found[field])
     given |= found
     plan = rest["plan"]
     if "plan.recompute" in given and isinstance(plan, dict) and plan.get("recompute_layers") is not None:

@@ -90,15 +90,25 @@ def open_search(
     """The search of a job, before it runs. changes: to make first, such as ``plan.tp=auto``."""
     read, limits = read_job(job, changes), limits or Limits()
     folder = read.folder if base is None else Path(base)
-    with locate_errors(read.where, "" if changes else read.text):
+    origin = read.where, "" if changes else read.text
+    with locate_errors(*origin):
         space = LimitedSpace(read.data, folder, limits)
-        made = Search(space, within, top, SharedWork(calibration))
+        made = Search(space, within, top, SharedWork(calibration), origin)
+        if not made.certificate.plans:
+            raise space.explain_empty()
     found = made.certificate
-    if found.plans and found.plans == sum(found.excluded.values()):
-        rule, by_where = f"all {found.plans:,} plans of the space are excluded", found.excluded["where"]
-        place = limits.where[0].where if by_where == found.plans else "--near-measured"
-        rule += f", {by_where:,} of them by constraints" if 0 < by_where < found.plans else ""
-        raise PlanError(place, rule, "Loosen it, or open more fields")
+    if found.plans == sum(found.excluded.values()):
+        one, by_where = found.plans == 1, found.excluded["where"]
+        rule = (
+            "the only plan of the space is excluded" if one else f"all {found.plans:,} plans of the space are excluded"
+        )
+        if by_where == found.plans:
+            texts = " and ".join(constraint.text for constraint in limits.where)
+            raise PlanError(limits.where[0].where, rule, "Loosen it, or open more fields", texts)
+        rule += f", {by_where:,} of them by constraints" if by_where else ""
+        rule += f"{', the others' if by_where else ''}: nobody has published a run with {'its' if one else 'their'} "
+        rule += "schedule, degrees and micro-batch on as many GPUs"
+        raise PlanError("--near-measured", rule, "Leave it out, or open more fields")
     return made
 
 

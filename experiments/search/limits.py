@@ -116,7 +116,7 @@ class PointConstraint:
         except MeshcastError as error:
             raise error.at(self.constraint.where) from None
         known = sorted({*FIELDS, "plan.fsdp", DEGREE, *self._defaults, *DERIVED})
-        rule = f"neither a field of a point nor known: {field}"
+        rule = f"{field} is no name that a constraint of a search knows"
         raise PlanError(self.constraint.where, rule, nearest(field, known), self.constraint.text)
 
     def select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
@@ -175,7 +175,7 @@ class MeasuredPoints:
         if not here:
             low, high = (end([one.ranges[gpus][i] for one in combinations]) for i, end in enumerate((min, max)))
             count = f"{space.loaded.cluster.gpus:,} GPUs"
-            rule = f"no measured combination was run on {count} (all of them together on {low:,} to {high:,})"
+            rule = f"no measured combination was run on {count}: those of all together had {low:,} to {high:,}"
             raise PlanError("--near-measured", rule, "Leave it out")
         # Schedule, and ranges of the numbers that follow from degrees and micro-batch alone.
         numbers = [NUMBERS.index(name) for name in ("tp", "cp", "microbatch_tokens")]

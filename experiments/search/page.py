@@ -25,7 +25,8 @@ def page(result: SearchResult) -> RenderableType:
     """The best plans, what the search has proven, and how the best one compares with published runs."""
     plans = result.best
     if not plans:
-        return Group(Text("No plan that was forecast fits in memory."), _certificate(result.certificate))
+        space = "of the space" if result.certificate.complete else "that was forecast"
+        return Group(Text(f"No plan {space} fits in memory."), _certificate(result.certificate))
     return Group(*_plans(plans), Text(), _certificate(result.certificate), *_honesty(plans))
 
 
@@ -68,7 +69,7 @@ def _certificate(found: Certificate) -> Table:
     table.add_column()
     has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
     rows: list[tuple[str, str, str]] = [
-        ("space", f"{found.plans:,}", f"plans in {found.groups:,} groups of equal layers"),
+        ("space", f"{found.plans:,}", _count_groups(found)),
         *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
@@ -78,7 +79,7 @@ def _certificate(found: Certificate) -> Table:
             f"{found.exact:,}",
             f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
         ),
-        ("proof", f"{found.gap:.2%}", _proof(found)),
+        ("proof", *_proof(found)),
         ("effort", f"{found.cpu:.1f} s", "of CPU time"),
     ]
     for row in rows:
@@ -96,10 +97,18 @@ def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _proof(found: Certificate) -> str:
+def _count_groups(found: Certificate) -> str:
+    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
+    return f"{plans} in {found.groups:,} {groups} of equal layers"
+
+
+def _proof(found: Certificate) -> tuple[str, str]:
+    if found.complete and found.exact == found.too_large:
+        return "", "no plan of the space fits in the model"
     if found.gap == 0.0:
-        return "gap: no plan of the space is faster in the model"
-    return "gap: share of the step by which a plan that was not forecast may be faster in the model"
+        return f"{found.gap:.2%}", "gap: no plan of the space is faster in the model"
+    words = "gap: share of the step by which a plan that was not forecast may be faster in the model"
+    return f"{found.gap:.2%}", words
 
 
 def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:

@@ -62,7 +62,8 @@ def write_rows(search: Search, best: Sequence[RankedPlan], out: Path) -> None:
     }
     beside = out.with_name(f"{out.name}.writing")
     try:
-        pq.write_table(pa.table(columns, schema=schema), beside, compression="zstd", write_page_checksum=True)
+        with beside.open("wb") as file:
+            pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", write_page_checksum=True)
         os.replace(beside, out)
     finally:
         beside.unlink(missing_ok=True)

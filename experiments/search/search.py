@@ -23,6 +23,7 @@ from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import StepAndMemory, forecast_step
 from simulator.job.load import load_job
+from simulator.job.locate import locate_errors
 
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
@@ -109,11 +110,18 @@ class Search:
     """A search for the plan with the shortest step that fits in memory.
 
     space: the points. within: gap at which the search may end. top: number of plans that are kept. shared: work that
-    forecasts share, with the calibration of all costs.
+    forecasts share, with the calibration of all costs. origin: path and text of the job file, for errors.
     """
 
-    def __init__(self, space: Space, within: float = 0.0, top: int = 10, shared: SharedWork | None = None) -> None:
-        self.space, self.within, self.top = space, within, top
+    def __init__(
+        self,
+        space: Space,
+        within: float = 0.0,
+        top: int = 10,
+        shared: SharedWork | None = None,
+        origin: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.space, self.within, self.top, self.origin = space, within, top, origin
         self.shared = shared or SharedWork()
         self.bounds = Bounds(space, self.shared)
         self.groups = GroupBounds(space, self.bounds)
@@ -132,7 +140,10 @@ class Search:
         self._heap: list[tuple[float, int, _Item]] = []
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
-        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
+
+        Raises PlanError or ModelError if every point breaks a rule: that of the first one.
+        """
         began, found = time.process_time(), self.certificate
         # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
         taken = 0.0
@@ -163,6 +174,8 @@ class Search:
                 found.open_bound = self._heap[0][0] if self._heap else found.incumbent
                 found.cpu = time.process_time() - began
                 progress(found)
+            if found.invalid and found.invalid == found.plans - sum(found.excluded.values()):
+                self._explain_rule()
             found.complete = True
             left = sum(self._count(item) for _, _, item in self._heap)
         except KeyboardInterrupt:
@@ -172,6 +185,19 @@ class Search:
         found.open_bound = min(found.open_bound, taken)
         found.cpu = time.process_time() - began
         return found
+
+    def _explain_rule(self) -> None:
+        """Raises the error of the first point, where all of them break a rule."""
+        group = next(iter(self.sizes))
+        pipeline = next(one for one in self.space.pipelines(group) if self.space.choices(group, one))
+        job = self.space.job_of(group, pipeline, self.space.choices(group, pipeline)[0])
+        with locate_errors(*self.origin):
+            try:
+                forecast_step(load_job(job, base=self.space.base), self.shared)
+            except (PlanError, ModelError) as error:
+                count = self.certificate.invalid
+                rule = f"all {count:,} plans of the space break a rule, the first one this: {error.rule}"
+                raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
 
     def _limit(self) -> float:
         """The bound from which on nothing is of interest [s]: no plan that is faster by more than the gap, and none of

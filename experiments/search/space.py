@@ -7,7 +7,7 @@ fields of the pipeline (`Pipeline`) and fields that act between the passes (`Ste
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from experiments.search.fields import AUTO, FIELDS, split_open_fields
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
+from simulator.ir.registry import find_scheme
 from simulator.job.job import Job
 from simulator.job.load import load_job
 
@@ -30,6 +31,9 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
 PARTITIONS = ("even", "ends-as-layers")
+
+WORDS = ("schedule", "recompute", "data", "offload")
+"""Fields of a point whose values are words, or numbers with a meaning each."""
 
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
@@ -89,13 +93,15 @@ class Space:
     def __init__(self, job: Mapping[str, Any], base: Path) -> None:
         self.base = base
         self.job, given = split_open_fields(job)
-        if not given:
-            rule = "no field of the job is open"
-            raise PlanError("search", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
+        _check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
+        if not given:
+            rule = "no field of the job is open: none is `auto` or a list of values"
+            raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         _check_job(self.loaded, self.job)
         self.open = tuple(given)
         self.values = self._every_value(given)
+        _check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
         self._sizes: dict[tuple[int, int, bool, bool], int] = {}
         self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
@@ -113,9 +119,18 @@ class Space:
                 found[name] = self._automatic(name)
             else:
                 _check_values(field, name, value, fixed[name])
-                one_of = _data_name if name == "data" else lambda one: tuple(one) if isinstance(one, list) else one
-                found[name] = tuple(one_of(one) for one in value)
-        if "plan.chunks" in given and "plan.schedule" not in given and "schedule" not in self.job["plan"]:
+                if name in WORDS:  # a job says which words are valid
+                    for one in value:
+                        load_job(apply_changes(self.job, {field: one}), base=self.base)
+                ways: dict[str, Callable[[Any], Any]] = {
+                    "data": _data_name,
+                    "offload": tuple,
+                    "schedule": _schedule_name,
+                }
+                one_of = ways.get(name, lambda one: one)
+                found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
+        stated = self.job["plan"].get("schedule") is not None
+        if "plan.chunks" in given and "plan.schedule" not in given and not stated:
             found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
 
@@ -153,6 +168,19 @@ class Space:
             name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
             for name in self.open
         }
+
+    def explain_empty(self) -> PlanError:
+        """The error for a space without points: no values of its fields divide the GPUs, the batch and the layers."""
+        job = self.loaded
+        rule = (
+            f"no values of the open fields make a plan: tp x cp x pp must divide the {job.cluster.gpus:,} GPUs, "
+            f"batch.micro x dp the global batch of {job.batch.total:,}, pp x chunks the {job.model.layers:,} layers "
+            "(two more with the partition ends-as-layers)"
+        )
+        remedy = "Give values that divide them, or write auto"
+        where, *others = self.open
+        values = [*self.values[FIELDS[where]]]
+        return PlanError("plan", rule, remedy) if others else PlanError(where, rule, remedy, values)
 
     # ------------------------------------------------------------------------------------------- points
 
@@ -285,24 +313,51 @@ CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
 
 
+def _check_plan(plan: Any) -> None:
+    """Refuses plans for which there are no bounds."""
+    if not isinstance(plan, Mapping):  # `load_job` explains it
+        return
+    for key in CLOSED:
+        if plan.get(key) is not None:
+            long = key in ("mesh", "schemes")
+            rule = (
+                f"a search takes a plan in short form, {'of degrees such as tp and pp' if long else f'without {key}'}"
+            )
+            raise PlanError(f"plan.{key}", rule, "Leave it out, or use `meshcast sweep`", plan[key])
+    if isinstance(schedule := plan.get("schedule"), Mapping):
+        rule = "a search takes a schedule by its name, without options"
+        raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
+    if (partition := plan.get("partition")) is not None:
+        _check_partition(partition)
+
+
+def _check_partition(partition: Any) -> None:
+    if partition not in PARTITIONS:
+        rule = f"a search takes the partitions {' and '.join(PARTITIONS)}"
+        raise PlanError("plan.partition", rule, "Write one of them, or use `meshcast sweep`", partition)
+
+
+def _check_schedules(names: Sequence[str]) -> None:
+    """Refuses schedules that do not exist without an option."""
+    for name in names:
+        options = find_scheme(f"pipeline/{name}").Options.model_fields
+        if needed := [key for key, field in options.items() if field.is_required()]:
+            rule = (
+                f"it needs the option {', '.join(needed)}, and a search takes a schedule by its name, without options"
+            )
+            raise PlanError("plan.schedule", rule, "Leave it out, or use `meshcast sweep`", name)
+
+
 def _check_job(job: Job, written: Mapping[str, Any]) -> None:
     """Refuses jobs for which there are no bounds."""
-    plan, batch, sizes = written["plan"], job.batch, written.get("batch", {})
-    if "global" not in sizes:
+    batch, sizes = job.batch, written.get("batch", {})
+    if sizes.get("global") is None:
         rule = "a search compares plans of one global batch, and the job does not state it"
         raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
     for key in ("microbatches", "samples"):
-        if key in sizes:
+        if sizes.get(key) is not None:
             rule = "a search takes the size of a micro-batch, batch.micro"
             raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
-    remedy = "Leave it out, or use `meshcast sweep`"
-    for key in CLOSED:
-        if key in plan:
-            raise PlanError(f"plan.{key}", "a search takes a short plan without it", remedy, plan[key])
-    if isinstance(plan.get("schedule", ""), Mapping) or str(plan.get("partition", "even")) not in PARTITIONS:
-        key = "schedule" if isinstance(plan.get("schedule"), Mapping) else "partition"
-        rule = "a search knows schedules by their names, and partitions even and ends-as-layers"
-        raise PlanError(f"plan.{key}", rule, remedy, plan[key])
     reasons = {
         "cluster": ("all nodes are of one kind", bool(job.cluster.groups)),
         "model": ("a model is one chain of layers", bool(job.model.branches)),
@@ -322,7 +377,11 @@ def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> N
     wrong = [one for one in values if type(one) is not kind and (name, one) != ("recomputed", None)]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
-        raise PlanError(field, f"its values are {known}", "Correct them, or write auto", wrong[0])
+        rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
+        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
+    if name == "partition":
+        for one in values:
+            _check_partition(one)
     numbers = [one for one in values if kind is int and one is not None]
     if numbers and min(numbers) < (least := 0 if name == "data" else 1):
         raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
@@ -333,7 +392,7 @@ def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
     overlap = job.framework.overlap
     chunks = plan.get("chunks", 1)
-    schedule = str(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b")).removeprefix("pipeline/")
+    schedule = _schedule_name(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b"))
     return {
         "tp": plan.get("tp", 1),
         "cp": plan.get("cp", 1),
@@ -357,6 +416,10 @@ def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_name(zero: Any) -> str:
     return f"zero-{zero}" if zero else "ddp"
+
+
+def _schedule_name(given: Any) -> str:
+    return str(given).removeprefix("pipeline/")
 
 
 def _divisors(number: int) -> list[int]:

@@ -82,7 +82,9 @@ def parse_constraint(text: str, where: str) -> Expression:
         holds = reader.condition(node)
     except (SyntaxError, ValueError) as error:
         problem = str(getattr(error, "msg", error)).replace(DOT, ".")
-        reader.refuse(f"it cannot be read ({problem})", "Write it like plan.tp * plan.pp <= 64")
+        single = re.search(r"(?<![=!<>])=(?!=)", text)
+        remedy = "Compare with ==, like plan.tp == 4" if single else "Write it like plan.tp * plan.pp <= 64"
+        reader.refuse(f"it cannot be read ({problem})", remedy)
     except (RecursionError, MemoryError):
         reader.refuse("nested too deeply", "Write it as several")
     return Expression(text, where, tuple(dict.fromkeys(reader.names)), holds)

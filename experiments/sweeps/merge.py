@@ -51,6 +51,8 @@ def merge(
     shards = _check_together([_read_shard(path) for path in paths])
     whole = shards[0].about | {"fingerprint": shards[0].fingerprint}
     output = Output(out)
+    if out.exists() and any(out.samefile(one.path) for one in shards):
+        raise PlanError("--out", "it is one of the shards, which would be overwritten", "Name another file", str(out))
     _refuse_place(output, shards[0])
     schema = pq.read_schema(shards[0].path).with_metadata({"meshcast": json.dumps(whole)})
     with output.writing():
@@ -69,7 +71,8 @@ def _read_shard(path: Path) -> ShardFile:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise PlanError(str(path), "no such file", "Name the results of `meshcast sweep --shard`")
+        rule = "it is a folder" if path.is_dir() else "no such file"
+        raise PlanError(str(path), rule, "Name the results of `meshcast sweep --shard`")
     about = read_about(path)
     try:
         assert about is not None
@@ -107,6 +110,8 @@ def _check_together(found: list[ShardFile]) -> list[ShardFile]:
             rule = f"it was written by another version of meshcast than {first.path}"
             raise PlanError(str(one.path), rule, "Forecast its shard again with --restart")
         if (other := by_number.setdefault(one.shard.number, one)) is not one:
+            if one.path == other.path:
+                raise PlanError(str(one.path), "it is named twice", "Name it once")
             raise PlanError(str(one.path), f"it is shard {one.shard}, as {other.path} is", "Name one of the two")
     if missing := [number for number in range(first.shard.of) if number not in by_number]:
         named = ", ".join(map(str, missing[:MOST_NAMED])) + ", ..." * (len(missing) > MOST_NAMED)

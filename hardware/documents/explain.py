@@ -129,7 +129,7 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
     if kind == "string_type" and one["loc"][-1:] == ("[key]",):
         kind = "invalid_key"
     field = str(place[-1]) if place else ""
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "no such key", nearest(field, keys) if keys else "Remove it"
     if kind == "missing":
         return "needed and missing", f"Add `{field}: ...`"

@@ -21,8 +21,10 @@ def locate_errors(where: str, text: str) -> Iterator[None]:
     try:
         yield
     except MeshcastError as error:
-        field = error.where.split(" ")[0]
+        rest = error.where.removeprefix("job.")  # of a mapping, which here is that of the file
+        field = rest.split(" ")[0]
         if not text or field.partition(".")[0] not in JobFile.model_fields:
             raise
         place = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", field)]
-        raise error.at(f"{where}:{line_of(text, tuple(place))}") from None
+        line = line_of(text, tuple(place))
+        raise type(error)(f"{where}:{line} {rest}", error.rule, error.remedy, error.value) from None

@@ -38,7 +38,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("tp: 4", "tp: {a: 4}", ":4 plan.tp is {'a': 4}: must be a whole number"),
     ("tp: 4", "tp: [4, x]", ":4 plan.tp is 'x': its values are whole numbers. Correct them, or write auto"),
     ("tp: 4", "tp: []", ":4 plan.tp is []: there are no values. Give one at least, or write auto"),
-    ("tp: 4", "tp: auto, dp: 2", ":4 plan.dp is 2: a search takes a short plan without it"),
+    ("tp: 4", "tp: auto, dp: 2", ":4 plan.dp is 2: a search takes a plan in short form, without dp"),
     ("tp: 4", "tp: 3", ":4 plan.tp is 3: tp x pp = 3 x 2 = 6 must divide the 16 GPUs. With pp = 2, tp = 2 would"),
     ("pp: 2", "pp: 2, dp: 3", "must be the 16 GPUs of the cluster. dp = 2 would work"),
     ("pp: 2", "pp: 2, pp: 4", ":4: the key 'pp' is given twice. Keep one"),
@@ -280,6 +280,15 @@ LINES: list[tuple[str, str]] = [
     ("[" * 100_000, "nested too deeply"),
     (bytes(8).decode() + "\ufffd", "not a job: not valid JSON"),
 ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_answers_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"model": "llama3-8b"}\n', "utf-8")
+    result = CliRunner().invoke(app, ["predict", "--jobs", str(path), "--out", "/dev/full"])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert "--out is '/dev/full': the file cannot be written (No space left on device)" in result.stderr
 
 
 def test_every_line_is_answered(tmp_path: Path) -> None:

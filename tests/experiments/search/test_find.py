@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,26 @@ def test_wrong_jobs_are_refused(tmp_path: Path) -> None:
         meshcast.search({**TINY, "plan": {}, "batch": {"global": 16}})
     with pytest.raises(PlanError, match="a job is the path of a file, or a mapping"):
         meshcast.search(3)  # type: ignore[arg-type]
-    (tmp_path / "job.yaml").write_text("model: llama3-8b\ncluster: dgx-h100:1\nbatch: {global: 8}\nplan: {tp: [0]}\n")
-    with pytest.raises(PlanError, match=r"job\.yaml:4 plan\.tp is 0: its values are 1 or more"):
-        meshcast.search(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("batch", "plan", "words"),
+    [
+        ("{global: 8}", "{tp: [0]}", ":4 plan.tp is 0: its values are 1 or more"),
+        ("{global: 8}", "{tp: 4}", ":4 plan: no field of the job is open: none is `auto` or a list of values. Write"),
+        ("[8]", "{tp: auto}", ":3 batch is [8]: must be a mapping of keys to values"),
+        ("{global: 8}", "{tp: [3]}", ":4 plan.tp is [3]: no values of the open fields make a plan: tp x cp x pp must"),
+        ("{global: 8}", "{tp: [3], pp: [7]}", ":4 plan: no values of the open fields make a plan"),
+        ("{global: 8}", "{ep: [2]}", ":4 plan.views: llama3-8b has no experts"),
+        (
+            "{global: 8}",
+            "{ep: [2, 4]}",
+            ":4 plan.views: all 2 plans of the space break a rule, the first one this: llama",
+        ),
+    ],
+)
+def test_a_mistake_is_explained_with_its_line(tmp_path: Path, batch: str, plan: str, words: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: llama3-8b\ncluster: dgx-h100:1\nbatch: {batch}\nplan: {plan}\n")
+    with pytest.raises(PlanError, match=re.escape(f"{path}{words}")):
+        meshcast.search(path)

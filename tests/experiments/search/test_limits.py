@@ -107,8 +107,9 @@ def test_counts_of_an_interrupted_search_add_up() -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"where": ["plan.tpp < 2"]}, r"where is 'plan\.tpp < 2': neither a field of a point nor known: plan\.tpp"),
-        ({"where": ["plan.tp < 0"]}, "where: all 32 plans of the space are excluded"),
+        ({"where": ["plan.tpp < 2"]}, r"where is 'plan\.tpp < 2': plan\.tpp is no name that a constraint of"),
+        ({"where": ["plan.tp < 0"]}, "where is 'plan.tp < 0': all 32 plans of the space are excluded"),
+        ({"where": ["plan.tp > 2", "plan.pp > 2"]}, "where is 'plan.tp > 2 and plan.pp > 2': all 32 plans"),
         ({"where": ["plan.tp"]}, "plan.tp is 1, neither true nor false"),
         ({"where": ["plan.schedule < 3"]}, "is no number"),
         ({"where": "plan.tp < 2"}, "constraints are a list of texts"),
@@ -151,7 +152,8 @@ def test_the_page_counts_what_is_excluded(job: Path) -> None:
     ("options", "words"),
     [
         (["--where", "plan.tp << 2"], "--where is 'plan.tp << 2': a constraint says yes or no. Compare"),
-        (["--where", "tp < 2"], "--where is 'tp < 2': neither a field of a point nor known: tp. "),
+        (["--where", "tp < 2"], "--where is 'tp < 2': tp is no name that a constraint of a search knows. "),
+        (["--where", "plan.tp = 2"], "--where is 'plan.tp = 2': it cannot be read (invalid syntax). Compare with =="),
         (["--memory-margin", "100%"], "--memory-margin is '100%': a margin is a share"),
         (["--memory-margin", "ten"], "--memory-margin is 'ten': a margin is a share of the memory of a GPU from 0 to"),
     ],

@@ -80,7 +80,9 @@ def test_the_plot_shows_time_and_memory(job: Path, tmp_path: Path) -> None:
 def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, tmp_path: Path) -> None:
     job.write_text(yaml.safe_dump({**TINY, "model": "llama3-70b"}), "utf-8")
     out, plot = tmp_path / "plans.parquet", tmp_path / "plans.png"
-    assert run("search", job, "--out", out, "--plot", plot).exit_code == 0
+    result = run("search", job, "--out", out, "--plot", plot)
+    assert result.exit_code == 0 and "No plan of the space fits in memory" in result.stdout
+    assert "no plan of the space fits in the model" in result.stdout and "100.00%" not in result.stdout
     assert pq.read_table(out).num_rows == 0 and "plan.tp" in pq.read_schema(out).names and plot.exists()
 
 
@@ -91,6 +93,10 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
         (["--out", "absent/plans.parquet"], "--out is 'absent/plans.parquet': the file cannot be written (there is no"),
         (["--out", "job.parquet"], "--out is 'job.parquet': the file exists and is not the result of a search"),
         (["--plot", "plans.pdf"], "--plot is 'plans.pdf': a figure is drawn as .png or .svg. Write plans.png"),
+        (
+            ["--jobs-to", "job.parquet"],
+            "--jobs-to is 'job.parquet': no files can be written into this folder (job.parquet",
+        ),
     ],
 )
 def test_mistakes_are_explained_before_the_search(

@@ -178,6 +178,28 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
         ({**SMALL, "plan": {"mesh": {"dp": 8}, "schemes": [{"use": "data/ddp", "over": "dp"}]}}, "plan.mesh"),
         ({**SMALL, "plan": {"tp": "auto", "schedule": {"use": "1f1b"}}}, "plan.schedule"),
         ({**SMALL, "plan": {"tp": "auto", "partition": "by-cost"}}, "plan.partition"),
+        (
+            {**SMALL, "plan": {"pp": "auto", "partition": ["even", "by-cost"]}},
+            "'by-cost': a search takes the partitions",
+        ),
+        (
+            {**SMALL, "plan": {"tp": "auto", "schemes": []}},
+            r"plan.schemes is \[\]: a search takes a plan in short form",
+        ),
+        ({**SMALL, "plan": {"zero": [1, 5]}}, "plan.zero is 5: not one of the valid words"),
+        ({**SMALL, "plan": {"recompute": ["none", "selectiv"]}}, "plan.recompute is 'selectiv'.* mean 'selective'"),
+        ({**SMALL, "plan": {"offload": [["optimiser"]]}}, "plan.offload.0. is 'optimiser'.* mean 'optimizer'"),
+        ({**SMALL, "plan": {"schedule": ["1f1b", "1f2b"]}}, "plan.schedule is '1f2b': no such schedule"),
+        ({**SMALL, "plan": {"schedule": ["from-file"]}}, "plan.schedule is 'from-file': it needs the option path"),
+        (
+            {**SMALL, "plan": {"tp": "auto", "schedule": "from-file"}},
+            "plan.schedule is 'from-file': it needs the option",
+        ),
+        ({**SMALL, "plan": {"tp": [2, None]}}, "plan.tp: its values are whole numbers, not null"),
+        ({**SMALL, "plan": {"tp": "Auto"}, "batch": {"global": 32}}, "plan.tp is 'Auto': must be a whole number"),
+        ({**SMALL, "plan": {"dp": "auto"}}, "plan.dp is 'auto': a search does not vary this field. Leave it out: data"),
+        ({**SMALL, "plan": {"fsdp": "auto"}}, "plan.fsdp is 'auto': .* write zero: auto"),
+        ({**SMALL, "batch": {"global": None}, "plan": {"tp": "auto"}}, "batch.global: a search compares plans of one"),
         ({**SMALL, "train": {"mode": "forward-only"}}, "a step has backward passes"),
         ({**SMALL, "model": "llava-1.5-7b"}, "a model is one chain of layers"),
         (

@@ -149,6 +149,14 @@ def test_missing_and_doubled_shards_are_named(shards: list[Path], tmp_path: Path
     copy = tmp_path / "copy.parquet"
     shutil.copy(shards[1], copy)
     assert refused([*shards, copy], out).startswith(f"{copy}: it is shard 1/3, as {shards[1]} is")
+    assert refused([*shards, shards[1]], out) == f"{shards[1]}: it is named twice. Name it once"
+    assert refused([tmp_path], out).startswith(f"{tmp_path}: it is a folder. Name the results of")
+
+
+def test_a_shard_is_not_overwritten(shards: list[Path]) -> None:
+    before = shards[1].read_bytes()
+    words = f"--out is {str(shards[1])!r}: it is one of the shards, which would be overwritten. Name another file"
+    assert refused(shards, shards[1]) == words and shards[1].read_bytes() == before
 
 
 def test_other_sweeps_and_other_divisions_are_named(shards: list[Path], reference: Path, tmp_path: Path) -> None:

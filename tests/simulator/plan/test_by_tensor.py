@@ -219,11 +219,15 @@ def test_all_engines_agree(cluster: str | None, launch: float) -> None:
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ([{}], "every one of 8 stages has a choice"),
-        ([{"swap": ["up"], "stripes": [[0, 8, False]]}, *[{}] * 7], "rest on other devices"),
+        ([{}], r"mpress\.tensors: it lists 1 choice, and there are 8 stages"),
+        (
+            [{"swap": ["up"], "stripes": [[0, 8, False]]}, *[{}] * 7],
+            r"mpress\.tensors\[0\]\.stripes is \[0\]: other devices keep them",
+        ),
         ([{"swap": ["up"], "stripes": [[1, 8, False], [1, 8, False]]}, *[{}] * 7], "one stripe on each"),
-        ([{"swap": ["up"]}, *[{}] * 7], "in stripes of at least a byte"),
-        ([{"stripes": [[1, 0, False]]}, *[{}] * 7], "in stripes of at least a byte"),
+        ([{"swap": ["up"]}, *[{}] * 7], r"mpress\.tensors\[0\]: it has `swap` without `stripes`"),
+        ([{"stripes": [[1, 0, False]]}, *[{}] * 7], r"stripes is 0: a stripe has at least one byte"),
+        ([{"stripes": [[1, 8, False]]}, *[{}] * 7], r"mpress\.tensors\[0\]: it has `stripes` without `swap`"),
     ],
 )
 def test_impossible_choices_are_refused(tensors: list[dict[str, Any]], words: str) -> None:

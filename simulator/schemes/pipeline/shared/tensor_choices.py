@@ -78,14 +78,18 @@ class TensorSchedule(Schedule):
         super().check(shape)
         stated = self.options.tensors
         if stated and len(stated) != shape.p:
-            rule = f"every one of {shape.p} stages has a choice"
-            raise PlanError("tensors", rule, "Write {} for a stage that keeps all", len(stated))
+            rule = f"it lists {len(stated)} choice{'s' * (len(stated) != 1)}, and there are {shape.p} stages"
+            raise PlanError(f"{self.use}.tensors", rule, "Give one for each, {} for a stage that keeps all")
         for stage, choice in enumerate(stated):
             keepers = [one.keeper for one in choice.stripes]
             others = {*range(shape.p)} - {stage}
             if not others >= {*keepers} or len({*keepers}) < len(keepers):
-                rule = f"the tensors of stage {stage} rest on other devices, one stripe on each"
-                raise PlanError("tensors", rule, f"Of devices {sorted(others)}", keepers)
-            if min((one.nbytes for one in choice.stripes), default=1) < 1 or bool(choice.swap) != bool(keepers):
-                rule = f"stage {stage} swaps tensors in stripes of at least a byte"
-                raise PlanError("tensors", rule, "State both `swap` and `stripes`", str(choice))
+                where, rule = f"{self.use}.tensors[{stage}].stripes", "other devices keep them, one stripe on each"
+                raise PlanError(where, f"{rule}; these are the keepers", f"Valid: {sorted(others)}", keepers)
+            if (least := min((one.nbytes for one in choice.stripes), default=1)) < 1:
+                where = f"{self.use}.tensors[{stage}].stripes"
+                raise PlanError(where, "a stripe has at least one byte", "Give [keeper, bytes, own links]", least)
+            if bool(choice.swap) != bool(keepers):
+                given, missing = ("swap", "stripes") if choice.swap else ("stripes", "swap")
+                rule = f"it has `{given}` without `{missing}`: tensors are swapped in stripes to other devices"
+                raise PlanError(f"{self.use}.tensors[{stage}]", rule, f"Give `{missing}` too, or leave both out")
