@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +15,11 @@ from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.critical_paths import CriticalPaths, critical_paths
+from simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
 from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
 from simulator.bounds.micro_batches import NotAffine
-from simulator.bounds.order_memory import DeviceOrder, PassMemory, device_orders
 from simulator.bounds.schedule_bound import (
+    DeviceBound,
     StagePlaces,
     StageTimes,
     bound_devices,
@@ -152,8 +153,8 @@ class Bounds:
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
             pipeline = Pipeline(pipeline.pp, "1f1b", 1, pipeline.partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
-        # What other choices change makes a step no shorter.
-        step = StepChoice(step.data, True, True, True)
+        # Messages between stages change no state.
+        step = step._replace(overlap_pp=True)
         key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
@@ -307,9 +308,15 @@ class Bounds:
 
     # ------------------------------------------------------------------------------------------ points
 
-    def bound_point(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> tuple[float, float] | None:
-        """Lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes]; None if
-        the point breaks a rule."""
+    def bound_points(
+        self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
+    ) -> tuple[float, float] | None:
+        """Lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes], of
+        points with one data scheme; None if they break a rule.
+
+        What overlaps in one of them counts as overlapping in all.
+        """
+        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))
         prices = self.prices(group, step.data in SHARDED)
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = self.states(group, pipeline, step) if stages is not None else None
@@ -323,18 +330,28 @@ class Bounds:
             share = own / np.maximum(place.sum(own)[place.device], 1.0)
             if "activations" not in group.offload:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
-                whole = share if step.overlap_dp else np.zeros_like(share)
+                whole = share * all(one.overlap_dp for one in steps)
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
             beside = stages.shape.m * max(float(state.each.max()), copies)
+            if not self._gathers_ahead(step):  # nothing computes while weights are gathered
+                bound = DeviceBound(*(seconds + stages.shape.m * state.each_gathers for seconds in bound))
+            bound = bound._replace(computed=bound.computed + state.summed)
             seconds = shortest_step(stages.schedule, bound, state.update, state.reductions, beside)
-            paths = self._critical_paths(pipeline, stages, times)
-            if paths is not None and stages.schedule.barrier:
-                last = self._last_reduction(stages, paths, times, state, share)
+            if stages.schedule.barrier:
+                last = self._last_in_order(pipeline, stages, times, state, share)
+                if (paths := self._critical_paths(pipeline, stages, times)) is not None:
+                    last = max(last, self._last_reduction(stages, paths, times, state, share))
+                last += float(state.summed.min())
                 seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
+
+    def _gathers_ahead(self, step: StepChoice) -> bool:
+        """Whether sharded weights are gathered during the computation before."""
+        stated = self.space.loaded.framework.overlap.sharded_weights
+        return step.overlap_dp if stated is None else stated
 
     def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:
         schedule, shape = stages.schedule, stages.shape
@@ -369,15 +386,34 @@ class Bounds:
         self, pipeline: Pipeline, stages: StagesOfPoint, prices: UnitPrices, state: DeviceStates, share: np.ndarray
     ) -> float:
         """Least memory of the first and the last device, from the orders of their passes [bytes]."""
-        shape, place, devices = stages.shape, stages.place, sorted({0, stages.shape.p - 1})
-        if (key := (pipeline.order, shape.m)) not in self._orders:
-            self._orders[key] = device_orders(stages.schedule, shape, devices)
+        place, devices = stages.place, sorted({0, stages.shape.p - 1})
         whole = np.zeros((2, len(stages.units)))
         np.add.at(whole[0], place.part, state.whole_weights[place.device] * share)
         np.add.at(whole[1], place.part, state.whole_gradients[place.device] * share)
         memory = PassMemory(*prices.pass_memory(stages.units), *whole)
-        peaks = zip(devices, (order.peak(memory) for order in self._orders[key]), strict=False)
+        peaks = zip(devices, (order.peak(memory) for order in self._device_orders(pipeline, stages)), strict=False)
         return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
+
+    def _last_in_order(
+        self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, state: DeviceStates, share: np.ndarray
+    ) -> float:
+        """When the passes of the first and of the last device and the collectives beside them have ended, at the
+        earliest [s]."""
+        if state.plan.model.moe is not None or not state.in_order.any():  # shares are not those of parameters
+            return 0.0
+        orders = [order for order in self._device_orders(pipeline, stages) if order.whole]
+        layers = [units[0][1] if len(units) == 1 else np.inf for units in stages.units]
+        seconds = times.stream[:, :, 0]
+        gathers, again, reductions = state.in_order[:, stages.place.device] * share
+        own = PassTimes(seconds, seconds / np.array(layers)[:, None], gathers, again, reductions)
+        return max((order.last_end(own) for order in orders), default=0.0)
+
+    def _device_orders(self, pipeline: Pipeline, stages: StagesOfPoint) -> list[DeviceOrder]:
+        """The orders of the first and of the last device."""
+        if (key := (pipeline.order, stages.shape.m)) not in self._orders:
+            devices = sorted({0, stages.shape.p - 1})
+            self._orders[key] = device_orders(stages.schedule, stages.shape, devices)
+        return self._orders[key]
 
     def copy_seconds(self, group: LayerGroup) -> float:
         """Time of the copies of the activations of a layer to the host, or back [s]."""

@@ -252,11 +252,9 @@ class Search:
                 self.certificate.excluded["near_measured"] += len(steps)
 
     def _bound(self, one: _OnePipeline) -> None:
-        """Bounds points with one data scheme by the choice that is the shortest and needs the least memory."""
+        """Bounds points with one data scheme."""
         group, bound, pipeline, steps = one
-        overlap = [all(step.overlap_dp for step in steps), any(step.overlap_pp for step in steps)]
-        best = StepChoice(steps[0].data, overlap[0], steps[0].updated_weights, overlap[1])
-        found = self.bounds.bound_point(group, pipeline, best)
+        found = self.bounds.bound_points(group, pipeline, steps)
         if found is None:
             self.certificate.invalid += len(steps)
         elif found[1] > self.capacity:

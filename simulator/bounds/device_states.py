@@ -4,18 +4,22 @@ and optimizer state, time of the optimizer update and of the gradient reductions
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from simulator.forecast.resident_memory import resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import COMPUTE, Op, SideOps, Transfer
+from simulator.ir.ops import COMPUTE, Collective, Op, SideOps, Transfer
 from simulator.plan.plan import Plan
 from simulator.program.block import Price
 from simulator.program.program import one_of
+
+DATA = "data"
+"""The stream of data-parallel collectives."""
 
 NORM = "norm"
 """The meeting of all devices at the norm of the gradients."""
@@ -27,10 +31,14 @@ class DeviceStates:
 
     resident: bytes on a GPU that live through the whole step [devices].
     update: time of the update, from the end of all passes [devices] [s].
-    reductions: time of all gradient reductions on their stream [devices] [s].
+    reductions: time of all gradient reductions on their stream beside the passes [devices] [s].
+    summed: time of the gradient reductions after all passes, before the norm [devices] [s].
     each: time of the data-parallel collectives in every micro-batch on their stream [devices] [s].
     each_reductions: that of the reductions among them [devices] [s].
+    each_gathers: that of the all-gathers that follow a pass of another unit [devices] [s].
     gathers: time of the all-gathers of updated weights before their first use [devices] [s].
+    in_order: times on one stream of these all-gathers, of those before backward passes, and of the reductions [3,
+        devices] [s].
     whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
         last micro-batch [devices].
     plan: the plan.
@@ -39,9 +47,12 @@ class DeviceStates:
     resident: np.ndarray
     update: np.ndarray
     reductions: np.ndarray
+    summed: np.ndarray
     each: np.ndarray
     each_reductions: np.ndarray
+    each_gathers: np.ndarray
     gathers: np.ndarray
+    in_order: np.ndarray
     whole_weights: np.ndarray
     whole_gradients: np.ndarray
     plan: Plan
@@ -61,24 +72,43 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    costs, times = shared.device_costs(plan), np.zeros((5, plan.devices))
-    update, reductions, each, reduced, gathers = times
-    weights, gradients = np.zeros((2, plan.devices))
+    costs, times = shared.device_costs(plan), np.zeros((7, plan.devices))
+    update, reductions, summed, each, reduced, gathered, gathers = times
+    in_order, (weights, gradients) = np.zeros((3, plan.devices)), np.zeros((2, plan.devices))
     for device, price in enumerate(one.estimate for one in costs):
         if updates:
             update[device] = _play_update(updates[device].forward, price)
+            summed[device] = _sum_before_norm(updates[device].forward, price)
         own_stages = [one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device]
         reductions[device] = _longest_stream([side for stage in own_stages for side in stage.behind], price)
         gathers[device] = _longest_stream([side for stage in own_stages for side in stage.ahead], price)
+        for row, name in zip(in_order, ("ahead", "again", "behind"), strict=True):
+            sides = [side for stage in own_stages for side in getattr(stage, name)]
+            row[device] = _busy_seconds(sides, price).get(DATA, 0.0)
         for stage_ops in own_stages:
             weights[device] += stage_ops.whole_weights
             gradients[device] += stage_ops.whole_gradients
             for unit_run in stage_ops.unit_runs:
                 ops = (*unit_run.fragment.forward, *unit_run.fragment.backward)
-                own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == "data" and op.work is not None]
+                own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == DATA and op.work is not None]
                 each[device] += unit_run.count * sum(seconds for _, seconds in own)
                 reduced[device] += unit_run.count * sum(seconds for phase, seconds in own if phase == "W")
-    return DeviceStates(np.array(resident), update, reductions, each, reduced, gathers, weights, gradients, plan)
+                follows = [phase for phase, name in (("F", unit_run.residual_in), ("B", unit_run.residual_out)) if name]
+                gathered[device] += unit_run.count * sum(seconds for phase, seconds in own if phase in follows)
+    found = (
+        np.array(resident),
+        update,
+        reductions,
+        summed,
+        each,
+        reduced,
+        gathered,
+        gathers,
+        in_order,
+        weights,
+        gradients,
+    )
+    return DeviceStates(*found, plan)
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:
@@ -95,9 +125,28 @@ def _play_update(ops: Sequence[Op], price: Price) -> float:
     return max(ends.values())
 
 
+def _sum_before_norm(ops: Sequence[Op], price: Price) -> float:
+    """Time of the reductions of an update that the norm of the gradients waits for, one after another [s]."""
+    meetings = [number for number, op in enumerate(ops) if op.meeting == NORM]
+    reductions = [op for op in ops[: meetings[0] if meetings else 0] if op.stream == DATA and op.work is not None]
+    return sum(price(op.work)[0] for op in reductions if op.work is not None)
+
+
 def _longest_stream(besides: Iterable[SideOps], price: Price) -> float:
-    """Time of the ops beside the passes on the stream that has most of them [s]."""
-    busy: dict[str, float] = defaultdict(float)
+    """Time of the ops beside the passes on the stream that has most of them [s], as `_busy_seconds` counts it."""
+    return max(_busy_seconds(besides, price).values(), default=0.0)
+
+
+def _busy_seconds(besides: Iterable[SideOps], price: Price) -> dict[str, float]:
+    """Time of the ops beside the passes by stream, were all as fast a byte as the fastest one of their kind [s]: no
+    other division of the same bytes takes less."""
+    rates, nbytes = dict[Hashable, float](), defaultdict[tuple[str, Hashable], float](float)
     for op in (op for side in besides for op in side.ops):
-        busy[op.stream] += price(op.work)[0] if op.work is not None else 0.0
-    return max(busy.values(), default=0.0)
+        if isinstance(work := op.work, Collective) and work.nbytes:
+            kind = work.operation, work.axes
+            nbytes[op.stream, kind] += work.nbytes
+            rates[kind] = min(rates.get(kind, inf), price(work)[0] / work.nbytes)
+    busy: dict[str, float] = defaultdict(float)
+    for (stream, group), size in nbytes.items():
+        busy[stream] += size * rates[group]
+    return busy

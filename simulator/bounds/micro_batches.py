@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from simulator.ir.ops import Fragment, Op, StageOps, UnitRun
+from simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
 
 
 class NotAffine(Exception):
@@ -50,7 +50,10 @@ def _scale_fragment(one: Fragment, two: Fragment, times: int) -> Fragment:
         own.work, own.launches = known[key], _scale(first.launches, pairs[first].launches, times)
     _check([use.key for use in one.tensor_uses] == [use.key for use in two.tensor_uses])
     uses = zip(one.tensor_uses, two.tensor_uses, made.tensor_uses, strict=True)
-    made.tensor_uses = [replace(own, nbytes=_scale(first.nbytes, second.nbytes, times)) for first, second, own in uses]
+    made.tensor_uses = [
+        TensorUse(own.key, _scale(first.nbytes, second.nbytes, times), own.op, own.made, own.category, own.stays)
+        for first, second, own in uses
+    ]
     return made
 
 

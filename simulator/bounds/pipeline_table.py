@@ -62,10 +62,10 @@ class DeviceUnits:
         work, passed = place.sum(place.turns[:, None] / m * stages), place.least(place.passed @ flat)
         own, least, most = place.sum(stages), place.least(stages), place.most(stages)
         kinds = counts.shape[2]
-        first = np.hstack([one[:, :kinds] for one in (work, passed, own, least, -most)])
-        places = _largest(first)
-        found = (one[places].reshape(len(places), *counts.shape[1:]) for one in (work, passed, own, least, most))
-        return cls(*found, places)
+        places = _largest(np.hstack([one[:, :kinds] for one in (work, passed, own, least, -most)]))
+        shape = len(places), *counts.shape[1:]
+        work, passed, own, least, most = (one[places].reshape(shape) for one in (work, passed, own, least, most))
+        return cls(work, passed, own, least, most, places)
 
 
 class PipelineUnits(NamedTuple):

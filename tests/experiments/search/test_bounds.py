@@ -49,7 +49,7 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
         for _ in range(4):
             pipeline = rng.choice(pipelines)
             step = rng.choice(space.steps(group, pipeline.pp))
-            bound = bounds.bound_point(group, pipeline, step)
+            bound = bounds.bound_points(group, pipeline, [step])
             if bound is None:
                 continue
             try:
@@ -58,6 +58,11 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
                 continue
             found.append((bound[0] / forecast.step_time, bound[1] / forecast.peak_device))
             assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
+            family = [one for one in space.steps(group, pipeline.pp) if one.data == step.data]
+            together = bounds.bound_points(group, pipeline, family)
+            assert together is not None
+            assert together[0] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
+            assert together[1] <= forecast.peak_device * (1 + ROUNDING), (group, pipeline, step)
             assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
             opened = groups.open(group)[0]
             for coarse in (opened, groups.price(opened)) if opened else ():

@@ -1,4 +1,4 @@
-"""Memory of the passes of a device in the order in which its schedule runs them."""
+"""The passes of a device in the order in which its schedule runs them: their memory, and collectives beside them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,31 @@ class PassMemory:
 
 
 @dataclass(frozen=True, eq=False)
+class PassTimes:
+    """Least durations of the parts of a model, and of the collectives on one stream [s].
+
+    seconds: of a pass of each kind (`PASSES`) [parts, kinds]. last: of its last unit, 0 if unknown [parts, kinds].
+    gathers, again: of weights before the first forward and, where they were freed, the first backward pass [parts].
+    reductions: of gradients, from the last backward pass on [parts].
+    """
+
+    seconds: np.ndarray
+    last: np.ndarray
+    gathers: np.ndarray
+    again: np.ndarray
+    reductions: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class DeviceOrder:
     """The passes of one device in their order.
 
-    part, kind: of every pass.
+    whole: whether it has all passes of a step. part, kind: of every pass.
     begins_weights, ends_weights, begins_gradients, ends_gradients: whether whole weights or gradients of its part begin
         to live before it, or end after it.
     """
 
+    whole: bool
     part: np.ndarray
     kind: np.ndarray
     begins_weights: np.ndarray
@@ -52,6 +69,24 @@ class DeviceOrder:
         net = memory.net[self.part, self.kind]
         held = np.cumsum(begin + net - end)
         return float((held - net + end + memory.peak[self.part, self.kind]).max(initial=0.0))
+
+    def last_end(self, times: PassTimes) -> float:
+        """When all passes and collectives have ended, at the earliest [s], if no other device is waited for.
+
+        Collectives run on their stream in the order of the passes to which they belong. A pass ends no earlier than its
+        last unit, after its weights have arrived.
+        """
+        own = times.seconds[self.part, self.kind]
+        ends = np.cumsum(own)
+        late = free = 0.0  # how late the passes are; when the stream of the collectives is free
+        for number in np.flatnonzero(self.begins_weights | self.ends_gradients).tolist():
+            part, kind = self.part[number], self.kind[number]
+            if self.begins_weights[number]:
+                free += (times.again if kind else times.gathers)[part]
+                late = max(late, free + times.last[part, kind] - ends[number])
+            if self.ends_gradients[number]:
+                free = max(free, ends[number] - own[number] + late) + times.reductions[part]
+        return float(max(ends[-1] + late, free))
 
 
 def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> list[DeviceOrder]:
@@ -75,11 +110,11 @@ def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[in
             return []
         part = np.array([schedule.model_part(shape, action.stage) for action in actions])
         kind = np.array([PASSES.index(action.kind) for action in actions])
-        found.append(_mark_lives(part, kind))
+        found.append(_mark_lives(part, kind, short.m == shape.m))
     return found
 
 
-def _mark_lives(part: np.ndarray, kind: np.ndarray) -> DeviceOrder:
+def _mark_lives(part: np.ndarray, kind: np.ndarray, whole: bool) -> DeviceOrder:
     """Marks the passes at which whole weights and gradients begin and end to live: gradients from the first to the last
     backward pass of a part, weights from its first forward pass on; freed between where all forward passes come first.
     """
@@ -95,4 +130,4 @@ def _mark_lives(part: np.ndarray, kind: np.ndarray) -> DeviceOrder:
         begins_g[sums[0]] = ends_g[sums[-1]] = ends_w[sums[-1]] = True
         if len(sums) > 1 and forward[-1] < backward[0]:
             ends_w[forward[-1]] = begins_w[backward[0]] = True
-    return DeviceOrder(part, kind, begins_w, ends_w, begins_g, ends_g)
+    return DeviceOrder(whole, part, kind, begins_w, ends_w, begins_g, ends_g)

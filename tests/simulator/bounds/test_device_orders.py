@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.bounds.order_memory import PassMemory, device_orders
+from simulator.bounds.device_orders import PassMemory, device_orders
 from tests.simulator.bounds.test_critical_paths import make
 
 

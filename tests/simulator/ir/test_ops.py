@@ -1,0 +1,25 @@
+"""Copies of ops."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from simulator.ir.ops import Fragment, Memory, Op
+
+
+def test_a_copy_has_all_fields_of_an_op_but_what_it_waits_for() -> None:
+    values = ["all", "stream", Memory("norm", 1, 2), [Op("before")], "W", "last", "tag", 2.0, "norm", 3]
+    op = Op(*values)
+    assert all(getattr(op, one.name) != getattr(Op("other"), one.name) for one in fields(Op))
+    made = op.copy()
+    assert {one.name: getattr(made, one.name) for one in fields(Op)} == dict(
+        zip((one.name for one in fields(Op)), [*values[:3], [], *values[4:]], strict=True)
+    )
+
+
+def test_a_copy_of_a_fragment_waits_for_its_own_ops() -> None:
+    first = Op("first")
+    second = Op("second", after=[first])
+    made = Fragment([first, second]).copy()
+    assert made.forward[1].after == [made.forward[0]]
+    assert made.forward[0] is not first
