@@ -335,15 +335,20 @@ class Bounds:
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
-            beside = stages.shape.m * max(float(state.each.max()), copies)
+            sides = state.beside_parts(stages.layers)[:, place.part]
+            once = float(place.sum(sides.sum(axis=0)).max())
+            beside = max(stages.shape.m * max(float(state.each.max()), copies), once)
             if not self._gathers_ahead(step):  # nothing computes while weights are gathered
                 bound = DeviceBound(*(seconds + stages.shape.m * state.each_gathers for seconds in bound))
             bound = bound._replace(computed=bound.computed + state.summed)
-            seconds = shortest_step(stages.schedule, bound, state.update, state.reductions, beside)
+            seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides[2]), beside)
             if stages.schedule.barrier:
-                last = self._last_in_order(pipeline, stages, times, state, share)
+                last = self._last_in_order(pipeline, stages, times, sides)
                 if (paths := self._critical_paths(pipeline, stages, times)) is not None:
-                    last = max(last, self._last_reduction(stages, paths, times, state, share))
+                    each = state.each_reductions[place.device] * share * (state.plan.model.moe is None)
+                    # All chains begin with the first forward pass of the first stage, which waits for its weights.
+                    late = max(float(sides[0, 0] - times.stream[place.part[0], 0, 0]), 0.0)
+                    last = max(last, paths.last_reduction(times, sides[2], sides[0], each, late))
                 last += float(state.summed.min())
                 seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
@@ -360,28 +365,6 @@ class Bounds:
             self._paths[key] = critical_paths(schedule, shape, times, {0, shape.p - 1}, known)
         return self._paths[key]
 
-    def _last_reduction(
-        self, stages: StagesOfPoint, paths: CriticalPaths, times: StageTimes, state: DeviceStates, share: np.ndarray
-    ) -> float:
-        """When all passes have ended and all gradients are reduced, at the earliest [s].
-
-        A stage takes at least its share of what its device reduces and gathers: larger buckets are no slower a byte.
-        share: of every virtual stage in the parameters of its device.
-        """
-        place = stages.place
-        reductions, gathers, each = (
-            values[place.device] * share for values in (state.reductions, state.gathers, state.each_reductions)
-        )
-        if state.plan.model.moe is not None:  # ranks share weights of experts and of other layers unlike
-            held = np.array(stages.layers)[place.part]
-            part = held / np.maximum(place.sum(held)[place.device], 1.0)
-            least = [values[1:-1].min(initial=np.inf) for values in (state.reductions, state.gathers)]
-            reductions, gathers = (part * (one if np.isfinite(one) else 0.0) for one in least)
-            each = np.zeros_like(part)
-        # All chains begin with the first forward pass of the first stage, which waits for its weights.
-        late = max(float(gathers[0] - times.stream[place.part[0], 0, 0]), 0.0)
-        return paths.last_reduction(times, reductions, gathers, each, late)
-
     def _order_memory(
         self, pipeline: Pipeline, stages: StagesOfPoint, prices: UnitPrices, state: DeviceStates, share: np.ndarray
     ) -> float:
@@ -395,17 +378,16 @@ class Bounds:
         return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
 
     def _last_in_order(
-        self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, state: DeviceStates, share: np.ndarray
+        self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, sides: np.ndarray
     ) -> float:
         """When the passes of the first and of the last device and the collectives beside them have ended, at the
-        earliest [s]."""
-        if state.plan.model.moe is not None or not state.in_order.any():  # shares are not those of parameters
+        earliest [s]. sides: times of these [3, stages] [s]."""
+        if not sides.any():
             return 0.0
         orders = [order for order in self._device_orders(pipeline, stages) if order.whole]
         layers = [units[0][1] if len(units) == 1 else np.inf for units in stages.units]
         seconds = times.stream[:, :, 0]
-        gathers, again, reductions = state.in_order[:, stages.place.device] * share
-        own = PassTimes(seconds, seconds / np.array(layers)[:, None], gathers, again, reductions)
+        own = PassTimes(seconds, seconds / np.array(layers)[:, None], *sides)
         return max((order.last_end(own) for order in orders), default=0.0)
 
     def _device_orders(self, pipeline: Pipeline, stages: StagesOfPoint) -> list[DeviceOrder]:

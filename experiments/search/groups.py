@@ -154,8 +154,8 @@ class GroupBounds:
     ) -> DeviceUnits:
         """What devices run and hold, of pipelines that differ in the layers that they recompute."""
         # Where micro-batches take one way, all devices run all of them.
-        alike = shape.m if np.ptp(place.turns) else 0
-        key = tuple(variants), alike, memory.of_recomputed is None, memory.of_layer.tobytes()
+        batch = shape.m if np.ptp(place.turns) else 0
+        key = tuple(variants), batch, memory.of_recomputed is None, memory.of_layer.tobytes()
         if key not in self._devices:
             kinds = [kinds_of_layers(layers, memory.of_layer, memory.of_recomputed, one.recomputed) for one in variants]
             counts = np.stack([count_units(layers, one, len(memory.grown)) for one in kinds], axis=1)

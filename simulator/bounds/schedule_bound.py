@@ -156,16 +156,15 @@ def shortest_step(
     """A lower bound of the step time [s].
 
     update: time of the optimizer update on the compute stream of every device [devices] [s].
-    reductions: time of the gradient reductions of every device, from the first gradient that is complete on
-        [devices] [s].
+    reductions: time of the gradient reductions of the stage of every device that has least [devices] [s].
     beside: time of all ops of a stream beside the compute stream, such as data-parallel collectives or copies [s].
     """
     if not schedule.barrier:
         return max(float((bound.computed + update).max()), beside)
-    # With one stage a device all reductions follow the begin of its last backward pass.
-    reduced = bound.opened + reductions if schedule.chunks_per_device() == 1 else bound.computed
-    # All devices wait for the norm of the gradients before they update their weights.
-    done = max(float(bound.computed.max()), float(bound.returned.max()), float(reduced.max()), beside)
+    # The reductions of some stage follow the begin of the last backward pass. All devices wait for the norm of the
+    # gradients before they update their weights.
+    ends = bound.computed, bound.returned, bound.opened + reductions
+    done = max(beside, *(float(end.max()) for end in ends))
     return done + float(update.max())
 
 
