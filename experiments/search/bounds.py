@@ -14,6 +14,7 @@ from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
+from simulator.bounds.collectives import UnitCollectives
 from simulator.bounds.critical_paths import CriticalPaths, critical_paths
 from simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
 from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
@@ -50,11 +51,13 @@ class UnitMemory(NamedTuple):
     """Memory of the kinds of units of a group.
 
     grown: what a forward pass leaves for the backward pass, at least [kinds] [bytes]. elements: parameters [kinds].
+    reduced: those whose gradients are summed along the same axes [kinds].
     of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     grown: np.ndarray
     elements: np.ndarray
+    reduced: dict[tuple[str, ...], np.ndarray]
     of_layer: np.ndarray
     of_recomputed: np.ndarray | None
 
@@ -253,7 +256,7 @@ class Bounds:
         if (units := self._units(plain, self._fuses_gradients)) is None:
             return None
         grown = units.grown(self.shared.blocks) * (not group.offload)
-        return UnitMemory(grown, units.elements, units.of_layer, units.of_recomputed)
+        return UnitMemory(grown, units.elements, units.reduced, units.of_layer, units.of_recomputed)
 
     def _is_affine(self, group: LayerGroup) -> bool:
         """Whether the units of a group at one and at two sequences differ in sizes alone."""
@@ -291,12 +294,12 @@ class Bounds:
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         if prices is None or stages is None or not stages.known or not stages.schedule.barrier:
             return 0.0
-        plan = self._plain_plan(group, pipeline.pp)
+        plan = self.plain_plan(group, pipeline.pp)
         times = prices.stage_times(stages.units, hop_seconds(plan, prices.message_nbytes, self.shared) if plan else 0.0)
         paths = self._critical_paths(pipeline, stages, times)
         return 0.0 if paths is None else float(paths.seconds(times)[0]) + overhead
 
-    def _plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
+    def plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
         """A plan of the degrees of a group, for prices of messages; None if there is none."""
         key = group.tp, group.cp, group.ep, pp
         if key not in self._plans:
@@ -335,20 +338,19 @@ class Bounds:
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
-            sides = state.beside_parts(stages.layers)[:, place.part]
-            once = float(place.sum(sides.sum(axis=0)).max())
-            beside = max(stages.shape.m * max(float(state.each.max()), copies), once)
+            sides = state.collectives.of_stages(stages.layers, place.part)
+            every = place.sum(place.turns * sides.each + sides.once)
+            beside = max(stages.shape.m * copies, float(every.max()))
             if not self._gathers_ahead(step):  # nothing computes while weights are gathered
-                bound = DeviceBound(*(seconds + stages.shape.m * state.each_gathers for seconds in bound))
+                bound = DeviceBound(*(ends + place.sum(place.turns * sides.each_between) for ends in bound))
             bound = bound._replace(computed=bound.computed + state.summed)
-            seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides[2]), beside)
+            seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
             if stages.schedule.barrier:
                 last = self._last_in_order(pipeline, stages, times, sides)
                 if (paths := self._critical_paths(pipeline, stages, times)) is not None:
-                    each = state.each_reductions[place.device] * share * (state.plan.model.moe is None)
                     # All chains begin with the first forward pass of the first stage, which waits for its weights.
-                    late = max(float(sides[0, 0] - times.stream[place.part[0], 0, 0]), 0.0)
-                    last = max(last, paths.last_reduction(times, sides[2], sides[0], each, late))
+                    late = max(float(sides.first[0] - times.stream[place.part[0], 0, 0]), 0.0)
+                    last = max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
                 last += float(state.summed.min())
                 seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
@@ -378,16 +380,16 @@ class Bounds:
         return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
 
     def _last_in_order(
-        self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, sides: np.ndarray
+        self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, sides: UnitCollectives
     ) -> float:
         """When the passes of the first and of the last device and the collectives beside them have ended, at the
-        earliest [s]. sides: times of these [3, stages] [s]."""
-        if not sides.any():
+        earliest [s]."""
+        if not sides.once.any():
             return 0.0
         orders = [order for order in self._device_orders(pipeline, stages) if order.whole]
         layers = [units[0][1] if len(units) == 1 else np.inf for units in stages.units]
         seconds = times.stream[:, :, 0]
-        own = PassTimes(seconds, seconds / np.array(layers)[:, None], *sides)
+        own = PassTimes(seconds, seconds / np.array(layers)[:, None], sides.first, sides.again, sides.last)
         return max((order.last_end(own) for order in orders), default=0.0)
 
     def _device_orders(self, pipeline: Pipeline, stages: StagesOfPoint) -> list[DeviceOrder]:

@@ -12,7 +12,8 @@ import numpy as np
 from experiments.search.bounds import Bounds, UnitMemory
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.units import GIB
-from simulator.bounds.pipeline_table import DeviceUnits, PipelineTable, PipelineUnits
+from simulator.bounds.collectives import collective_rates
+from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
 from simulator.bounds.unit_prices import kinds_of_layers
 from simulator.ir.ops import BYTES
@@ -38,24 +39,23 @@ class GroupPipelines(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OpenGroup:
-    """The pipelines of a group with points that may fit, the smallest bound first.
+    """The pipelines of a group with each data scheme with which they may fit, the smallest bound first.
 
-    table: all pipelines of the group. places: those that are left [pipelines]. seconds: lower bounds of their step
-    times [pipelines] [s].
-    fits: whether a point with a data scheme may fit [pipelines, data schemes]. points: their numbers [pipelines].
+    table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
+    seconds: lower bounds of their step times [choices] [s]. points: numbers of their points [choices].
     """
 
     group: LayerGroup
     table: GroupPipelines
     places: np.ndarray
+    schemes: np.ndarray
     seconds: np.ndarray
-    fits: np.ndarray
     points: np.ndarray
 
     def in_order(self) -> OpenGroup:
         """These pipelines, the smallest bound first."""
         order = np.argsort(self.seconds, kind="stable")
-        columns = {name: getattr(self, name)[order] for name in ("places", "seconds", "fits", "points")}
+        columns = {name: getattr(self, name)[order] for name in ("places", "schemes", "seconds", "points")}
         return replace(self, **columns)
 
     def pipeline(self, at: int) -> Pipeline:
@@ -70,6 +70,7 @@ class GroupBounds:
         self.space, self.bounds = space, bounds
         self._tables: dict[Hashable, GroupPipelines] = {}
         self._devices: dict[Hashable, DeviceUnits] = {}
+        self._known_rates: dict[Hashable, tuple[float, ...]] = {}
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
         self._schemes = {name: number for number, name in enumerate(space.values["data"])}
 
@@ -83,23 +84,25 @@ class GroupBounds:
         least = table.units.memory(memory.grown, memory.elements, self._state_nbytes(group, table.devices))
         fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
         every = self._points(group, table.pipelines)
-        points = (every * fits).sum(axis=1)
-        wrong = int(self._points(group, table.wrong).sum())
-        left = np.flatnonzero(points)
-        opened = OpenGroup(group, table, left, self._seconds(group, table, kernels)[left], fits[left], points[left])
-        return opened.in_order() if len(left) else None, wrong, int(every.sum() - points.sum())
+        wrong, points = int(self._points(group, table.wrong).sum()), every * fits
+        places, schemes = np.nonzero(points)
+        seconds = self._seconds(group, table, kernels, memory)[places, schemes]
+        opened = OpenGroup(group, table, places, schemes, seconds, points[places, schemes])
+        return opened.in_order() if len(places) else None, wrong, int(every.sum() - points.sum())
 
     def price(self, opened: OpenGroup) -> OpenGroup | None:
         """The same pipelines, bounded by passes and what they wait for; None if the group breaks a rule."""
-        if (prices := self.bounds.pass_prices(opened.group)) is None:
+        prices, memory = self.bounds.pass_prices(opened.group), self.bounds.unit_memory(opened.group)
+        if prices is None or memory is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times)[opened.places]
-        return replace(opened, seconds=np.maximum(opened.seconds, seconds)).in_order()
+        seconds = self._seconds(opened.group, opened.table, prices.unit_times, memory)
+        seconds = np.maximum(opened.seconds, seconds[opened.places, opened.schemes])
+        return replace(opened, seconds=seconds).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
-        """The choices of a pipeline that may fit."""
-        choices, fits = self.space.choices(opened.group, opened.pipeline(at)), opened.fits[at]
-        return [step for step in choices if fits[self._schemes[step.data]]]
+        """The choices of a pipeline with a data scheme."""
+        choices, scheme = self.space.choices(opened.group, opened.pipeline(at)), opened.schemes[at]
+        return [step for step in choices if self._schemes[step.data] == scheme]
 
     def _points(self, group: LayerGroup, pipelines: list[Pipeline]) -> np.ndarray:
         """Numbers of the points of pipelines [pipelines, data schemes]."""
@@ -162,14 +165,36 @@ class GroupBounds:
             self._devices[key] = DeviceUnits.of(place, counts, shape.m)
         return self._devices[key]
 
-    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes) -> np.ndarray:
-        """Lower bounds of the step times of the pipelines of a group [pipelines] [s]."""
-        found = table.units.step_seconds(units)
+    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, memory: UnitMemory) -> np.ndarray:
+        """Lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
+        found = table.units.step_seconds(units, self._collectives(group, table, memory))
         if copies := self.bounds.copy_seconds(group):
             # The layer before the loss keeps its activations on the GPU.
             layers = self.space.loaded.model.layers // table.devices - 1
-            found = np.maximum(found, table.micro_batches * copies * layers)
+            found = np.maximum(found, (table.micro_batches * copies * layers)[:, None])
         return found + self.space.loaded.framework.step_overhead_s
+
+    def _collectives(self, group: LayerGroup, table: GroupPipelines, memory: UnitMemory) -> Collectives:
+        """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
+        framework, groups = self.space.loaded.framework, tuple(memory.reduced)
+        found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
+        sharded = np.array([name != "ddp" for name in self._schemes])[:, None]
+        for devices in np.unique(table.devices).tolist():
+            rates = np.array([self._rates(group, devices, axes) for axes in groups]).reshape(-1, 3).T
+            reduce, scatter, gather = rates * BYTES[framework.gradients]
+            at = table.devices == devices
+            found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
+        found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
+        elements = np.array([memory.reduced[axes] for axes in groups]).reshape(len(groups), -1)
+        return Collectives(elements, *found)
+
+    def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:
+        """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes."""
+        key = group.tp, group.cp, group.ep, pp, axes
+        if key not in self._known_rates:
+            plan = self.bounds.plain_plan(group, pp)
+            self._known_rates[key] = collective_rates(plan, axes, self.bounds.shared) if plan else (0.0, 0.0, 0.0)
+        return self._known_rates[key]
 
     def _state_nbytes(self, group: LayerGroup, devices: np.ndarray) -> np.ndarray:
         """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""

@@ -160,7 +160,7 @@ class Search:
                     for step in item.steps:
                         self._bound(_OnePipeline(item.group, item.seconds, item.pipeline, [step]))
                 elif isinstance(item, _OnePipeline):
-                    self._bound_pipeline(item)
+                    self._bound(item)
                 elif isinstance(item, _Pipelines):
                     self._bound_next(item, bound)
                 elif isinstance(item, OpenGroup):
@@ -235,21 +235,13 @@ class Search:
         """Bounds the next one of some pipelines by the order of its passes."""
         opened, at = pipelines.opened, pipelines.at
         pipeline, steps = opened.pipeline(at), self.groups.steps(opened, at)
-        chains = max(bound, self.bounds.bound_chains(opened.group, pipeline))
-        self._push(chains, _OnePipeline(opened.group, chains, pipeline, steps))
         pipelines.at += 1
+        if self.space.admits(opened.group, pipeline, steps[0]):
+            chains = max(bound, self.bounds.bound_chains(opened.group, pipeline))
+            self._push(chains, _OnePipeline(opened.group, chains, pipeline, steps))
+        else:
+            self.certificate.excluded["near_measured"] += len(steps)
         self._push_pipelines(pipelines, bound)
-
-    def _bound_pipeline(self, one: _OnePipeline) -> None:
-        """Bounds the points of a pipeline, those with one data scheme together."""
-        by_data: dict[str, list[StepChoice]] = {}
-        for step in one.steps:
-            by_data.setdefault(step.data, []).append(step)
-        for steps in by_data.values():
-            if self.space.admits(one.group, one.pipeline, steps[0]):
-                self._bound(one._replace(steps=steps))
-            else:
-                self.certificate.excluded["near_measured"] += len(steps)
 
     def _bound(self, one: _OnePipeline) -> None:
         """Bounds points with one data scheme."""
@@ -310,7 +302,7 @@ class _Point(NamedTuple):
 
 
 class _OnePipeline(NamedTuple):
-    """A pipeline of a group, bounded by the order of its passes [s], with its points that may fit."""
+    """A pipeline of a group with one data scheme, bounded by the order of its passes [s], and its points."""
 
     group: LayerGroup
     seconds: float
@@ -329,7 +321,8 @@ class _Variants(_OnePipeline):
 
 @dataclass(eq=False)
 class _Pipelines:
-    """The pipelines of a group, those from `at` on still to be bounded by the order of their passes."""
+    """The pipelines of a group with their data schemes, those from `at` on still to be bounded by the order of their
+    passes."""
 
     opened: OpenGroup
     at: int = 0

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from hardware.errors import MeshcastError
-from simulator.bounds.schedule_bound import PASSES, StageTimes
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
+from simulator.bounds.schedule_bound import FORWARD, PASSES, StageTimes
+from simulator.scheduling.schedule import Action, Orders, OverlappedPasses, PipelineShape, Schedule, actions_of
 
-STREAM, RESULT, INPUT, THROUGH = range(4)
+STREAM, RESULT, INPUT, THROUGH, BUSY = range(5)
 """How a chain runs through a pass: along the compute stream, from the stream to the result, from the input to the
-stream, from the input to the result."""
+stream, from the input to the result; along the compute stream of a pair, which has the kernels of both passes."""
 
 FEW = 3
 """Micro-batches of a replay, in pipeline sizes: warm-up, cool-down and one period between them."""
@@ -76,7 +76,8 @@ class CriticalPaths:
 
 def ways(times: StageTimes) -> np.ndarray:
     """Durations of passes by part, kind and way through the pass [parts, kinds, ways] [s]."""
-    return np.stack([times.stream[:, :, 0], times.to_result, times.from_input, times.path], axis=-1)
+    along = times.stream[:, :, 0], times.to_result, times.from_input, times.path, times.busy[:, :, 0]
+    return np.stack(along, axis=-1)
 
 
 def critical_paths(
@@ -86,16 +87,19 @@ def critical_paths(
     devices: Collection[int] = (),
     known: dict[int, CriticalPaths | None] | None = None,
 ) -> CriticalPaths | None:
-    """The longest chains of a schedule; None for one whose orders depend on durations or pair passes.
+    """The longest chains of a schedule; None for one whose orders depend on durations.
 
-    times: durations by which chains are chosen. devices: those at whose stages chains begin and end.
+    times: durations by which chains are chosen. devices: those at whose stages chains begin and end; of schedules that
+    pair passes, or have two directions, chains begin and end with the step alone.
     known: the chains of shapes that differ in the number of micro-batches alone, by that number.
 
     A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
     and what the longer one has more is repeated.
     """
-    if schedule.needs_durations or schedule.pairs_passes or schedule.directions > 1 or shape.forward_only:
+    if schedule.needs_durations or shape.forward_only:
         return None
+    if schedule.pairs_passes or schedule.directions > 1:
+        devices = ()
     period, known = shape.p, {} if known is None else known
     few = FEW * period + shape.m % period
     needed = (shape.m,) if shape.m <= few + period else (few, few + period)
@@ -122,12 +126,13 @@ def _replay(
 ) -> CriticalPaths | None:
     try:
         schedule.check(shape)
-        orders = [actions_of(order) for order in schedule.orders(shape)]
+        orders = schedule.orders(shape)
     except MeshcastError:
         return None
-    if any(action.kind not in PASSES or action.slice for order in orders for action in order):
+    if any(action.kind not in PASSES or action.slice for order in orders for action in actions_of(order)):
         return None
-    return _Replay(schedule, shape, ways(times), times.hop, orders).paths(devices)
+    replay = _Replay(schedule, shape, ways(times), times.hop, orders)
+    return replay.paths(devices) if replay.ended else None
 
 
 class _Replay:
@@ -143,7 +148,7 @@ class _Replay:
         shape: PipelineShape,
         durations: np.ndarray,
         hop: float,
-        orders: Sequence[Sequence[Action]],
+        orders: Orders,
     ) -> None:
         self.schedule, self.shape, self.orders = schedule, shape, orders
         stages = range(shape.stages)
@@ -168,6 +173,10 @@ class _Replay:
         self.came: list[tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = []
         """For the end of the kernels and for the result of a pass: the pass before, whether it was waited for by a
         message, and whether that came from another device."""
+        self.partner: list[int] = []
+        """The forward pass whose kernels run beside those of a backward pass, -1 for none."""
+        self.paired = set[int]()
+        """The passes of pairs."""
         self.action: list[Action] = []
         self.before: list[int] = []
         """The pass before on the device, -1 for none."""
@@ -182,41 +191,56 @@ class _Replay:
             for one in waiting:
                 order = orders[one]
                 while at[one] < len(order):
-                    action = order[at[one]]
-                    forward, kind = action.kind == "F", kinds[action.kind]
-                    needs = () if kind == 3 else before[action.stage] if forward else after[action.stage]
-                    found = [done.get((other, action.microbatch, forward)) for other in needs]
-                    if None in found:
+                    item = order[at[one]]
+                    pair = item if isinstance(item, OverlappedPasses) else (item,)
+                    needs = [
+                        () if action.kind == "W" else (before if action.kind == "F" else after)[action.stage]
+                        for action in pair
+                    ]
+                    found = [
+                        [done.get((other, action.microbatch, action.kind == "F")) for other in own]
+                        for action, own in zip(pair, needs, strict=True)
+                    ]
+                    if any(None in results for results in found):
                         break
-                    came, source, far, this = -1.0, -1, False, next(number)
-                    for other, result in zip(needs, found, strict=True):
-                        assert result is not None
-                        self.readers[result[1]].append((this, device[other] != device[action.stage]))
-                        moment = result[0] + delays[other, action.stage]
-                        if moment > came:
-                            came, source, far = moment, result[1], device[other] != device[action.stage]
-                    stream, to_result, from_input, through = seconds[self.part[action.stage]][kind]
-                    own, given = clock[one] + stream, clock[one] + to_result
-                    steps = [(last[one], False, False), (last[one], False, False)]
-                    if source >= 0 and came + from_input > own:
-                        own, steps[0] = came + from_input, (source, True, far)
-                    if source >= 0 and came + through > given:
-                        given, steps[1] = came + through, (source, True, far)
-                    self.came.append((steps[0], steps[1]))
-                    self.action.append(action)
-                    self.before.append(last[one])
-                    waited = source >= 0 and came > clock[one]
-                    self.begun.append((source, True, far) if waited else (last[one], False, False))
-                    self.readers.append([])
-                    self.ends.append(own)
-                    if kind != 3:
-                        done[action.stage, action.microbatch, forward] = given, this
-                    clock[one], last[one] = own, this
+                    begin, previous, busy = clock[one], last[one], 0.0
+                    for action, own_needs, results in zip(pair, needs, found, strict=True):
+                        kind, this = kinds[action.kind], next(number)
+                        came, source, far = -1.0, -1, False
+                        for other, result in zip(own_needs, results, strict=True):
+                            assert result is not None
+                            self.readers[result[1]].append((this, device[other] != device[action.stage]))
+                            moment = result[0] + delays[other, action.stage]
+                            if moment > came:
+                                came, source, far = moment, result[1], device[other] != device[action.stage]
+                        durations = seconds[self.part[action.stage]][kind]
+                        busy += durations[BUSY if len(pair) > 1 else STREAM]
+                        own, given = begin + busy, begin + durations[RESULT]
+                        steps = [(previous, False, False), (previous, False, False)]
+                        if source >= 0 and came + durations[INPUT] > own:
+                            own, steps[0] = came + durations[INPUT], (source, True, far)
+                        if source >= 0 and came + durations[THROUGH] > given:
+                            given, steps[1] = came + durations[THROUGH], (source, True, far)
+                        self.came.append((steps[0], steps[1]))
+                        self.action.append(action)
+                        self.paired |= {this} if len(pair) > 1 else set()
+                        self.partner.append(this - 1 if len(pair) > 1 and action is pair[-1] else -1)
+                        self.before.append(previous)
+                        waited = source >= 0 and came > begin
+                        self.begun.append((source, True, far) if waited else (previous, False, False))
+                        self.readers.append([])
+                        self.ends.append(own)
+                        if kind != 3:
+                            done[action.stage, action.microbatch, action.kind == "F"] = given, this
+                        if own >= clock[one]:
+                            clock[one], last[one] = own, this
                     at[one] += 1
                     moved = True
             waiting = [one for one in waiting if at[one] < len(orders[one])]
             if not moved and waiting:
-                raise AssertionError("the orders of a schedule wait for each other")
+                break
+        self.ended = not waiting
+        """Whether all passes ran: those of pairs are played once the inputs of both are there."""
         self.device, self.seconds, self.hop = device, seconds, hop
 
     def paths(self, devices: Collection[int]) -> CriticalPaths:
@@ -236,7 +260,7 @@ class _Replay:
                 drains.append((self.begun[begin], self._stages_of([one for one in sums if one >= begin])))
         backward = [((int(np.argmax(self.ends)), False, False), np.zeros(self.shape.stages)), *ends]
         chains = [*backward, *starts, *drains]
-        passes, hops = np.zeros((len(chains), self.parts, len(PASSES), 4)), np.zeros(len(chains))
+        passes, hops = np.zeros((len(chains), self.parts, len(PASSES), 5)), np.zeros(len(chains))
         follows = self._follow() if starts else []
         for chain, (end, _) in enumerate(chains):
             on = len(backward) <= chain < len(backward) + len(starts)
@@ -256,6 +280,10 @@ class _Replay:
             action = self.action[number]
             source, message, far = self.came[number][to_result]
             way = (THROUGH if to_result else INPUT) if message else (RESULT if to_result else STREAM)
+            if way == STREAM and (number in self.paired):
+                way = BUSY
+                if (partner := self.partner[number]) >= 0:
+                    passes[self.part[self.action[partner].stage], FORWARD, BUSY] += 1
             passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
             hops += far
             number, to_result = source, message

@@ -80,58 +80,85 @@ class PipelineUnits(NamedTuple):
     in_flight: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class _Devices:
-    """Devices of the pipelines of one mode.
+class Collectives(NamedTuple):
+    """Data-parallel collectives of a step, by the group of ranks that takes part.
 
-    work, passed: units that a device runs in a step, and units before its first stage [devices, kinds].
-    pipelines: numbers of the pipelines. starts: the first device of each.
+    elements: parameters of a unit whose gradients a group sums [groups, kinds].
+    reductions, gathers: seconds that those of a parameter take at least [pipelines, choices, groups] [s].
     """
 
-    work: np.ndarray
-    passed: np.ndarray
-    pipelines: np.ndarray
-    starts: np.ndarray
+    elements: np.ndarray
+    reductions: np.ndarray
+    gathers: np.ndarray
 
 
 class PipelineTable:
     """Pipelines as numbers of units of their devices; variants of a pipeline are pipelines of their own."""
 
     def __init__(self, pipelines: Sequence[PipelineUnits]) -> None:
-        by_mode: dict[Mode, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
-        columns: list[list[np.ndarray]] = [[], [], []]
-        self.size, widths = 0, []
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in ("work", "passed", "own", "least", "most")}
+        held, rows_of_mode, widths, at = list[np.ndarray](), dict[Mode, list[np.ndarray]](), list[int](), 0
         for schedule, shape, devices, in_flight in pipelines:
             number, variants, kinds = devices.work.shape
+            for name, parts in columns.items():
+                parts.append(
+                    getattr(devices, name).swapaxes(0, 1).reshape(-1, kinds) * (shape.m if name == "work" else 1)
+                )
             mode, known = Mode.of(schedule), has_bound(schedule, shape)
-            numbers = self.size + np.arange(variants)
-            if known:
-                work, passed = (one.swapaxes(0, 1).reshape(-1, kinds) for one in (devices.work, devices.passed))
-                by_mode.setdefault(mode, []).append((shape.m * work, passed, numbers))
             # Where passes are paired, a forward pass takes the memory that a backward pass gives back.
-            held = (in_flight[devices.places] - mode.pairs) * known
-            least, most = (held[:, None, None] * one for one in (devices.least, devices.most))
-            for column, one in zip(columns, (devices.own, least, most), strict=True):
-                column.append(one.swapaxes(0, 1).reshape(-1, kinds))
+            held.append(np.tile((in_flight[devices.places] - mode.pairs) * known, variants))
+            rows = at + np.arange(number * variants)
+            if known:
+                rows_of_mode.setdefault(mode, []).append(rows)
             widths += [number] * variants
-            self.size += variants
-        self._modes = {}
-        for mode, found in by_mode.items():
-            work, passed, numbers = (np.concatenate(one) for one in zip(*found, strict=True))
-            starts = _starts([len(own) // len(which) for own, _, which in found for _ in which])
-            self._modes[mode] = _Devices(work, passed, numbers, starts)
-        self._memory = [np.concatenate(one) for one in columns] if pipelines else []
-        self._starts, self._pipelines = _starts(widths), np.repeat(np.arange(self.size), widths)
+            at += len(rows)
+        self.size = len(widths)
+        self._devices = {name: np.concatenate(parts) for name, parts in columns.items() if parts}
+        self._held = np.concatenate(held) if held else np.zeros(0)
+        self._modes = {mode: np.concatenate(rows) for mode, rows in rows_of_mode.items()}
+        self._starts = np.asarray(np.cumsum([0, *widths])[: self.size])
+        self._pipelines = np.repeat(np.arange(self.size), widths)
 
-    def step_seconds(self, units: StageTimes) -> np.ndarray:
-        """Lower bounds of the time of all passes [pipelines] [s]. units: durations, each kind of unit as a part.
+    def step_seconds(self, units: StageTimes, collectives: Collectives) -> np.ndarray:
+        """Lower bounds of the time of all passes and data-parallel collectives [pipelines, choices] [s].
 
-        Messages take no time; pipelines for which nothing is known have 0.
+        units: durations, each kind of unit as a part. Messages take no time; passes of a schedule without bounds take
+        none.
         """
-        found = np.zeros(self.size)
+        if not self.size:
+            return np.zeros(collectives.gathers.shape[:2])
+        passes, opened = np.zeros((2, len(self._held)))
         for mode, rows in self._modes.items():
-            found[rows.pipelines] = np.maximum.reduceat(_devices_seconds(mode, rows, units), rows.starts)
-        return found
+            passes[rows], opened[rows] = self._passes(mode, rows, units)
+        own, least = (self._devices[name] @ collectives.elements.T for name in ("own", "least"))
+        reductions, gathers = (one[self._pipelines] for one in (collectives.reductions, collectives.gathers))
+        # The reductions of some stage follow the begin of the last backward pass.
+        last = opened[:, None] + np.einsum("dg,dcg->dc", least, reductions)
+        every = np.einsum("dg,dcg->dc", own, reductions + gathers)
+        return np.asarray(np.maximum.reduceat(np.maximum(np.maximum(last, every), passes[:, None]), self._starts))
+
+    def _passes(self, mode: Mode, rows: np.ndarray, units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
+        """When devices are done with all passes, and begin the last backward pass, at the earliest [devices] [s]:
+        `bound_devices` of sums of units."""
+        seconds = units.busy if mode.pairs else units.stream
+        forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
+        backward, inputs, gradient = whole, whole, units.path[:, WHOLE]
+        if mode.split or mode.mixed:
+            backward, inputs, gradient = halves, seconds[:, INPUTS], units.path[:, INPUTS]
+        if mode.mixed:
+            backward, inputs = np.minimum(halves, whole), np.minimum(inputs, whole)
+            gradient = np.minimum(gradient, units.path[:, WHOLE])
+        work, passed, most = (self._devices[name][rows] for name in ("work", "passed", "most"))
+        sums = work @ (forward + backward)
+        opened = (sums - most @ np.maximum(backward, whole)).max(axis=1)
+        if not mode.barrier:
+            return sums.max(axis=1), np.maximum(opened, 0.0)
+        kind = INPUTS if mode.split or mode.mixed else WHOLE
+        early = max(float((units.stream[:, FORWARD, 0] - units.from_input[:, FORWARD]).max()), 0.0)
+        ends = max(float((units.stream[:, kind, 0] - units.to_result[:, kind]).max()), 0.0)
+        head = np.maximum(passed @ units.path[:, FORWARD] - early, 0.0)
+        returned = (work @ (forward + inputs)).max(axis=1) - ends + passed @ gradient
+        return head + np.maximum(sums.max(axis=1), returned), head + np.maximum(opened, 0.0)
 
     def memory(self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray) -> np.ndarray:
         """Least memory of the fullest device [pipelines, choices] [bytes].
@@ -139,38 +166,12 @@ class PipelineTable:
         grown: what the forward pass of a unit leaves for its backward pass [kinds] [bytes].
         elements: parameters of a unit [kinds]. each: bytes of states of a parameter [pipelines, choices].
         """
-        if not self._memory:
+        if not self.size:
             return np.zeros(each.shape)
-        own, least, most = self._memory
-        activations = least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0)
+        own, least, most = (self._devices[name] for name in ("own", "least", "most"))
+        activations = self._held * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (own @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
-
-
-def _devices_seconds(mode: Mode, rows: _Devices, units: StageTimes) -> np.ndarray:
-    """When devices are done with all passes, at the earliest [devices] [s]: `bound_devices` of sums of units."""
-    seconds = units.busy if mode.pairs else units.stream
-    forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
-    backward, inputs, gradient = whole, whole, units.path[:, WHOLE]
-    if mode.split or mode.mixed:
-        backward, inputs, gradient = halves, seconds[:, INPUTS], units.path[:, INPUTS]
-    if mode.mixed:
-        backward, inputs = np.minimum(halves, whole), np.minimum(inputs, whole)
-        gradient = np.minimum(gradient, units.path[:, WHOLE])
-    work = (rows.work @ (forward + backward)).max(axis=1)
-    if not mode.barrier:
-        return np.asarray(work)
-    kind = INPUTS if mode.split or mode.mixed else WHOLE
-    early = max(float((units.stream[:, FORWARD, 0] - units.from_input[:, FORWARD]).max()), 0.0)
-    ends = max(float((units.stream[:, kind, 0] - units.to_result[:, kind]).max()), 0.0)
-    head = np.maximum(rows.passed @ units.path[:, FORWARD] - early, 0.0)
-    returned = (rows.work @ (forward + inputs)).max(axis=1) - ends + rows.passed @ gradient
-    return np.asarray(head + np.maximum(work, returned))
-
-
-def _starts(widths: Sequence[int]) -> np.ndarray:
-    """The places of the first of several items of these widths each."""
-    return np.asarray(np.cumsum([0, *widths])[: len(widths)])
 
 
 def _largest(rows: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ product of theirs, and so M[s, s] is at least the sum of the blocks' M[s, s], fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import groupby, pairwise
@@ -20,11 +21,12 @@ from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, Communication, Fragment, StageOps
+from simulator.ir.ops import COMPUTE, Communication, Fragment, Param, StageOps
 from simulator.plan.plan import Plan
 from simulator.program.block import FREE, CompiledBlocks, Price, PricedBlock
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
+from simulator.schemes.data.shared.data_parallel import DataScheme
 
 StageUnits = tuple[tuple[int, int], ...]
 """The kinds of the units of a stage in forward order, each with its number of units in a row."""
@@ -253,6 +255,7 @@ class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
     price, host: prices of ops, and time of the host to launch one [s].
+    reduces: axes along which the gradient of a parameter is summed.
     of_recomputed: the kind of every layer where it is recomputed; None: no layer is.
     """
 
@@ -260,6 +263,7 @@ class LoweredUnits:
     of_layer: np.ndarray
     price: Price
     host: float
+    reduces: Callable[[Param], tuple[str, ...]]
     of_recomputed: np.ndarray | None = None
 
     @property
@@ -272,6 +276,16 @@ class LoweredUnits:
     def elements(self) -> np.ndarray:
         """Parameters of one unit of every kind [kinds]."""
         return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
+
+    @property
+    def reduced(self) -> dict[tuple[str, ...], np.ndarray]:
+        """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds]."""
+        found = defaultdict[tuple[str, ...], np.ndarray](lambda: np.zeros(len(self.stages)))
+        for kind, stage_ops in enumerate(self.stages):
+            for param, count in stage_ops.params():
+                if param.trained and (axes := self.reduces(param)):
+                    found[axes][kind] += param.size * count
+        return dict(found)
 
     def join_recomputed(self, other: LoweredUnits) -> LoweredUnits:
         """These units, and the layers of `other`, which are recomputed."""
@@ -313,7 +327,8 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
         of_layer.append(known[key])
     stages.append(lowering.run(architecture.stage(range(0), False, True)))
     price = shared.device_costs(plan)[0].estimate
-    return LoweredUnits(tuple(stages), np.array(of_layer), price, host_launch_seconds(plan))
+    (data,) = (scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
+    return LoweredUnits(tuple(stages), np.array(of_layer), price, host_launch_seconds(plan), data.reduces)
 
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:

@@ -1,0 +1,115 @@
+"""Least times of the data-parallel collectives of a plan, of every unit of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
+from math import inf
+
+import numpy as np
+
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.ops import Collective, StageOps
+from simulator.plan.plan import Plan
+from simulator.program.block import Price
+from simulator.program.program import EveryStageOps, one_of
+
+DATA = "data"
+"""The stream of data-parallel collectives."""
+
+LARGE = 2**50
+"""Bytes of a collective whose latency does not matter."""
+
+
+def collective_rates(plan: Plan, axes: tuple[str, ...], shared: SharedWork) -> tuple[float, ...]:
+    """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes of a plan."""
+    if plan.mesh.size(axes) == 1:
+        return 0.0, 0.0, 0.0
+    price = shared.device_costs(plan)[0].estimate
+    operations = "all_reduce", "reduce_scatter", "all_gather"
+    return tuple(price(Collective(operation, LARGE, axes))[0] / LARGE for operation in operations)
+
+
+@dataclass(frozen=True, eq=False)
+class UnitCollectives:
+    """Times of data-parallel collectives on their stream, of the embedding, of every layer and of the output layer; or
+    of the parts or the virtual stages that they make up [s].
+
+    first: gathers of weights before their first use in a step. again: those before the first backward pass.
+    last: reductions of gradients from the last backward pass on.
+    each: all collectives in every micro-batch. each_last: the reductions among them. each_between: the gathers among
+        them that follow a pass of another unit.
+    """
+
+    first: np.ndarray
+    again: np.ndarray
+    last: np.ndarray
+    each: np.ndarray
+    each_last: np.ndarray
+    each_between: np.ndarray
+
+    @property
+    def once(self) -> np.ndarray:
+        """All that happen once a step."""
+        return self.first + self.again + self.last
+
+    def of_stages(self, layers: Sequence[int], part: np.ndarray) -> UnitCollectives:
+        """Those of virtual stages. layers: of every part of the model. part: of every stage."""
+        units = np.array(layers)
+        units[0] += 1
+        units[-1] += 1
+        starts = np.cumsum([0, *units[:-1]])
+        columns = (getattr(self, one.name) for one in fields(self))
+        return UnitCollectives(*((np.add.reduceat(column, starts) * (units > 0))[part] for column in columns))
+
+
+def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork) -> UnitCollectives:
+    """The collectives of a plan; of a layer that several devices hold, the least."""
+    found = np.full((6, plan.model.layers + 2), inf)
+    costs, known = shared.device_costs(plan), dict[tuple[int, int], np.ndarray]()
+    for index, stage in enumerate(stages):
+        device, part = plan.device(index), plan.part(index)
+        key = id(stage), id(costs[device])
+        if key not in known:
+            known[key] = _of_stage(one_of(stage), costs[device].estimate)
+        layers, units = plan.layers_of(part), known[key]
+        before = units.shape[1] - len(layers) - (plan.parts == 1) if part == 0 else 0
+        ends = [(0, units[:, :before]), (-1, units[:, before + len(layers) :])]
+        for at, own in [(at, own.sum(axis=1)) for at, own in ends if own.size]:
+            found[:, at] = np.minimum(found[:, at], own)
+        places = slice(layers.start + 1, layers.stop + 1)
+        found[:, places] = np.minimum(found[:, places], units[:, before : before + len(layers)])
+    return UnitCollectives(*found)
+
+
+def _of_stage(stage_ops: StageOps, price: Price) -> np.ndarray:
+    """The collectives of the units of a stage, in the order of `UnitCollectives` [6, units] [s].
+
+    Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
+    kind: no other division of the same bytes takes less.
+    """
+    runs = stage_ops.unit_runs
+    widths = [len(run.fragment.params) for run in runs for _ in range(run.count)]
+    unit = np.repeat(np.arange(len(widths)), widths)
+    sizes = stage_ops.of_params([param.size for param, _ in stage_ops.params()])
+    found = np.zeros((6, len(widths)))
+    for row, sides in zip(found, (stage_ops.ahead, stage_ops.again, stage_ops.behind), strict=False):
+        rates = dict[Hashable, float]()
+        parts = list[tuple[Hashable, float, np.ndarray]]()
+        for side in sides:
+            for op, params in zip(side.ops, np.split(side.params, side.starts[1:]), strict=True):
+                if op.stream == DATA and isinstance(work := op.work, Collective) and work.nbytes:
+                    kind = work.operation, work.axes
+                    rates[kind] = min(rates.get(kind, inf), price(work)[0] / work.nbytes)
+                    parts.append((kind, work.nbytes / sizes[params].sum(), params))
+        for group, nbytes, params in parts:
+            np.add.at(row, unit[params], rates[group] * nbytes * sizes[params])
+    at = 0
+    for run in runs:
+        ops = (*run.fragment.forward, *run.fragment.backward)
+        own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == DATA and op.work is not None]
+        between = [phase for phase, name in (("F", run.residual_in), ("B", run.residual_out)) if name]
+        for row, phases in zip(found[3:], ("FBWR", "W", between), strict=True):
+            row[at : at + run.count] = sum(seconds for phase, seconds in own if phase in phases)
+        at += run.count
+    return found
