@@ -47,19 +47,24 @@ Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
 
 
-class UnitMemory(NamedTuple):
-    """Memory of the kinds of units of a group.
+class UnitLayout(NamedTuple):
+    """The kinds of units of a group.
 
-    grown: what a forward pass leaves for the backward pass, at least [kinds] [bytes]. elements: parameters [kinds].
-    reduced: those whose gradients are summed along the same axes [kinds].
+    elements: parameters of a unit [kinds]. reduced: those whose gradients are summed along the same axes [kinds].
     of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
-    grown: np.ndarray
     elements: np.ndarray
     reduced: dict[tuple[str, ...], np.ndarray]
     of_layer: np.ndarray
     of_recomputed: np.ndarray | None
+
+    def with_recomputed(self) -> UnitLayout:
+        """The layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds them."""
+        layers = [*range(1, len(self.elements) - 1)]
+        order = [0, *layers, *layers, len(self.elements) - 1]
+        reduced = {axes: elements[order] for axes, elements in self.reduced.items()}
+        return UnitLayout(self.elements[order], reduced, self.of_layer, self.of_layer + len(layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,8 @@ class Bounds:
         self._replays: dict[Pipeline, dict[int, CriticalPaths | None]] = {}
         self._orders: dict[Hashable, list[DeviceOrder]] = {}
         self._kernels: dict[LayerGroup, UnitPrices | None] = {}
-        self._memory: dict[LayerGroup, UnitMemory | None] = {}
+        self._memory: dict[LayerGroup, np.ndarray | None] = {}
+        self._layouts: dict[LayerGroup, tuple[UnitLayout | None, UnitLayout | None]] = {}
         self._affine: dict[LayerGroup, bool] = {}
 
     # ------------------------------------------------------------------------------------------ tables
@@ -224,39 +230,49 @@ class Bounds:
             return None
         return prices.times_with_recompute if group.recompute == "full" else prices.unit_times
 
+    def unit_layout(self, group: LayerGroup) -> UnitLayout | None:
+        """The kinds of units of a group; None if there are none."""
+        like = self._like(group)
+        if like not in self._layouts:
+            units = self._lower(like._replace(micro=1), self._fuses_gradients)
+            made = UnitLayout(units.elements, units.reduced, units.of_layer, None) if units is not None else None
+            self._layouts[like] = made, made.with_recomputed() if made is not None else None
+        return self._layouts[like][group.recompute == "full"]
+
     def _kernel_prices(self, group: LayerGroup) -> UnitPrices | None:
-        """Prices of the kernels of a group like another, which neither divides GEMMs nor shares norms."""
-        like = group._replace(recompute="none", offload=())
-        if group.tp > 1:
-            like = like._replace(sequence_parallel=True, overlap_tp=False)
+        """Prices of the kernels of a group like another."""
+        like = self._like(group)
         if like not in self._kernels:
             units = self._units(like, self._fuses_gradients)
             self._kernels[like] = price_units(units.of_kernels, self.shared) if units is not None else None
         return self._kernels[like]
 
+    def _like(self, group: LayerGroup) -> LayerGroup:
+        """A group that neither divides GEMMs nor shares norms, recomputes or offloads anything."""
+        like = group._replace(recompute="none", offload=())
+        return like._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else like
+
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""
         return self.prices(group, self._shards_gradients)
 
-    def unit_memory(self, group: LayerGroup) -> UnitMemory | None:
-        """What the units of a group leave for their backward passes, at least; None if the group breaks a rule."""
+    def unit_memory(self, group: LayerGroup) -> np.ndarray | None:
+        """What the forward pass of a unit leaves for its backward pass, at least [kinds] [bytes]; None if the group
+        breaks a rule."""
         plain = group._replace(offload=("activations",) if "activations" in group.offload else ())
         if plain not in self._memory:
             self._memory[plain] = self._make_memory(plain)
         return self._memory[plain]
 
-    def _make_memory(self, group: LayerGroup) -> UnitMemory | None:
+    def _make_memory(self, group: LayerGroup) -> np.ndarray | None:
         if group.micro > 2:
             one, two = (self.unit_memory(group._replace(micro=micro)) for micro in (1, 2))
             if one is None or two is None:
                 return None
             if self._is_affine(group._replace(micro=1)):
-                return one._replace(grown=one.grown + (group.micro - 1) * (two.grown - one.grown))
-        plain = group._replace(offload=())
-        if (units := self._units(plain, self._fuses_gradients)) is None:
-            return None
-        grown = units.grown(self.shared.blocks) * (not group.offload)
-        return UnitMemory(grown, units.elements, units.reduced, units.of_layer, units.of_recomputed)
+                return one + (group.micro - 1) * (two - one)
+        units = self._units(group._replace(offload=()), self._fuses_gradients)
+        return units.grown(self.shared.blocks) * (not group.offload) if units is not None else None
 
     def _is_affine(self, group: LayerGroup) -> bool:
         """Whether the units of a group at one and at two sequences differ in sizes alone."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds, UnitMemory
+from experiments.search.bounds import Bounds, UnitLayout
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import collective_rates
@@ -39,10 +39,11 @@ class GroupPipelines(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OpenGroup:
-    """The pipelines of a group with each data scheme with which they may fit, the smallest bound first.
+    """The pipelines of a group with each data scheme, the smallest bound first.
 
     table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
     seconds: lower bounds of their step times [choices] [s]. points: numbers of their points [choices].
+    fitted: whether those that do not fit in memory are left out.
     """
 
     group: LayerGroup
@@ -51,11 +52,15 @@ class OpenGroup:
     schemes: np.ndarray
     seconds: np.ndarray
     points: np.ndarray
+    fitted: bool = False
 
     def in_order(self) -> OpenGroup:
         """These pipelines, the smallest bound first."""
-        order = np.argsort(self.seconds, kind="stable")
-        columns = {name: getattr(self, name)[order] for name in ("places", "schemes", "seconds", "points")}
+        return self.select(np.argsort(self.seconds, kind="stable"))
+
+    def select(self, which: np.ndarray) -> OpenGroup:
+        """Some of these pipelines."""
+        columns = {name: getattr(self, name)[which] for name in ("places", "schemes", "seconds", "points")}
         return replace(self, **columns)
 
     def pipeline(self, at: int) -> Pipeline:
@@ -74,28 +79,36 @@ class GroupBounds:
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
         self._schemes = {name: number for number, name in enumerate(space.values["data"])}
 
-    def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int, int]:
-        """The pipelines of a group, bounded by kernels alone, if any may fit; and the numbers of points that break a
-        rule, and of those that do not fit."""
-        memory, kernels = self.bounds.unit_memory(group), self.bounds.kernel_times(group)
-        if memory is None or kernels is None:
-            return None, self.space.size(group), 0
-        table = self._table(group, memory)
-        least = table.units.memory(memory.grown, memory.elements, self._state_nbytes(group, table.devices))
-        fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
-        every = self._points(group, table.pipelines)
-        wrong, points = int(self._points(group, table.wrong).sum()), every * fits
+    def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
+        """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
+        that break a rule."""
+        layout, kernels = self.bounds.unit_layout(group), self.bounds.kernel_times(group)
+        if layout is None or kernels is None:
+            return None, self.space.size(group)
+        table = self._table(group, layout)
+        points = self._points(group, table.pipelines)
         places, schemes = np.nonzero(points)
-        seconds = self._seconds(group, table, kernels, memory)[places, schemes]
+        seconds = self._seconds(group, table, kernels, layout)[places, schemes]
         opened = OpenGroup(group, table, places, schemes, seconds, points[places, schemes])
-        return opened.in_order() if len(places) else None, wrong, int(every.sum() - points.sum())
+        return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
+
+    def fit(self, opened: OpenGroup) -> OpenGroup | None:
+        """The pipelines that may fit in memory, if any does; None also if the group breaks a rule."""
+        group, table = opened.group, opened.table
+        layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
+        if layout is None or grown is None:
+            return None
+        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table.devices))
+        fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
+        left = opened.select(fits[opened.places, opened.schemes])
+        return replace(left, fitted=True) if len(left.places) else None
 
     def price(self, opened: OpenGroup) -> OpenGroup | None:
         """The same pipelines, bounded by passes and what they wait for; None if the group breaks a rule."""
-        prices, memory = self.bounds.pass_prices(opened.group), self.bounds.unit_memory(opened.group)
-        if prices is None or memory is None:
+        prices, layout = self.bounds.pass_prices(opened.group), self.bounds.unit_layout(opened.group)
+        if prices is None or layout is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times, memory)
+        seconds = self._seconds(opened.group, opened.table, prices.unit_times, layout)
         seconds = np.maximum(opened.seconds, seconds[opened.places, opened.schemes])
         return replace(opened, seconds=seconds).in_order()
 
@@ -123,14 +136,14 @@ class GroupBounds:
             self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
         return self._numbers[choices]
 
-    def _table(self, group: LayerGroup, memory: UnitMemory) -> GroupPipelines:
+    def _table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
         """The pipelines of a group."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full", memory.of_layer.tobytes()
+        key = group.tp * group.cp, group.micro, group.recompute == "full", layout.of_layer.tobytes()
         if key not in self._tables:
-            self._tables[key] = self._make_table(group, memory)
+            self._tables[key] = self._make_table(group, layout)
         return self._tables[key]
 
-    def _make_table(self, group: LayerGroup, memory: UnitMemory) -> GroupPipelines:
+    def _make_table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
         pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
         for order, own in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
             variants, made = list(own), self.bounds.shape(group, order)
@@ -141,7 +154,7 @@ class GroupBounds:
             pipelines += variants
             schedule, shape, place, in_flight = made
             units.append(
-                PipelineUnits(schedule, shape, self._device_units(memory, variants, layers, place, shape), in_flight)
+                PipelineUnits(schedule, shape, self._device_units(layout, variants, layers, place, shape), in_flight)
             )
         shapes = [one.shape for one in units for _ in one.devices.work[0]]
         micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
@@ -149,7 +162,7 @@ class GroupBounds:
 
     def _device_units(
         self,
-        memory: UnitMemory,
+        layout: UnitLayout,
         variants: list[Pipeline],
         layers: tuple[int, ...],
         place: StagePlaces,
@@ -158,25 +171,25 @@ class GroupBounds:
         """What devices run and hold, of pipelines that differ in the layers that they recompute."""
         # Where micro-batches take one way, all devices run all of them.
         batch = shape.m if np.ptp(place.turns) else 0
-        key = tuple(variants), batch, memory.of_recomputed is None, memory.of_layer.tobytes()
+        key = tuple(variants), batch, layout.of_recomputed is None, layout.of_layer.tobytes()
         if key not in self._devices:
-            kinds = [kinds_of_layers(layers, memory.of_layer, memory.of_recomputed, one.recomputed) for one in variants]
-            counts = np.stack([count_units(layers, one, len(memory.grown)) for one in kinds], axis=1)
+            kinds = [kinds_of_layers(layers, layout.of_layer, layout.of_recomputed, one.recomputed) for one in variants]
+            counts = np.stack([count_units(layers, one, len(layout.elements)) for one in kinds], axis=1)
             self._devices[key] = DeviceUnits.of(place, counts, shape.m)
         return self._devices[key]
 
-    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, memory: UnitMemory) -> np.ndarray:
+    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, layout: UnitLayout) -> np.ndarray:
         """Lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
-        found = table.units.step_seconds(units, self._collectives(group, table, memory))
+        found = table.units.step_seconds(units, self._collectives(group, table, layout))
         if copies := self.bounds.copy_seconds(group):
             # The layer before the loss keeps its activations on the GPU.
             layers = self.space.loaded.model.layers // table.devices - 1
             found = np.maximum(found, (table.micro_batches * copies * layers)[:, None])
         return found + self.space.loaded.framework.step_overhead_s
 
-    def _collectives(self, group: LayerGroup, table: GroupPipelines, memory: UnitMemory) -> Collectives:
+    def _collectives(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> Collectives:
         """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
-        framework, groups = self.space.loaded.framework, tuple(memory.reduced)
+        framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded = np.array([name != "ddp" for name in self._schemes])[:, None]
         for devices in np.unique(table.devices).tolist():
@@ -185,7 +198,7 @@ class GroupBounds:
             at = table.devices == devices
             found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
         found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
-        elements = np.array([memory.reduced[axes] for axes in groups]).reshape(len(groups), -1)
+        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), -1)
         return Collectives(elements, *found)
 
     def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:

@@ -164,10 +164,7 @@ class Search:
                 elif isinstance(item, _Pipelines):
                     self._bound_next(item, bound)
                 elif isinstance(item, OpenGroup):
-                    if priced := self.groups.price(item):
-                        self._push_pipelines(_Pipelines(priced), bound)
-                    else:
-                        self.certificate.invalid += int(item.points.sum())
+                    self._refine(item, bound)
                 else:
                     self._open(item, bound)
                 taken = math.inf
@@ -219,13 +216,25 @@ class Search:
         return 1 if isinstance(item, _Point) else item.left
 
     def _open(self, group: LayerGroup, bound: float) -> None:
-        """Bounds the pipelines of a group by its kernels and its memory."""
-        opened, invalid, too_large = self.groups.open(group)
+        """Bounds the pipelines of a group by its kernels."""
+        opened, invalid = self.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
-        self.certificate.memory_bound += too_large
         if opened is not None:
             self._push(max(bound, float(opened.seconds[0])), opened)
+
+    def _refine(self, opened: OpenGroup, bound: float) -> None:
+        """Leaves out what does not fit; once that is done, bounds the pipelines of a group by their passes."""
+        if opened.fitted:
+            if priced := self.groups.price(opened):
+                self._push_pipelines(_Pipelines(priced), bound)
+            else:
+                self.certificate.invalid += int(opened.points.sum())
+            return
+        fitted = self.groups.fit(opened)
+        self.certificate.memory_bound += int(opened.points.sum() - (fitted.points.sum() if fitted else 0))
+        if fitted is not None:
+            self._push(max(bound, float(fitted.seconds[0])), fitted)
 
     def _push_pipelines(self, pipelines: _Pipelines, bound: float) -> None:
         if pipelines.at < len(pipelines.opened.places):
