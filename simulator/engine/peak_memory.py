@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,18 +40,19 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")
     found = []
-    for device in range(program.devices):
-        slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-        flying = in_flight(program, device)
-        before = np.cumsum(net[slots]) - net[slots]
-        at = int(np.argmax(before + top[slots] + flying))
+    every = table.slot_array
+    grown, high = net[every], top[every]
+    for device, (begin, end) in enumerate(pairwise(table.starts)):
+        slots, flying, grows = every[begin:end], in_flight(program, device), grown[begin:end]
+        ends = np.cumsum(grows)
+        at = int(np.argmax(ends - grows + high[begin:end] + flying))
         played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
         played[buffers] += flying[at]
         by = dict(static[device])
         for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
             if nbytes:
                 by[category] = by.get(category, 0.0) + nbytes
-        found.append(Peak(sum(by.values()), by, float(net[slots].sum())))
+        found.append(Peak(sum(by.values()), by, float(grows.sum())))
     return found
 
 

@@ -21,6 +21,7 @@ from simulator.ir.ops import Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
+from simulator.models.architecture import Architecture
 from simulator.plan.by_memory import DevicePeaks, adapt_recompute, partition_by_memory
 from simulator.plan.by_tensor import TensorCosts, choose_tensors
 from simulator.plan.checks import (
@@ -58,18 +59,21 @@ class KnownParts:
     """Parts of the plans of earlier jobs; new ones are added. Sharing them changes no plan.
 
     divisible: keys of plans whose divisibility was checked.
-    meshes, schemes: by all that they are made of. Equal plans have the same objects.
+    meshes, schemes, architectures: by all that they are made of. Equal plans have the same objects.
     """
 
     divisible: set[Hashable] = field(default_factory=set)
     meshes: dict[Hashable, Mesh] = field(default_factory=dict)
     schemes: dict[Hashable, Scheme] = field(default_factory=dict)
+    architectures: dict[Architecture, Architecture] = field(default_factory=dict)
 
-    def forget_excess(self, most: int) -> None:
-        """Drops all parts of a kind once there are more than `most`."""
+    def forget_excess(self, most: int, most_architectures: int) -> None:
+        """Drops all parts of a kind once there are more than `most`, or `most_architectures`, which hold modules."""
         for parts in (self.divisible, self.meshes, self.schemes):
             if len(parts) > most:
                 parts.clear()
+        if len(self.architectures) > most_architectures:
+            self.architectures.clear()
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Resolver:
         for scheme in schemes:
             job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
         assert job.batch.sequence is not None
-        plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
+        shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
+        plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
         for number, one in enumerate(plan.classes):
             with _locate_in_class(plan, number):
