@@ -439,7 +439,7 @@ class _Player:
         """
         further = itertools.chain.from_iterable(self.table.further_needs.get(action, ()) for action in left.tolist())
         needed = self.table.need_array[left], np.array([*further], int) if self.table.further_needs else left[:0]
-        repetition.fill_some(self.result, np.unique(np.concatenate(needed)))
+        repetition.fill_some(self.result, np.concatenate(needed))
         devices, size, whole = self.program.devices, self.axes.size, repetition.times * repetition.shift
         move = (moved * whole).tolist()
         self.free = list(map(add, self.free, move))

@@ -32,7 +32,7 @@ FUSED_KERNEL_TIME = 1.2
 class FrameworkPart(BaseModel):
     """Base class of the parts of a framework; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class CommunicationOverlap(FrameworkPart):

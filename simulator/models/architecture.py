@@ -7,7 +7,7 @@ ranks, and data schemes shard it. Equal layers in a row are one unit with a coun
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
@@ -41,7 +41,6 @@ from simulator.models.shapes import add_prefix, attend_along
 from simulator.models.transformer import LayerKind
 
 
-@dataclass(frozen=True)
 class Architecture(BlockBuilder):
     """Builds the modules of the stages of a model for one micro-batch."""
 

@@ -58,7 +58,7 @@ class Repetition:
             log[start : start + self.times * self.span] = block.ravel().tolist()
 
     def fill_some(self, log: list[float], actions: np.ndarray) -> None:
-        """Fills in the times of those of some actions that are not played. actions: in ascending order."""
+        """Fills in the times of those of some actions that are not played."""
         starts = np.array(self.starts)
         behind = actions - starts[np.searchsorted(starts, actions, "right") - 1]
         inside = (behind >= 0) & (behind < self.times * self.span) & (actions >= starts[0])
