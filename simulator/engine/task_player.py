@@ -149,7 +149,10 @@ class _Player:
         self.plain = len(rest) <= 1
         """Whether the compute stream and at most one other determine the state of a device."""
         self.left_out = follow
-        self.compact = [self._compact_matrix(slot) for slot in range(len(program.tasks))]
+        # Which entries matter depends on the task, and on whether its result is sent.
+        alike = [(task, send is not None) for task, send in zip(program.tasks, program.sends, strict=True)]
+        compact = {key: self._compact_matrix(*key) for key in dict.fromkeys(alike)}
+        self.compact = [compact[key] for key in alike]
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * self.table.results
         self.second_result = [NEVER] * program.devices
@@ -235,14 +238,12 @@ class _Player:
         late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
         return not late and bool(state[s, s] <= state[0, 0])
 
-    def _compact_matrix(self, slot: int) -> CompactMatrix | None:
-        """Returns the `CompactMatrix` of a slot's task; None if further streams matter."""
-        task, sends = self.program.tasks[slot], self.program.sends[slot] is not None
+    def _compact_matrix(self, task: Task, sends: bool) -> CompactMatrix | None:
+        """Returns the `CompactMatrix` of a task; None if further streams matter. sends: whether its result is sent."""
         if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
-        return self._once(
-            task, ("compact", self.second, sends), lambda: self._choose_entries(self.matrices[slot], sends)
-        )
+        matrix = self.axes.matrix(task)
+        return self._once(task, ("compact", self.second, sends), lambda: self._choose_entries(matrix, sends))
 
     def _choose_entries(self, matrix: np.ndarray, sends: bool) -> CompactMatrix:
         axes, lead = self.axes, NEVER
