@@ -32,11 +32,12 @@ class Peak:
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
     table = program.timetable
+    distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
     # What runs beside the parts takes no memory of its own.
-    distinct = {(task.parts, task.inputs, task.results): task for task in program.tasks}
-    known = {key: task.memory for key, task in distinct.items()}
-    profiles = [known[task.parts, task.inputs, task.results] for task in program.tasks]
-    nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
+    first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
+    profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
+    task_of = [distinct[task] for task in program.tasks]
+    nets, tops = np.array([p.net for p in profiles])[task_of], np.array([p.top for p in profiles])[task_of]
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")
     found = []

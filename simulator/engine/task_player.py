@@ -272,7 +272,13 @@ class _Player:
         compact, result, free, free_second = self.compact, self.result, self.free, self.free_second
         host, waiting, sends, ports = self.host, self.waiting, self.program.sends, self.ports
         overlap, second = self.program.overlap_sends, self.second
-        computes = self.computes
+        computes, uses_second, issue, bound, launches = (
+            self.computes,
+            self.uses_second,
+            self.issue,
+            self.bound,
+            self.axes.host is not None,
+        )
         launch, further_needs, extra_results, follows, seen = (
             self.axes.launch,
             self.table.further_needs,
@@ -293,7 +299,7 @@ class _Player:
             entry[action], arrival[action] = now, come
             if second is not None:
                 also_free = free_second[device]
-                if not overlap and self.uses_second[kind] and wait > also_free:
+                if not overlap and uses_second[kind] and wait > also_free:
                     also_free = wait
                 beside[action] = also_free
             numbers = compact[kind]
@@ -318,9 +324,9 @@ class _Player:
             else:
                 port = 2 * device + (send.stream == "pipeline-backward")
                 begin = ports[port] if ports[port] > made else made
-                if self.axes.host is not None and (issued := host[action] + self.issue[kind] + launch) > begin:
+                if launches and (issued := host[action] + issue[kind] + launch) > begin:
                     begin = issued
-                    self.bound.add(action)
+                    bound.add(action)
                 sent[action] = begin
                 ports[port] = end = begin + send.seconds
                 seen[port] = result[action] = end + send.latency
