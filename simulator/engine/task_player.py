@@ -150,9 +150,9 @@ class _Player:
         """Whether the compute stream and at most one other determine the state of a device."""
         self.left_out = follow
         # Which entries matter depends on the task, and on whether its result is sent.
-        alike = [(task, send is not None) for task, send in zip(program.tasks, program.sends, strict=True)]
-        compact = {key: self._compact_matrix(*key) for key in dict.fromkeys(alike)}
-        self.compact = [compact[key] for key in alike]
+        keys = [(task, send is not None) for task, send in zip(program.tasks, program.sends, strict=True)]
+        compact = {key: self._compact_matrix(*key) for key in dict.fromkeys(keys)}
+        self.compact = [compact[key] for key in keys]
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * self.table.results
         self.second_result = [NEVER] * program.devices
