@@ -6,7 +6,6 @@ that does not fit, under ``--strict``; 130 interrupted. Heavy modules are import
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,16 +54,28 @@ def main() -> None:
     # meshcast multiplies no matrices, and starting numpy's BLAS threads would take longer than a forecast.
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-    gc.set_threshold(50_000)  # a forecast leaves little garbage; collecting it more often costs 5 %
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  the caller may have closed it
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # terminals without block characters print question marks
             stream.reconfigure(errors="replace")
     try:
+        _keep_command(sys.argv[1:])
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _keep_command(arguments: Sequence[str]) -> None:
+    """Leaves out the commands that are not run, for typer would read the parameters of all of them first."""
+    own = [one for one in app.registered_commands if arguments and _name(one) == arguments[0]]
+    app.registered_commands = own or app.registered_commands
+
+
+def _name(command: typer.models.CommandInfo) -> str:
+    """The name of a command: that of its function if none was given."""
+    assert command.callback is not None
+    return command.name or command.callback.__name__
 
 
 def _version(wanted: bool) -> None:

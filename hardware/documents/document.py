@@ -24,6 +24,9 @@ MAX_NODES = 1_000_000
 MAX_DEPTH = 100
 """Deepest nesting that is read: libyaml ends the process when its stack overflows."""
 
+MOST_WORDS, LONGEST_WORD = 4096, 30
+"""Number of words whose tags are kept, and letters of the longest."""
+
 Place = tuple[int | str, ...]
 """Keys and indices from the root of a document to a field."""
 
@@ -58,6 +61,19 @@ class Loader(SafeLoader):
         for first, found in SafeLoader.yaml_implicit_resolvers.items()
     }
     depth = 0
+    known_tags: dict[str, str] = {}
+    """Tags of words without quotes, most of which occur again and again; of no more than `MOST_WORDS`."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        """The tag of a node that states none."""
+        if kind is not yaml.ScalarNode or not implicit[0]:
+            return super().resolve(kind, value, implicit)
+        tag = self.known_tags.get(value)
+        if tag is None:
+            tag = super().resolve(kind, value, implicit)
+            if len(self.known_tags) < MOST_WORDS and len(value) <= LONGEST_WORD:
+                self.known_tags[value] = tag
+        return tag
 
     def descend_resolver(self, *_: Any) -> None:
         """Called before each node that is composed."""
@@ -95,7 +111,7 @@ class Loader(SafeLoader):
             node.value = list({self._key(pair[0]): pair for pair in node.value}.values())
 
     def _key(self, node: yaml.Node) -> Any:
-        if node.tag == "tag:yaml.org,2002:merge":
+        if node.tag in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge") and isinstance(node.value, str):
             return node.value
         key = self.construct_object(node, deep=True)
         if not isinstance(key, Hashable):

@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Strict(BaseModel):
     """Base of descriptions: unknown keys are refused, and fields do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def validate_data(

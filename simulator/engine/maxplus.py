@@ -380,8 +380,11 @@ class Coordinates:
             free[stream] = ends[-1]
         return found
 
-    def walk(self, task: Task, state: np.ndarray) -> Iterator[Walked]:
-        """Plays a task from `state` [coordinates, columns], each column a state of its own."""
+    def walk(self, task: Task, state: np.ndarray, side_ops_alone: bool = False) -> Iterator[Walked]:
+        """Plays a task from `state` [coordinates, columns], each column a state of its own.
+
+        side_ops_alone: whether to leave out when the ops of parts begin.
+        """
         free = {self.at[side.stream]: state[self.at[side.stream]] for side in task.ahead}
         for side in task.ahead:
             stream = self.at[side.stream]
@@ -398,12 +401,17 @@ class Coordinates:
                 for now, after in pairwise(states):
                     np.maximum(product(table.out, now), after, out=after)
                 state = states[-1]
+                if side_ops_alone:
+                    continue
                 begin = np.maximum(product(table.begin, states[:-1]), product(held.begin, times))
                 yield Walked(part, begin, states[:-1])
                 continue
             if task.behind and task.marks[i]:
                 ready.append((i, product(self._ready(part, task.marks[i]), state)))
             orbit = self._orbit(part, state)
+            if side_ops_alone:
+                state = orbit.last
+                continue
             known, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
             begin = product(table.begin, known)
             if repeats and self.host is not None:

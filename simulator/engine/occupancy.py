@@ -86,9 +86,9 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
                 given[coordinates.ports, 0] = play.full[action][coordinates.ports]
             if coordinates.host is not None:
                 given[coordinates.host] = play.host[action]
-            for item, begin, *_ in coordinates.walk(task, given):
-                if isinstance(item, PricedSideOps):
-                    found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
+            for item, begin, *_ in coordinates.walk(task, given, side_ops_alone=True):
+                assert isinstance(item, PricedSideOps)
+                found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in (*EXPOSED, HOST) if axis in present]
     if not {"tp", "cp", "ep"} & {*levels}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,26 +32,28 @@ class Peak:
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
     table = program.timetable
+    distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
     # What runs beside the parts takes no memory of its own.
-    distinct = {(task.parts, task.inputs, task.results): task for task in program.tasks}
-    known = {key: task.memory for key, task in distinct.items()}
-    profiles = [known[task.parts, task.inputs, task.results] for task in program.tasks]
-    nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
+    first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
+    profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
+    task_of = [distinct[task] for task in program.tasks]
+    nets, tops = np.array([p.net for p in profiles])[task_of], np.array([p.top for p in profiles])[task_of]
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")
     found = []
-    for device in range(program.devices):
-        slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-        flying = in_flight(program, device)
-        before = np.cumsum(net[slots]) - net[slots]
-        at = int(np.argmax(before + top[slots] + flying))
+    every, flying = table.slot_array, in_flight(program)
+    grown, high = net[every], top[every]
+    for device, (begin, end) in enumerate(pairwise(table.starts)):
+        slots, grows = every[begin:end], grown[begin:end]
+        ends = np.cumsum(grows)
+        at = int(np.argmax(ends - grows + high[begin:end] + flying[begin:end]))
         played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
-        played[buffers] += flying[at]
+        played[buffers] += flying[begin + at]
         by = dict(static[device])
         for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
             if nbytes:
                 by[category] = by.get(category, 0.0) + nbytes
-        found.append(Peak(sum(by.values()), by, float(net[slots].sum())))
+        found.append(Peak(sum(by.values()), by, float(grows.sum())))
     return found
 
 
@@ -78,21 +81,25 @@ def offloaded_activations(program: Program) -> list[dict[str, float]]:
     return most
 
 
-def in_flight(program: Program, device: int) -> np.ndarray:
-    """Bytes of communication buffers beside every action of a device.
+def in_flight(program: Program) -> np.ndarray:
+    """Bytes of communication buffers beside every action of the timetable.
 
-    Where sends overlap, a sent buffer lives through the next action, and a receive buffer through the action before.
-    Evicted activations live through the next action that computes.
+    Where sends overlap, a sent buffer lives through the next action of its device, and a receive buffer through the
+    action before. Evicted activations live through the next action that computes.
     """
     table = program.timetable
-    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+    slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
     flying = np.zeros(len(slots))
     if program.overlap_sends:
         own = np.flatnonzero(~program.sums_gradients[slots])
-        flying[own[1:]] += program.sent_bytes[slots[own[:-1]]]
-        flying[own[:-1]] += program.received_bytes[slots[own[1:]]]
+        before, behind = own[:-1], own[1:]
+        follows = device_of[before] == device_of[behind]
+        before, behind = before[follows], behind[follows]
+        flying[behind] += program.sent_bytes[slots[before]]
+        flying[before] += program.received_bytes[slots[behind]]
     for i in np.flatnonzero(program.sends_activations[slots]).tolist():
-        computing = np.flatnonzero(program.computes[slots[i + 1 :]])
+        end = table.starts[device_of[i] + 1]
+        computing = np.flatnonzero(program.computes[slots[i + 1 : end]])
         computes = i + 1 + int(computing[0]) if len(computing) else i
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].results)
     return flying
@@ -121,7 +128,7 @@ def over_time(
         changes.append(row)
 
     own = slice(0)
-    for action, flying in zip(actions, in_flight(program, device).tolist(), strict=True):
+    for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
         if table.slots[table.slot[action]].kind in GRADIENT_SUMS:
             continue  # Sums of gradients, which may end after later actions, take no memory of their own.
         task, start = program.tasks[table.slot[action]], flat.first[action]

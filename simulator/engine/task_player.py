@@ -7,8 +7,11 @@ compute stream's and one other's, since streams that are never free later than t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import add
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,37 +20,79 @@ from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
 from simulator.program.block import PricedBlock
 from simulator.program.flatten import FlatProgram, flatten_updates
 from simulator.program.program import Program
-from simulator.program.rounds import Rounds
+from simulator.program.rounds import Repetition, Rounds
 from simulator.program.task import Task
+
+
+@dataclass
+class Times:
+    """Times of all actions by number [s]; see `Play`."""
+
+    entry: list[float]
+    beside: list[float]
+    arrival: list[float]
+    sent: list[float]
+    full: dict[int, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Play:
     """A step played by matrices: the state before every action, from which all other times follow. Times are in s.
 
-    entry: by action, when the compute stream became free.
-    second: coordinate of one further stream that matters (None: no such stream), and by action when it became free.
-    arrival: by action, when its input arrived.
+    played: times of actions; those that the repetition stands for are filled in once somebody asks.
+    second: coordinate of one further stream that matters (None: no such stream).
     host: by action, when the host began to launch it.
-    full: the whole state before an action, where further coordinates matter.
-    sent: by action, when the send of its result began.
     sent_extra: by number of an extra result (`Timetable.extra_results`), when its send began.
     tail: times of the ops of the updates; tail_ops: these ops.
     span: end of the last op.
+    repetition: rounds whose times are those of earlier rounds, shifted.
     """
 
-    entry: list[float]
-    second: tuple[int | None, list[float]]
-    arrival: list[float]
+    played: Times
+    second: int | None
     host: list[float]
-    full: dict[int, np.ndarray]
-    sent: list[float]
     sent_extra: dict[int, float]
     tail: OpTimes
     tail_ops: FlatProgram
     span: float
-    skipped: int
-    """Number of actions whose times are those of earlier rounds, shifted."""
+    repetition: Repetition | None
+
+    @property
+    def skipped(self) -> int:
+        """Number of actions whose times are those of earlier rounds, shifted."""
+        return self.repetition.skipped if self.repetition else 0
+
+    @cached_property
+    def entry(self) -> list[float]:
+        """By action, when the compute stream became free."""
+        return self._complete(self.played.entry)
+
+    @cached_property
+    def beside(self) -> list[float]:
+        """By action, when the stream `second` became free."""
+        return self._complete(self.played.beside)
+
+    @cached_property
+    def arrival(self) -> list[float]:
+        """By action, when its input arrived."""
+        return self._complete(self.played.arrival)
+
+    @cached_property
+    def sent(self) -> list[float]:
+        """By action, when the send of its result began."""
+        return self._complete(self.played.sent)
+
+    @cached_property
+    def full(self) -> dict[int, Sequence[float]]:
+        """The whole state before an action, where further coordinates matter."""
+        if self.repetition:
+            self.repetition.fill_states(self.played.full)
+        return self.played.full
+
+    def _complete(self, log: list[float]) -> list[float]:
+        if self.repetition:
+            self.repetition.fill(log)
+        return log
 
 
 def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
@@ -63,8 +108,8 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     found = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
     found[0] = [play.entry[action] for action in actions]
-    if play.second[0] is not None:
-        found[play.second[0]] = [play.second[1][action] for action in actions]
+    if play.second is not None:
+        found[play.second] = [play.beside[action] for action in actions]
     found[port] = [play.arrival[action] for action in actions]
     for i, action in enumerate(actions):
         if (given := play.full.get(action)) is not None:
@@ -76,6 +121,8 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
         rows[rows <= found[0]] = NEVER
     return found
 
+
+T = TypeVar("T")
 
 CompactMatrix = tuple[float, ...]
 """The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
@@ -93,7 +140,7 @@ class _Player:
             if task not in matrices:
                 matrices[task] = coordinates.matrix(task)
         self.matrices = [matrices[task] for task in program.tasks]
-        used = {task: self._used_streams(task) for task in dict.fromkeys(program.tasks)}
+        used = {task: self._used_streams(task) for task in matrices}
         self.used = [used[task] for task in program.tasks]
         self.computes = [0 in streams for streams in self.used]
         follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
@@ -102,27 +149,21 @@ class _Player:
         self.plain = len(rest) <= 1
         """Whether the compute stream and at most one other determine the state of a device."""
         self.left_out = follow
-        compact: dict[tuple[Task, bool], CompactMatrix | None] = {}
-        self.compact = []
-        for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
-            key = task, send is not None
-            if key not in compact:
-                compact[key] = self._compact_matrix(i)
-            self.compact.append(compact[key])
-        self.entry, self.beside, self.arrival, self.sent = ([NEVER] * count for _ in range(4))
+        # Which entries matter depends on the task, and on whether its result is sent.
+        keys = [(task, send is not None) for task, send in zip(program.tasks, program.sends, strict=True)]
+        compact = {key: self._compact_matrix(*key) for key in dict.fromkeys(keys)}
+        self.compact = [compact[key] for key in keys]
+        self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * self.table.results
         self.second_result = [NEVER] * program.devices
         """By device, when the result of the second pass of an overlapped pair exists."""
         self.follows = [slot.follows for slot in self.table.slots]
         self.sent_extra: dict[int, float] = {}
         """By number of the extra result, when its send began."""
-        self.full: dict[int, np.ndarray] = {}
         self.free = [0.0] * program.devices
         self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
         self.uses_second = [self.second in used for used in self.used]
-        self.state = [np.zeros(size) for _ in range(program.devices)]
-        for state in self.state:
-            state[follow] = NEVER
+        self.state = [[NEVER if i in follow else 0.0 for i in range(size)] for _ in range(program.devices)]
         self.ports = [0.0] * (2 * program.devices)
         """When the send streams of every device become free: forward, backward."""
         self.seen = list(self.ports)
@@ -132,16 +173,27 @@ class _Player:
         """Actions that waited for the host."""
 
     def _used_streams(self, task: Task) -> list[int]:
-        inside = set[str]().union(*(part.block.streams for part in task.parts))
-        return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
+        def find() -> list[int]:
+            inside = set[str]().union(*(part.block.streams for part in task.parts))
+            return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
+
+        return self._once(task, "used", find)
+
+    def _once(self, task: Task, what: Hashable, make: Callable[[], T]) -> T:
+        """Returns what follows from a task and the coordinates alone, computed once and kept with the task."""
+        key = what, self.axes.key
+        if key not in task.engine_results:
+            task.engine_results[key] = make()
+        found: T = task.engine_results[key]
+        return found
 
     def _host(self) -> tuple[list[float], list[float], list[float]]:
         """Returns the host's launch time of each task, by slot; when it begins to launch each action; and when it has
         launched all actions of each device.
         """
-        each = np.zeros(len(self.program.tasks))
-        if self.axes.host is not None:
-            each += [matrix[self.axes.host, self.axes.host] for matrix in self.matrices]
+        if self.axes.host is None:
+            return [0.0] * len(self.program.tasks), [0.0] * len(self.table.slot), [0.0] * self.program.devices
+        each = np.array([matrix[self.axes.host, self.axes.host] for matrix in self.matrices])
         tasks = each.tolist()
         for slot, _ in self.program.sent:
             each[slot] += self.axes.launch
@@ -163,11 +215,7 @@ class _Player:
         return all(self._follows(task, s) for task in distinct.values())
 
     def _follows(self, task: Task, s: int) -> bool:
-        key = "follows", self.axes.key, s
-        if key not in task.engine_results:
-            task.engine_results[key] = self._parts_follow(task.parts, s)
-        found: bool = task.engine_results[key]
-        return found
+        return self._once(task, ("follows", s), lambda: self._parts_follow(task.parts, s))
 
     def _parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
         others = [i for i in range(self.axes.size) if i != s]
@@ -190,16 +238,19 @@ class _Player:
         late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
         return not late and bool(state[s, s] <= state[0, 0])
 
-    def _compact_matrix(self, slot: int) -> CompactMatrix | None:
-        """Returns the `CompactMatrix` of a slot's task; None if further streams matter."""
-        task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
+    def _compact_matrix(self, task: Task, sends: bool) -> CompactMatrix | None:
+        """Returns the `CompactMatrix` of a task; None if further streams matter. sends: whether its result is sent."""
         if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
-        lead = NEVER
+        matrix = self.axes.matrix(task)
+        return self._once(task, ("compact", self.second, sends), lambda: self._choose_entries(matrix, sends))
+
+    def _choose_entries(self, matrix: np.ndarray, sends: bool) -> CompactMatrix:
+        axes, lead = self.axes, NEVER
         if axes.host is not None:
             rows = [0, axes.port] if self.second is None else [0, axes.port, self.second]
             lead = ahead(matrix[rows, axes.host], matrix[rows, 0])
-            if self.program.sends[slot] is not None:
+            if sends:
                 lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
         s, (a, b) = self.second, (0, axes.port)
         numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
@@ -208,22 +259,26 @@ class _Player:
         return tuple(map(float, (lead, *numbers)))
 
     def run(self, skip: bool) -> Play:
-        table = self.table
-        rounds = table.rounds if skip else None
-        skipped = 0
+        rounds = self.table.rounds if skip else None
         if rounds is None:
-            self.advance(table.sequence)
-        else:
-            skipped = self._in_rounds(rounds)
-        return self._finish_times(skipped)
+            self.advance(self.table.sequence)
+            return self._finish_times(None)
+        return self._finish_times(self._in_rounds(rounds))
 
     def advance(self, actions: Sequence[int]) -> None:
         """Plays `actions`, in which each one follows the actions that it needs."""
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
-        compact, entry, arrival, result, free = self.compact, self.entry, self.arrival, self.result, self.free
-        host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
-        overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
-        computes = self.computes
+        entry, arrival, beside, sent = self.log.entry, self.log.arrival, self.log.beside, self.log.sent
+        compact, result, free, free_second = self.compact, self.result, self.free, self.free_second
+        host, waiting, sends, ports = self.host, self.waiting, self.program.sends, self.ports
+        overlap, second = self.program.overlap_sends, self.second
+        computes, uses_second, issue, bound, launches = (
+            self.computes,
+            self.uses_second,
+            self.issue,
+            self.bound,
+            self.axes.host is not None,
+        )
         launch, further_needs, extra_results, follows, seen = (
             self.axes.launch,
             self.table.further_needs,
@@ -244,7 +299,7 @@ class _Player:
             entry[action], arrival[action] = now, come
             if second is not None:
                 also_free = free_second[device]
-                if not overlap and self.uses_second[kind] and wait > also_free:
+                if not overlap and uses_second[kind] and wait > also_free:
                     also_free = wait
                 beside[action] = also_free
             numbers = compact[kind]
@@ -269,9 +324,9 @@ class _Player:
             else:
                 port = 2 * device + (send.stream == "pipeline-backward")
                 begin = ports[port] if ports[port] > made else made
-                if self.axes.host is not None and (issued := host[action] + self.issue[kind] + launch) > begin:
+                if launches and (issued := host[action] + issue[kind] + launch) > begin:
                     begin = issued
-                    self.bound.add(action)
+                    bound.add(action)
                 sent[action] = begin
                 ports[port] = end = begin + send.seconds
                 seen[port] = result[action] = end + send.latency
@@ -297,65 +352,68 @@ class _Player:
 
     def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float, wait: float) -> float:
         """Plays one action with the whole matrix of its task and returns when its result exists."""
-        axes, state = self.axes, self.state[device]
+        axes, state, task = self.axes, self.state[device], self.program.tasks[slot]
         given = state.copy()
         given[0] = now
         used = self.used[slot]
-        given[used] = np.maximum(given[used], wait)
+        for i in used:
+            given[i] = max(given[i], wait)
         if axes.host is not None:
             given[axes.host] = self.host[action]
-        given[axes.ports] = NEVER
+        given[axes.ports] = [NEVER] * (axes.size - axes.port)
         given[axes.port] = come
-        if self.program.tasks[slot].ports > 1:
+        if task.ports > 1:
             needs = (self.table.need[action + 1], *self.table.further_needs.get(action + 1, ()))
             given[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
-        given[self.left_out] = NEVER
+        for i in self.left_out:
+            given[i] = NEVER
         if self.second is not None:
-            given[self.second] = self.beside[action]
-        self.full[action] = given
-        paths = self.matrices[slot] + given
-        out = np.maximum.reduce(paths, axis=1)
-        if axes.host is not None:
-            by_host = paths[:, axes.host] == out
-            by_host[axes.host] = False
-            if (by_host & (out > NEVER)).any():
+            given[self.second] = self.log.beside[action]
+        self.log.full[action] = given
+        # A few plain numbers take less time than an array of them.
+        rows: list[list[float]] = self._once(task, "rows", self.matrices[slot].tolist)
+        out = [max(map(add, row, given)) for row in rows]
+        if (h := axes.host) is not None:
+            delayed = (rows[i][h] + given[h] == latest > NEVER for i, latest in enumerate(out) if i != h)
+            if any(delayed):
                 self.bound.add(action)
-        self.free[device] = float(out[0])
-        kept = [i for i in used if i]
-        state[kept] = out[kept]
+        self.free[device] = out[0]
+        for i in used:
+            if i:
+                state[i] = out[i]
         if self.second is not None:
-            self.free_second[device] = float(out[self.second])
-        self.second_result[device] = float(out[axes.ports][-1])
-        return float(out[axes.port])
+            self.free_second[device] = out[self.second]
+        self.second_result[device] = out[-1]
+        return out[axes.port]
 
     # ----------------------------------------------------------------------------------------- rounds
 
-    def _in_rounds(self, rounds: Rounds) -> int:
-        table = self.table
-        first = np.asarray(rounds.first)[np.asarray(table.device_of)]
-        sequence = np.asarray(table.sequence)
-        place = (sequence - first[sequence]) // rounds.length
-        self.advance(sequence[place < 0].tolist())
-        once = sequence[place == 0]
+    def _in_rounds(self, rounds: Rounds) -> Repetition | None:
+        before, once, behind = self.table.sequence_by_round
+        self.advance(before.tolist())
         states = [self._snapshot(rounds, 0)]
-        done, skipped = 0, 0
+        done, repetition = 0, None
         while done < rounds.count:
             self.advance((once + done * rounds.length).tolist())
             done += 1
+            if repetition:
+                continue
             states.append(self._snapshot(rounds, done))
-            period, shift = (0, 0.0) if skipped else self._period(rounds, done, states)
+            period, shift = self._period(rounds, done, states)
             if period and (times := (rounds.count - done) // period):
-                self._repeat(rounds, done, period, shift, times, states[-1] != states[-1 - period])
+                starts = [begin + done * rounds.length for begin in rounds.first]
+                repetition = Repetition(starts, period * rounds.length, shift, times)
                 done += times * period
-                skipped = times * period * rounds.length * self.program.devices
-        self.advance(sequence[place >= rounds.count].tolist())
-        return skipped
+                left = [once + i * rounds.length for i in range(done, rounds.count)]
+                self._repeat(repetition, states[-1] != states[-1 - period], np.concatenate([*left, behind]))
+        self.advance(behind.tolist())
+        return repetition
 
     def _snapshot(self, rounds: Rounds, done: int) -> np.ndarray:
         """Returns all times on which later rounds depend, after `done` rounds."""
         waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
-        streams = self.free, self.free_second, self.waiting, self.ports, np.concatenate(self.state), waiting
-        return np.concatenate([np.asarray(times, float) for times in streams])
+        streams = self.free, self.free_second, self.waiting, self.ports, *self.state, waiting
+        return np.array(list(itertools.chain.from_iterable(streams)))
 
     def _period(self, rounds: Rounds, done: int, snapshots: Sequence[np.ndarray]) -> tuple[int, float]:
         """Returns the number of rounds after which all changing times have shifted by one amount, and that shift [s].
@@ -381,30 +439,24 @@ class _Player:
                 return period, shift
         return 0, 0.0
 
-    def _repeat(self, rounds: Rounds, done: int, period: int, shift: float, times: int, moved: np.ndarray) -> None:
-        """Records `times` repetitions of the last `period` rounds, and advances the state to their end."""
-        span, whole = period * rounds.length, times * shift
-        for begin in rounds.first:
-            start = begin + done * rounds.length
-            for log in (self.entry, self.beside, self.arrival, self.result, self.sent):
-                block = np.asarray(log[start - span : start]) + shift * np.arange(1, times + 1)[:, None]
-                log[start : start + times * span] = block.ravel().tolist()
-            for action in range(start - span, start):
-                if (given := self.full.get(action)) is not None:
-                    for i in range(1, times + 1):
-                        self.full[action + i * span] = given + i * shift
-        devices = self.program.devices
-        move = moved * whole
-        self.free = (np.array(self.free) + move[:devices]).tolist()
-        self.free_second = (np.array(self.free_second) + move[devices : 2 * devices]).tolist()
-        self.waiting = (np.array(self.waiting) + move[2 * devices : 3 * devices]).tolist()
-        self.ports = (np.array(self.ports) + move[3 * devices : 5 * devices]).tolist()
-        self.seen = (np.array(self.seen) + move[3 * devices : 5 * devices]).tolist()
-        size = self.axes.size
-        for i, state in enumerate(self.state):
-            state += move[5 * devices + i * size : 5 * devices + (i + 1) * size]
+    def _repeat(self, repetition: Repetition, moved: np.ndarray, left: np.ndarray) -> None:
+        """Advances the state to the end of a repetition.
 
-    def _finish_times(self, skipped: int) -> Play:
+        moved: which times of a snapshot change in it. left: the actions that are still to be played.
+        """
+        further = itertools.chain.from_iterable(self.table.further_needs.get(action, ()) for action in left.tolist())
+        needed = self.table.need_array[left], np.array([*further], int) if self.table.further_needs else left[:0]
+        repetition.fill_some(self.result, np.concatenate(needed))
+        devices, size, whole = self.program.devices, self.axes.size, repetition.times * repetition.shift
+        move = (moved * whole).tolist()
+        self.free = list(map(add, self.free, move))
+        self.free_second = list(map(add, self.free_second, move[devices:]))
+        self.waiting = list(map(add, self.waiting, move[2 * devices :]))
+        self.ports = list(map(add, self.ports, move[3 * devices :]))
+        self.seen = list(map(add, self.seen, move[3 * devices :]))
+        self.state = [list(map(add, one, move[5 * devices + i * size :])) for i, one in enumerate(self.state)]
+
+    def _finish_times(self, repetition: Repetition | None) -> Play:
         program, axes = self.program, self.axes
         streams = len(axes.streams)
         ends, begins = [], []
@@ -415,6 +467,4 @@ class _Player:
         flat = flatten_updates(program)
         tail = longest_path(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, *self.ports, tail.span))
-        second = self.second, self.beside
-        before = self.entry, second, self.arrival, self.host, self.full
-        return Play(*before, self.sent, self.sent_extra, tail, flat, span, skipped)
+        return Play(self.log, self.second, self.host, self.sent_extra, tail, flat, span, repetition)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from simulator.engine.peak_memory import peaks
 from simulator.engine.play import play
@@ -18,13 +19,15 @@ from simulator.forecast.stages import device_params
 from simulator.ir.ops import COMPUTE, HostCopy, Op, StageOps, Work
 from simulator.job.job import Job
 from simulator.lowering.offload import saved_activations
-from simulator.plan.by_tensor import SavedTensors, StageTensors
 from simulator.plan.checks import check_alike
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolve import resolve
 from simulator.program.block import Price, Prices
 from simulator.program.program import variants_of
+
+if TYPE_CHECKING:
+    from simulator.plan.by_tensor import StageTensors
 
 MOVED = 1 << 24
 """Bytes of the messages that say how fast tensors move."""
@@ -70,6 +73,8 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
 
 def _stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[StageOps], shared: SharedWork) -> StageTensors:
     """The tensors that the layers of a stage save, and their costs on its device."""
+    from simulator.plan.by_tensor import SavedTensors, StageTensors
+
     costs, messages = shared.costs(plan.on(device), plan.clusters[device]), choose_messages(plan)
     up = plan.clusters[device].node.scale_up
 

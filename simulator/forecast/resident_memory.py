@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from simulator.ir.ops import BYTES, Param
+from simulator.ir.scheme import Scheme
 from simulator.lowering.scope import count_shards, shards_at_rest
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
@@ -91,7 +92,8 @@ def _own_state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states that schemes keep for themselves on one rank, by place."""
     found: dict[str, float] = defaultdict(float)
     for scheme in plan.schemes:
-        for param, count in params:
+        keeps = type(scheme).own_states is not Scheme.own_states
+        for param, count in params if keeps else ():
             for place, nbytes in scheme.own_states(param).items() if param.trained else ():
                 found[place] += count * nbytes
     return found
@@ -139,7 +141,8 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
     found = 0.0
-    for param, size in by_axes(params):
+    some = any(type(scheme).secondary_shards is not Scheme.secondary_shards for scheme in plan.schemes)
+    for param, size in by_axes(params) if some else ():
         second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
         found += sum(size / plan.mesh.size(axes) for axes in second)
     return found * float(BYTES[plan.job.framework.weights])

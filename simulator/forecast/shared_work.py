@@ -32,7 +32,7 @@ class SharedWork:
     units: lowered units by what they depend on.
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
-    parts_of_plans: meshes and schemes, and plans whose dims were found to divide by their axes.
+    parts_of_plans: meshes, schemes and architectures, and plans whose dims were found to divide by their axes.
     """
 
     def __init__(self, calibration: Calibration | None = None) -> None:
@@ -53,7 +53,7 @@ class SharedWork:
         if len(self.units) == 0 or len(self.stages) > MOST_KEPT:
             self.stages.clear()
             self.blocks.tasks.clear()
-        self.parts_of_plans.forget_excess(100 * MOST_KEPT)
+        self.parts_of_plans.forget_excess(100 * MOST_KEPT, MOST_KEPT)
 
     def timetable(
         self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0

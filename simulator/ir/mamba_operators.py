@@ -10,7 +10,6 @@ from simulator.ir.modules import CompositeModule, LocalShapes, Operator
 from simulator.ir.ops import BYTES, Memory, Work
 
 
-@dataclass(frozen=True, eq=False)
 class Mamba(CompositeModule):
     """A Mamba-2 block."""
 

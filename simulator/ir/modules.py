@@ -57,6 +57,8 @@ class Module:
     name: its name in ops and reports.
     label: the word by which options of schemes select it (``core_attn``, ``attention``, ``mlp``).
     marks: notes of the model (`LOWEST`) and of schemes about it.
+
+    A subclass without fields of its own is no `@dataclass`: its methods would be compiled again, at every start.
     """
 
     name: str
@@ -155,29 +157,24 @@ LOWEST = "lowest"
 """The mark of a unit below which nothing is trained: the gradient of its input is not computed."""
 
 
-@dataclass(frozen=True, eq=False)
 class Layer(Unit):
     """One transformer layer: the default unit of parameter sharding and of recomputation."""
 
 
-@dataclass(frozen=True, eq=False)
 class SelfAttention(CompositeModule):
     label = "attention"
 
 
-@dataclass(frozen=True, eq=False)
 class MLP(CompositeModule):
     label = "mlp"
 
 
-@dataclass(frozen=True, eq=False)
 class Projector(CompositeModule):
     """From the hidden size of a branch to that of the trunk."""
 
     label = "projector"
 
 
-@dataclass(frozen=True, eq=False)
 class SharedExperts(MLP):
     """Shared experts: an MLP that every token passes."""
 

@@ -17,21 +17,18 @@ EXPERTS = "experts"
 """The view of the mesh that shards the operators of experts."""
 
 
-@dataclass(frozen=True, eq=False)
 class ExpertCast(Cast):
     """A cast of tokens on the ranks of their experts."""
 
     view = EXPERTS
 
 
-@dataclass(frozen=True, eq=False)
 class ExpertSavedCast(SavedCast):
     """Converts activations of experts to 8 bits to save them."""
 
     view = EXPERTS
 
 
-@dataclass(frozen=True, eq=False)
 class TopK(Operator):
     """Top-k of the router's logits: the experts of each token and their weights."""
 
@@ -48,7 +45,6 @@ class TopK(Operator):
         return self.ins
 
 
-@dataclass(frozen=True, eq=False)
 class Permute(Operator):
     """Copies every token once for each of its experts, in the order of the experts."""
 
@@ -59,7 +55,6 @@ class Permute(Operator):
         return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
-@dataclass(frozen=True, eq=False)
 class Unpermute(Operator):
     """Adds up the results of each token's experts, weighted by `TopK`. ins: the results, and the weights."""
 
@@ -72,7 +67,6 @@ class Unpermute(Operator):
         return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
-@dataclass(frozen=True, eq=False)
 class WeightedSum(Operator):
     """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token.
 
@@ -92,14 +86,12 @@ class WeightedSum(Operator):
         return self.ins
 
 
-@dataclass(frozen=True, eq=False)
 class ExpertPermute(Permute):
     """Copies every token once for each of its experts on this rank; the ranks of the experts hold all tokens."""
 
     view = EXPERTS
 
 
-@dataclass(frozen=True, eq=False)
 class ExpertUnpermute(Unpermute):
     """Adds up the results of each token's experts on this rank: a partial sum over the ranks of the experts."""
 
@@ -141,7 +133,6 @@ class ExpertLinear(Linear):
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 
 
-@dataclass(frozen=True, eq=False)
 class FusedExpertLinear(ExpertLinear):
     """A linear layer of every expert whose grouped GEMM permutes: one side of it holds tokens once each, the other a
     copy of a token for each of its experts.
@@ -193,7 +184,6 @@ class FusedExpertLinear(ExpertLinear):
         return self.ins[:1]
 
 
-@dataclass(frozen=True, eq=False)
 class ScatteringLinear(FusedExpertLinear):
     """The same with kernels whose backward pass reads grouped operands: rows of tokens, or of their gradients, are
     copied in the order of the experts for it. The results of the copies are kept, for the gradient of the weights of
@@ -225,7 +215,6 @@ class ScatteringLinear(FusedExpertLinear):
         return [(0, 2 if backward else 0, self._unsummed_bytes(at))]
 
 
-@dataclass(frozen=True, eq=False)
 class ArrivalOrderLinear(ExpertLinear):
     """A linear layer of experts whose GEMM reads or writes rows in the order of the source ranks; for its backward pass
     they are copied in the order of the experts.
@@ -243,7 +232,6 @@ class ArrivalOrderLinear(ExpertLinear):
         return [*self._permute(at), *product] if self.sorts == "ins" else product
 
 
-@dataclass(frozen=True, eq=False)
 class ExpertActivation(Activation):
     """The activation between the two linear layers of an expert, with the router weight in the same kernel."""
 

@@ -17,7 +17,6 @@ from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
 
 
-@dataclass(frozen=True, eq=False)
 class Boundary(Operator):
     """The end of a unit: no work; it brings the residual stream into the layout of a residual."""
 
@@ -78,7 +77,6 @@ class Residual(Operator):
         return [("mask", at.size(*self.outs), "workspace")] if self.dropout else []
 
 
-@dataclass(frozen=True, eq=False)
 class Sum(Operator):
     """outs[i] = ins[i] + ins[n + i], for n outputs in one kernel."""
 
@@ -91,7 +89,6 @@ class Sum(Operator):
         return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
 
 
-@dataclass(frozen=True, eq=False)
 class Norm(Operator):
     """Layer norm or RMS norm over h; the same backward kernel computes the weight gradients.
 
@@ -173,7 +170,6 @@ class Cast(Operator):
         return [QUANTISED[self.quantised].cast(at.size(*self.ins))]
 
 
-@dataclass(frozen=True, eq=False)
 class SavedCast(Cast):
     """Converts a tensor to 8 bits as it is, without a scale, to save it so for the backward pass."""
 
@@ -181,7 +177,6 @@ class SavedCast(Cast):
         return [Memory("cast", at.bytes(*self.ins), at.bytes(*self.outs))]
 
 
-@dataclass(frozen=True, eq=False)
 class Concat(Operator):
     """Concatenates its inputs."""
 
@@ -433,7 +428,6 @@ class CoreAttention(Operator):
         return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
 
 
-@dataclass(frozen=True, eq=False)
 class Activation(Operator):
     """GELU of one input, or the gated product of two."""
 

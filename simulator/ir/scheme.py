@@ -76,7 +76,7 @@ LowerStage = Callable[[Stage], StageOps]
 class SchemeOptions(BaseModel):
     """Options of a scheme without options; schemes with options derive from this."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Scheme:

@@ -20,7 +20,7 @@ ClassOrder = tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
 class JobPart(BaseModel):
     """Base class of the parts of a job; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class MicrobatchClass(JobPart):

@@ -32,7 +32,7 @@ FUSED_KERNEL_TIME = 1.2
 class FrameworkPart(BaseModel):
     """Base class of the parts of a framework; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class CommunicationOverlap(FrameworkPart):
@@ -271,9 +271,14 @@ def load_framework(
     where: place of the framework in the job, for error messages.
     Raises PlanError for an unknown name, release, field or value.
     """
+    changes = changes or {}
+    return shared_instance((Framework, name, release), changes, lambda: _load(name, changes, release, where))
+
+
+def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -> Framework:
+    """See `load_framework`."""
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
-    changes = changes or {}
     for key in RENAMED.keys() & changes.keys():
         raise PlanError(f"{where}.set.{key}", "this key is of an older release", f"Write {RENAMED[key]}", changes[key])
     fields = {key: value for key, value in _file(name).items() if key not in HISTORY}

@@ -50,7 +50,7 @@ class FrameworkChoice(JobPart):
 class SchemeEntry(BaseModel):
     """One scheme of a plan in long form; further keys are its options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     use: str
     over: Annotated[
         tuple[str, ...],

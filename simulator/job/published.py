@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Published(BaseModel):
     """One figure of a run and its source: the key ``published`` of a job."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tokens_per_s_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tflops_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -22,7 +22,7 @@ VERSION = re.compile(r"(?:core_)?[rv]?(\d+\.\d+)(?:\.\w+)?")
 class FrameworkGeneration(BaseModel):
     """Traits that releases before a month had, where they differ from those of later ones."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     until: Month
     """First month whose releases no longer have them."""

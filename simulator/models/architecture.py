@@ -7,7 +7,7 @@ ranks, and data schemes shard it. Equal layers in a row are one unit with a coun
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
@@ -41,7 +41,6 @@ from simulator.models.shapes import add_prefix, attend_along
 from simulator.models.transformer import LayerKind
 
 
-@dataclass(frozen=True)
 class Architecture(BlockBuilder):
     """Builds the modules of the stages of a model for one micro-batch."""
 
@@ -78,9 +77,7 @@ class Architecture(BlockBuilder):
         if self.borders:
             groups = groupby(layers, lambda layer: self.group_start(layer + self.first_layer))
         return [
-            replace(self.layer(kind, first), count=count)
-            for first, some in groups
-            for kind, count in self.runs_of_kinds(tuple(some))
+            self.layer(kind, first, count) for first, some in groups for kind, count in self.runs_of_kinds(tuple(some))
         ]
 
     def group_start(self, layer: int) -> int:
@@ -201,19 +198,23 @@ class Architecture(BlockBuilder):
         modules = [*modules, *more]
         return (freeze(modules) if self.model.frozen else modules), y
 
-    def layer(self, kind: LayerKind, first: int = 0) -> Layer:
-        """Returns a transformer layer of this kind. first: see `group_start`."""
-        if (kind, first) not in self._layers:
+    def layer(self, kind: LayerKind, first: int = 0, count: int = 1) -> Layer:
+        """Returns `count` transformer layers of this kind. first: see `group_start`."""
+        if (kind, first, count) in self._layers:
+            return self._layers[kind, first, count]
+        if count > 1:
+            self._layers[kind, first, count] = replace(self.layer(kind, first), count=count)
+        else:
             end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
             assert isinstance(unit, Layer)
             marks = frozenset({LayersFrom(first)})
             marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
-            self._layers[kind, first] = add_marks(unit, marked)
-        return self._layers[kind, first]
+            self._layers[kind, first, count] = add_marks(unit, marked)
+        return self._layers[kind, first, count]
 
     @cached_property
-    def _layers(self) -> dict[tuple[LayerKind, int], Layer]:
+    def _layers(self) -> dict[tuple[LayerKind, int, int], Layer]:
         return {}
 
     def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

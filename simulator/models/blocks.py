@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from simulator.ir.layout import Dim, Tensor
@@ -40,7 +39,6 @@ UP = ("mla_up_proj",)
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
 
-@dataclass(frozen=True)
 class BlockBuilder(Shapes):
     """Builds the blocks of layers for one micro-batch of all replicas."""
 

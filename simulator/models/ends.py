@@ -35,7 +35,6 @@ class Pool(Operator):
         return [Memory("add", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
-@dataclass(frozen=True, eq=False)
 class Similarity(Operator):
     """Scaled cosine similarities [b, n] of the samples b of one branch and the samples n of the other."""
 

@@ -26,7 +26,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 class ShapePart(BaseModel):
     """Base class of the parts of a model: null means the default, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

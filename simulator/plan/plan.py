@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -53,6 +53,8 @@ class Plan:
     pipelines: the plans of replicas that run unlike numbers of micro-batches, or have stages of their own.
     positions: of such a plan, where all replicas have the same mesh: the axis of the replicas and its positions.
     vocab_rows: rows of the embedding, where another plan of the same model decides them; otherwise 0.
+    architectures: those of earlier plans, by all that they are made of; new ones are added. Equal ones are one object,
+        which builds the modules of equal stages once.
     """
 
     job: Job
@@ -65,6 +67,7 @@ class Plan:
     pipelines: tuple[Plan, ...] = ()
     positions: tuple[str, range] | None = None
     vocab_rows: int = 0
+    architectures: dict[Architecture, Architecture] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------------------------------------ schemes
 
@@ -252,7 +255,7 @@ class Plan:
     def _architecture(self, model: Model) -> Architecture:
         job, framework = self.job, self.job.framework
         assert job.batch.sequence is not None
-        return Architecture(
+        found = Architecture(
             model,
             job.batch.micro * self.schedule.microbatches_per_forward,
             job.batch.sequence,
@@ -270,6 +273,7 @@ class Plan:
             fp8_activation_inputs=framework.fp8_activation_inputs,
             borders=tuple(sorted({first for scheme in self.schemes for first in scheme.layer_borders})),
         )
+        return self.architectures.setdefault(found, found)
 
     @cached_property
     def backward_architecture(self) -> Architecture:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.job.locate import locate_errors
-from simulator.plan.asymmetric import resolve_replicas, resolve_stages
-from simulator.plan.by_memory import DevicePeaks
-from simulator.plan.by_tensor import TensorCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolver import KnownParts, Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
+
+if TYPE_CHECKING:
+    from simulator.plan.by_memory import DevicePeaks
+    from simulator.plan.by_tensor import TensorCosts
 
 
 def resolve(
@@ -38,11 +41,12 @@ def resolve(
         known if known is not None else KnownParts(),
     )
     with locate_errors(*job.origin):
-        if job.plan.has_stages:
-            return resolve_stages(job, resolver)
-        if job.plan.replicas or job.plan.share != "even" or _has_unlike_shards(job):
-            return resolve_replicas(job, resolver)
-        return resolver.uniform(job)
+        plan = job.plan
+        if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_unlike_shards(job)):
+            return resolver.uniform(job)
+        from simulator.plan.asymmetric import resolve_replicas, resolve_stages
+
+        return resolve_stages(job, resolver) if plan.has_stages else resolve_replicas(job, resolver)
 
 
 def _has_unlike_shards(job: Job) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
@@ -21,8 +21,7 @@ from simulator.ir.ops import Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
-from simulator.plan.by_memory import DevicePeaks, adapt_recompute, partition_by_memory
-from simulator.plan.by_tensor import TensorCosts, choose_tensors
+from simulator.models.architecture import Architecture
 from simulator.plan.checks import (
     ALWAYS,
     check_classes,
@@ -35,6 +34,10 @@ from simulator.plan.checks import (
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, SliceDuration
+
+if TYPE_CHECKING:
+    from simulator.plan.by_memory import DevicePeaks
+    from simulator.plan.by_tensor import TensorCosts
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
@@ -58,18 +61,21 @@ class KnownParts:
     """Parts of the plans of earlier jobs; new ones are added. Sharing them changes no plan.
 
     divisible: keys of plans whose divisibility was checked.
-    meshes, schemes: by all that they are made of. Equal plans have the same objects.
+    meshes, schemes, architectures: by all that they are made of. Equal plans have the same objects.
     """
 
     divisible: set[Hashable] = field(default_factory=set)
     meshes: dict[Hashable, Mesh] = field(default_factory=dict)
     schemes: dict[Hashable, Scheme] = field(default_factory=dict)
+    architectures: dict[Architecture, Architecture] = field(default_factory=dict)
 
-    def forget_excess(self, most: int) -> None:
-        """Drops all parts of a kind once there are more than `most`."""
+    def forget_excess(self, most: int, most_architectures: int) -> None:
+        """Drops all parts of a kind once there are more than `most`, or `most_architectures`, which hold modules."""
         for parts in (self.divisible, self.meshes, self.schemes):
             if len(parts) > most:
                 parts.clear()
+        if len(self.architectures) > most_architectures:
+            self.architectures.clear()
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Resolver:
         for scheme in schemes:
             job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
         assert job.batch.sequence is not None
-        plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
+        shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
+        plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
         for number, one in enumerate(plan.classes):
             with _locate_in_class(plan, number):
@@ -133,6 +140,8 @@ class Resolver:
             return self.layer_costs(plan)
 
         if partition == "by-memory":
+            from simulator.plan.by_memory import partition_by_memory
+
             self.check_divisible(plan)
             return partition_by_memory(plan, self.sliced_peaks)
         before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
@@ -145,6 +154,8 @@ class Resolver:
     def adapt_recompute(self, plan: Plan) -> Plan:
         """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
         job states stay."""
+        from simulator.plan.by_memory import adapt_recompute
+
         self.check_divisible(plan)
         memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
         partition = plan.job.plan.partition
@@ -179,6 +190,8 @@ class Resolver:
 
     def choose_tensors(self, plan: Plan) -> Plan:
         """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
+        from simulator.plan.by_tensor import choose_tensors
+
         stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
         memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
         return choose_tensors(plan, self.device_peaks, self.tensor_costs, memory)

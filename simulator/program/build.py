@@ -70,17 +70,18 @@ def build(
     prices = [price] * timetable.shape.p if callable(price) else price
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks)
     at_end = () if timetable.update_interval else updates
-    tails, meetings = _updates(at_end, prices)
+    tails, meetings = _updates(at_end, prices, maker.blocks)
+    sends = [maker.sends(slot) for slot in timetable.slots]
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
-        [maker.sends(slot)[0] for slot in timetable.slots],
+        [first for first, *_ in sends],
         [maker.received_bytes(slot) for slot in timetable.slots],
         tails,
         meetings,
         overlap_sends,
         host,
-        {i: maker.sends(slot)[1:] for i, slot in enumerate(timetable.slots) if len(timetable.gives_to(slot)) > 1},
+        {i: further for i, (_, *further) in enumerate(sends) if further},
     )
 
 
@@ -112,6 +113,7 @@ class _Builder:
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
         ] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
+        self._received: dict[Hashable, int] = {}
         self._messages: dict[Hashable, Transfer] = {}
         self._opening: dict[int, str] = {}
 
@@ -154,8 +156,10 @@ class _Builder:
         work = self._message(slot, slot.stage, receiver)
         ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
         # What goes from one kind of GPU to another is as slow as the slower one.
-        prices = [self.prices[end](work) for end in ends]
-        return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]), *ends)
+        price = self.prices[ends[0]](work)
+        if self.price_groups[ends[0]] != self.price_groups[ends[1]]:
+            price = max(price, self.prices[ends[1]](work), key=lambda one: one[0] + one[2])
+        return Send(work, stream, *price, *ends)
 
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """The message from one stage to another that carries the result of a slot's kind of action."""
@@ -176,8 +180,11 @@ class _Builder:
 
     def received_bytes(self, slot: Slot) -> int:
         """Bytes that a rank receives from other devices before an action of a slot."""
-        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
-        return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
+        key = slot.stage, slot.kind, slot.variant
+        if key not in self._received:
+            far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+            self._received[key] = sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
+        return self._received[key]
 
     # ------------------------------------------------------------------------------------------- tasks
 
@@ -413,20 +420,20 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
     return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
 
 
-def _updates(updates: Sequence[Fragment], prices: Sequence[Price]) -> tuple[list[Task], list[list[tuple[int, int]]]]:
-    """The update of every device, with a mark in front of each collective over the pipeline axis.
+def _updates(
+    updates: Sequence[Fragment], prices: Sequence[Price], blocks: CompiledBlocks
+) -> tuple[list[Task], list[list[tuple[int, int]]]]:
+    """The update of every device, and the collectives over the pipeline axis that devices share.
 
-    The end of the mark is the moment at which this device reaches the collective. Also the collectives that devices
-    share.
+    In front of each is a mark, whose end is the moment at which a device reaches the collective.
     """
     tasks: list[Task] = []
-    made: dict[tuple[Fragment, int], tuple[Task, list[tuple[Hashable, int]]]] = {}
     meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
-        key = fragment, prices.index(prices[device])
-        if key not in made:
-            made[key] = _update(fragment, prices[device], meets=len(updates) > 1)
-        task, met = made[key]
+        key = fragment, prices[device], len(updates) > 1
+        if key not in blocks.tasks:
+            blocks.tasks[key] = _update(*key)
+        task, met = blocks.tasks[key]
         tasks.append(task)
         for meeting, place in met:
             meetings[meeting].append((device, place))

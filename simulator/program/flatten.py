@@ -145,7 +145,7 @@ def flatten(program: Program) -> FlatProgram:
         rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
         raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
     table, flat = program.timetable, FlatProgram()
-    tasks = {task: flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
+    tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys((*program.tasks, *program.updates))}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
     result: list[tuple[int, ...]] = [()] * table.results
     waiting: list[tuple[int, ...]] = [()] * program.devices
@@ -201,7 +201,7 @@ def flatten(program: Program) -> FlatProgram:
 def flatten_updates(program: Program) -> FlatProgram:
     """Flattens the updates alone."""
     flat = FlatProgram()
-    tasks = {task: flatten_task(task, program.host) for task in program.updates}
+    tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys(program.updates)}
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 
@@ -210,22 +210,27 @@ def _updates(program: Program, flat: FlatProgram, tasks: dict[Task, FlatTask], w
     """Adds the updates to `flat`: each begins when its device has finished all actions, and a collective over the
     pipeline axis when all of its devices have reached it.
     """
-    members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
-    tails = [
-        (*waiting[d], *(queue[-1] for (owner, _), queue in flat.queues.items() if owner == d))
-        for d in range(program.devices)
-    ]
+    meeting_at = {at: number for number, meeting in enumerate(program.meetings) for at in meeting}
+    tails = list(waiting)
+    for (owner, _), queue in flat.queues.items():
+        tails[owner] += (queue[-1],)
     flat.updates = [[] for _ in program.updates]
+    arrived: dict[int, tuple[int, ...]] = {}
     moved = True
     while moved:
         moved = False
         for device, task in enumerate(program.updates):
             done, ops = flat.updates[device], tasks[task].ops
             while len(done) < len(ops):
-                others = members.get((device, len(done)), ())
-                if any(len(flat.updates[d]) <= i for d, i in others):
-                    break
+                waits: tuple[int, ...] = ()
+                if (number := meeting_at.get((device, len(done)))) is not None:
+                    if number not in arrived:
+                        meeting = program.meetings[number]
+                        if any(len(flat.updates[d]) < i for d, i in meeting):
+                            break
+                        arrived[number] = tuple(flat.updates[d][i - 1] for d, i in meeting)
+                    waits = arrived[number]
                 op, seconds, latency, issue, after = ops[len(done)]
-                waits = (*(done[j] for j in after), *(flat.updates[d][i] for d, i in others))
+                waits = (*(done[j] for j in after), *waits)
                 done.append(flat.add(op, seconds, latency, issue, waits or tails[device], device))
                 moved = True

@@ -1,4 +1,4 @@
-"""The steady state of a timetable: rounds whose actions repeat but for their micro-batches."""
+"""Rounds of a timetable that repeat but for their micro-batches, and times of those that an engine skips."""
 
 from __future__ import annotations
 
@@ -23,6 +23,55 @@ class Rounds:
     length: int
     count: int
     waiting: list[int]
+
+    def split(self, sequence: Sequence[int], device_of: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Splits the sequence of all actions: those before the steady state, of its first round, and behind it."""
+        numbers = np.asarray(sequence)
+        place = (numbers - np.asarray(self.first)[np.asarray(device_of)][numbers]) // self.length
+        return numbers[place < 0], numbers[place == 0], numbers[place >= self.count]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Rounds that are not played: their times are those of the rounds before them, shifted.
+
+    starts: by device, the first of their actions.
+    span: actions of a device after which times repeat.
+    shift: by which they are later [s].
+    times: how often they repeat.
+    """
+
+    starts: Sequence[int]
+    span: int
+    shift: float
+    times: int
+
+    @property
+    def skipped(self) -> int:
+        """Number of actions that are not played."""
+        return self.times * self.span * len(self.starts)
+
+    def fill(self, log: list[float]) -> None:
+        """Fills in the times of the actions that are not played. log: times by action."""
+        for start in self.starts:
+            block = np.asarray(log[start - self.span : start]) + self.shift * np.arange(1, self.times + 1)[:, None]
+            log[start : start + self.times * self.span] = block.ravel().tolist()
+
+    def fill_some(self, log: list[float], actions: np.ndarray) -> None:
+        """Fills in the times of those of some actions that are not played."""
+        starts = np.array(self.starts)
+        behind = actions - starts[np.searchsorted(starts, actions, "right") - 1]
+        inside = (behind >= 0) & (behind < self.times * self.span) & (actions >= starts[0])
+        for action, copy in zip(actions[inside].tolist(), (behind[inside] // self.span + 1).tolist(), strict=True):
+            log[action] = log[action - copy * self.span] + self.shift * copy
+
+    def fill_states(self, log: dict[int, Sequence[float]]) -> None:
+        """Fills in whole states. log: those of some actions."""
+        for start in self.starts:
+            for action in range(start - self.span, start):
+                if (given := log.get(action)) is not None:
+                    for i in range(1, self.times + 1):
+                        log[action + i * self.span] = (np.asarray(given) + i * self.shift).tolist()
 
 
 def find_rounds(

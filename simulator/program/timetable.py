@@ -113,6 +113,10 @@ class Timetable:
         return np.asarray(self.slot)
 
     @cached_property
+    def need_array(self) -> np.ndarray:
+        return np.asarray(self.need)
+
+    @cached_property
     def turns(self) -> list[int]:
         """Number of actions of every slot."""
         return np.bincount(self.slot_array, minlength=len(self.slots)).tolist()
@@ -134,6 +138,12 @@ class Timetable:
         joins = any(self.slots[self.slot[action]].kind != ActionKind.SUM for action in self.further_needs)
         plain = not (self.joined or joins or self.extra_results or any(slot.follows for slot in self.slots))
         return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
+
+    @cached_property
+    def sequence_by_round(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The sequence before the steady state, of its first round, and behind it (`Rounds.split`)."""
+        assert self.rounds is not None
+        return self.rounds.split(self.sequence, self.device_of)
 
     @cached_property
     def updates(self) -> list[list[int]]:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hardware.units import GIB
 from simulator.costs.stragglers import slowest_pace
-from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
 from simulator.program.flatten import flatten
@@ -23,8 +22,10 @@ from simulator.report.figures import FIGURES, nest
 from simulator.report.forecast import Forecast
 from simulator.report.metrics import Metrics
 from simulator.report.words import describe_device, is_unlike, name_device
-from simulator.scheduling.list_scheduler import reorder_at_run_time
 from simulator.scheduling.schedule import ScheduleItem
+
+if TYPE_CHECKING:
+    from simulator.engine.per_rank import Pace, Unfolded
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -55,12 +56,16 @@ class Report(Metrics):
         noise, play = self.job.noise, self.play
         if noise is None:
             return []
+        from simulator.engine.per_rank import Pace
+
         transfers = noise.jitter if noise.communication_jitter is None else noise.communication_jitter
         pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed, transfers, noise.persistent)
         return [self._play_ranks(play, pace, step) for step in range(noise.steps)]
 
     def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
         """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""
+        from simulator.engine.per_rank import unfold
+
         program, plan, flat = play.program, play.plan, play.step.flat
         if play.rebuild is not None:
             program = play.rebuild(_reorder(play, pace, step))
@@ -266,6 +271,9 @@ class Report(Metrics):
 
 def _reorder(play: Forecast, pace: Pace, step: int) -> list[Sequence[ScheduleItem]]:
     """The orders of all devices as the passes of one step, on the slowest rank of their stage, make them."""
+    from simulator.engine.per_rank import stretch_passes
+    from simulator.scheduling.list_scheduler import reorder_at_run_time
+
     program, lasts = play.program, stretch_passes(play.program, play.plan.rank_grids, pace, step)
     hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
     found: list[Sequence[ScheduleItem]] = []

@@ -306,7 +306,8 @@ def _side_ops(
     starts = ends - lengths
     # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
     order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
-    split = {id(chain): [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for chain in chains}
+    distinct = {id(chain): chain for chain in chains}
+    split = {key: [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for key, chain in distinct.items()}
     legs = [split[id(chain)] for chain in chains]
     before: SideOps | None = None
     last: dict[int, int] = {}

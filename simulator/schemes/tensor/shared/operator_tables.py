@@ -53,7 +53,7 @@ Layers = Annotated[
 class OperatorTable(BaseModel):
     """Layouts of operators by name; `all` stands for every operator that has the dim."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     layers: Layers | None = None
     """First and last layer that it is for (``0-17``), or one layer. Default: all, and the ends."""
     divide: dict[Name, AxisDims] = {}
