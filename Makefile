@@ -38,6 +38,9 @@ demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with pub
 	$(BIN)/meshcast scale examples/llama3-8b-dgx-h100.yaml --gpus 8..4096 --plot out/scaling.png
 	$(BIN)/meshcast validate published --plot out/published/
 
+# Containers often forbid bytecode files; each of the processes that tests start would compile all modules anew.
+test test-all test-oldest-torch: unexport PYTHONDONTWRITEBYTECODE
+
 test: $(DEV) ## run the tests (WORKERS=2 processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from experiments.plots import breakdown, memory, sheet, style
 from simulator import simulate
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import parts_of_step
+from tests.strategies import some
 
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}
 PLANS: dict[str, dict[str, Any]] = {
@@ -182,20 +184,23 @@ def test_no_words_leave_the_paper(report: Any) -> None:
     all_on_paper(styled(breakdown.breakdown, [("", report)]))
 
 
-@pytest.mark.parametrize("count", [2, 4, 9])
+@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4)), 9])
 def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count: int) -> None:
     named = [(f"{name}, {'with a name that is far too long for a line ' * 4}", reports[name]) for name in reports]
     all_on_paper(styled(breakdown.breakdown, (named * 3)[:count]))
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("figure", "kind"),
+    some([*product(("memory", "breakdown", "several breakdowns"), ("png", "svg"))], 3),
+)
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], figure: str, kind: str) -> None:
     one, several = reports["two stages"], list(reports.items())
-    for draw, what in ((memory.draw, one), (breakdown.draw, one), (breakdown.draw, several)):
-        first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
-        draw(what, first)
-        draw(what, second)
-        assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
+    draw: Any = memory.draw if figure == "memory" else breakdown.draw
+    first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
+    for path in (first, second):
+        draw(several if figure == "several breakdowns" else one, path)
+    assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
 def test_widths_of_words() -> None:
