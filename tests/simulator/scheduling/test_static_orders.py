@@ -6,6 +6,7 @@ both gradients at once.
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from simulator.scheduling.schedule import (
 )
 from tests.simulator.engine.engines import check_reports
 from tests.simulator.scheduling.static_orders import ALIKE, TIMES, bubbles, near, played, shipped
-from tests.strategies import SECONDS
+from tests.strategies import SECONDS, some
 from validation.pipelines.cases import answer
 
 V = ("zb-v", "v-half", "v-min")
@@ -285,8 +286,7 @@ def test_breadth_first_is_as_short_as_interleaved_and_holds_everything(p: int, m
         assert bubbles(found, m, times)[0] == near((p - 1) * sum(times) / v)
 
 
-@pytest.mark.parametrize("waves", range(1, 5))
-@pytest.mark.parametrize("p", range(1, 7))
+@pytest.mark.parametrize(("p", "waves"), some([*product(range(1, 7), range(1, 5))], 3))
 def test_waves_divide_the_bubble(p: int, waves: int) -> None:
     for n in (1, 2, 3):
         m = n * p
