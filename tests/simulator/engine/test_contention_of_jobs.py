@@ -20,6 +20,7 @@ from simulator.engine.contention import Running, Traffic
 from simulator.engine.play import Engine
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
+from simulator.forecast.shared_work import SharedWork
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 from simulator.job.load import load_job
 from simulator.program.flatten import FlatProgram, flatten
@@ -52,9 +53,9 @@ def crowded(work: Work) -> Use:
 PRICE = Ideal(links=1e6, latency=1e-5)
 
 
-def flat_of(job: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]:
-    plan = resolve_plan(load_job(job), price=price)
-    return flatten(build_program(plan, price)[1]), plan.shape.p
+def flat_of(job: dict[str, Any], price: Any = PRICE, shared: SharedWork | None = None) -> tuple[FlatProgram, int]:
+    plan = resolve_plan(load_job(job), shared, price)
+    return flatten(build_program(plan, price, shared)[1]), plan.shape.p
 
 
 @examples(30)
@@ -137,7 +138,7 @@ def real(plan: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> None:
     """Not true of every order of ops: an earlier op may delay another one."""
-    spans = []
+    spans, lowered = [], SharedWork()
     for rate in [1e8 * 4**i for i in range(6)]:
         price = Ideal(flops=1e14, memory=1e12, links=rate)
 
@@ -147,7 +148,7 @@ def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> No
             inside = isinstance(work, Collective) and work.axes == ("tp",)
             return Use(price(work)[0], UP if inside else NETWORK, 0.2)
 
-        flat, devices = flat_of(real(plan), price)
+        flat, devices = flat_of(real(plan), price, lowered)
         spans.append(shared.play(flat, [use] * devices).span)
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(spans))
 
