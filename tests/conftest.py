@@ -91,6 +91,7 @@ def one_tree_of_commands() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tables() -> Tables:
-    """All measured tables if `shared` lies next to the checkout, else the sample in the repository."""
+    """The sample in the repository; in `make test-all` all measured tables if `shared` lies next to the checkout."""
     folder = (ROOT / "../shared/data").resolve()
-    return Tables(folder, True) if folder.is_dir() else Tables(ROOT / "tests" / "data", False)
+    whole = settings.get_current_profile_name() == "all" and folder.is_dir()
+    return Tables(folder, True) if whole else Tables(ROOT / "tests" / "data", False)

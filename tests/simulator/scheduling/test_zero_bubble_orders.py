@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -19,11 +20,10 @@ from simulator.scheduling.schedule import (
     actions_of,
 )
 from tests.simulator.scheduling.static_orders import TIMES, bubbles, near, played, shipped
-from tests.strategies import SECONDS
+from tests.strategies import SECONDS, some
 
 
-@pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize("p", range(1, 9))
+@pytest.mark.parametrize(("p", "times"), some([*product(range(1, 9), TIMES)], 5))
 def test_handmade_zero_bubble_schedules(p: int, times: tuple[float, float, float]) -> None:
     f, b, w = times
     for m in {1, p // 2 + 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1}:
