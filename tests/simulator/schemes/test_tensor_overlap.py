@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -15,6 +16,7 @@ from hardware.errors import PlanError
 from simulator import simulate
 from simulator.costs.costs import Costs
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Gemm
 from simulator.job.load import load_job
@@ -23,6 +25,7 @@ from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
 from tests.simulator.schemes.overlap_schemes import ALL, ASYNC, FLUX, USERBUFFERS, every
+from tests.strategies import some
 
 SECONDS = {True: gather_seconds, False: scatter_seconds}
 either = pytest.mark.parametrize("gathers", [True, False])
@@ -207,25 +210,23 @@ FULL = [{"use": "memory/recompute-full"}]
 SELECTIVE = [{"use": "memory/recompute-selective", "modules": ["attention", "mlp"]}]
 
 
-@every
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"inside": True},
-        {"regather": False},
-        {"pipeline": "pipeline/zb-h1"},
-        {"pipeline": "pipeline/zb-v", "regather": False},
-        {"memory": FULL},
-        {"memory": FULL, "inside": True, "pipeline": "pipeline/zb-h1"},
-        {"memory": SELECTIVE},
-        {"data": "data/fsdp"},
-        {"data": "data/fsdp", "memory": FULL, "pipeline": "pipeline/zb-h1"},
-        {"precision": "fp8-blockwise"},
-        {"model": {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1}}},
-    ],
-    ids=str,
-)
+WHOLE_STEPS: list[dict[str, Any]] = [
+    {},
+    {"inside": True},
+    {"regather": False},
+    {"pipeline": "pipeline/zb-h1"},
+    {"pipeline": "pipeline/zb-v", "regather": False},
+    {"memory": FULL},
+    {"memory": FULL, "inside": True, "pipeline": "pipeline/zb-h1"},
+    {"memory": SELECTIVE},
+    {"data": "data/fsdp"},
+    {"data": "data/fsdp", "memory": FULL, "pipeline": "pipeline/zb-h1"},
+    {"precision": "fp8-blockwise"},
+    {"model": {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1}}},
+]
+
+
+@pytest.mark.parametrize(("more", "use"), some([*product(WHOLE_STEPS, ALL)], 2))
 def test_whole_steps_do_the_same_and_forget_nothing(use: str, more: dict[str, Any]) -> None:
     check_whole_steps(use, more)
 
@@ -237,7 +238,8 @@ def test_whole_steps_in_both_directions_do_the_same(more: dict[str, Any]) -> Non
 
 def check_whole_steps(use: str, more: dict[str, Any]) -> None:
     """Work, bytes and memory at rest are those without the overlap, and no step is shorter where links are free."""
-    plain, played = play_job(job(None, **more)), play_job(job(use, **more))
+    shared = SharedWork()
+    plain, played = play_job(job(None, **more), shared=shared), play_job(job(use, **more), shared=shared)
     for phases in ("F", "B", "W", "R", "BWR"):
         assert played.flops(*phases) == pytest.approx(plain.flops(*phases))
     assert all(peak.left == 0 for peak in played.peaks)
@@ -252,7 +254,7 @@ def check_whole_steps(use: str, more: dict[str, Any]) -> None:
     assert len(played.flat.ops) > len(plain.flat.ops)
     # Whatever waits, waits for what was issued before.
     assert all(other < number for number, after in enumerate(played.flat.after) for other in after)
-    free = [play_job(job(one, **more), FREE).times.span for one in (None, use)]
+    free = [play_job(job(one, **more), FREE, engine="matrices", shared=shared).step.span for one in (None, use)]
     assert free[1] >= free[0] * (1 - 1e-9)
 
 
