@@ -40,9 +40,19 @@ def reports() -> dict[str, Any]:
     return {name: simulate(JOB | change) for name, change in PLANS.items()}
 
 
+@pytest.fixture(scope="module")
+def memory_figures(reports: dict[str, Any]) -> dict[str, Figure]:
+    return {name: styled(memory.memory, report) for name, report in reports.items()}
+
+
 @pytest.fixture(params=PLANS)
-def report(request: pytest.FixtureRequest, reports: dict[str, Any]) -> Any:
-    return reports[request.param]
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def report(name: str, reports: dict[str, Any]) -> Any:
+    return reports[name]
 
 
 def styled(make: Any, *arguments: Any) -> Figure:
@@ -76,9 +86,9 @@ def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
     assert (full.allocated <= full.capacity - full.context) == report.fits
 
 
-def test_drawn_bars_are_as_long_as_the_device_needs(report: Any) -> None:
-    figure = styled(memory.memory, report)
-    ends = {round(patch.get_x() + patch.get_width(), 6) for patch in figure.axes[0].patches}
+def test_drawn_bars_are_as_long_as_the_device_needs(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    patches = memory_figures[name].axes[0].patches
+    ends = {round(patch.get_x() + patch.get_width(), 6) for patch in patches}
     assert {round(bar.total / 2**30, 6) for bar in memory.device_bars(report)} <= ends
 
 
@@ -121,14 +131,13 @@ def test_stairs_lose_only_steps_of_no_height() -> None:
     assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
 
 
-def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any]) -> None:
+def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any], memory_figures: dict[str, Figure]) -> None:
     for name, report in reports.items():
-        red = [text.get_text() for text in texts(styled(memory.memory, report)) if text.get_color() == memory.RED]
+        red = [text.get_text() for text in texts(memory_figures[name]) if text.get_color() == memory.RED]
         assert any("does not fit" in words for words in red) == (not report.fits), name
     missing = (reports["too large"].peak_device - reports["too large"].capacity) / 2**30
-    assert any(
-        f"{missing:.1f} GiB more than" in text.get_text() for text in texts(styled(memory.memory, reports["too large"]))
-    )
+    words = [text.get_text() for text in texts(memory_figures["too large"])]
+    assert any(f"{missing:.1f} GiB more than" in text for text in words)
 
 
 # ----------------------------------------------------------------------------------------- breakdown
@@ -179,8 +188,8 @@ def all_on_paper(figure: Figure) -> None:
         assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
 
 
-def test_no_words_leave_the_paper(report: Any) -> None:
-    all_on_paper(styled(memory.memory, report))
+def test_no_words_leave_the_paper(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    all_on_paper(memory_figures[name])
     all_on_paper(styled(breakdown.breakdown, [("", report)]))
 
 
