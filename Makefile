@@ -20,6 +20,9 @@ DEV  := $(VENV)/.dev-installed
 OLDEST       := .venv-oldest
 OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pyproject.toml)
 
+# Containers often forbid bytecode files; then each of the processes that tests start compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -37,9 +40,6 @@ demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with pub
 	$(BIN)/meshcast plot out/sweep.parquet --out out/sweep.png --title "Llama 3 70B on 512 H100"
 	$(BIN)/meshcast scale examples/llama3-8b-dgx-h100.yaml --gpus 8..4096 --plot out/scaling.png
 	$(BIN)/meshcast validate published --plot out/published/
-
-# Containers often forbid bytecode files; each of the processes that tests start would compile all modules anew.
-test test-all test-oldest-torch: unexport PYTHONDONTWRITEBYTECODE
 
 test: $(DEV) ## run the tests (WORKERS=2 processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
