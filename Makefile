@@ -20,6 +20,9 @@ DEV  := $(VENV)/.dev-installed
 OLDEST       := .venv-oldest
 OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pyproject.toml)
 
+# Containers often forbid bytecode files; then each of the processes that tests start compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:

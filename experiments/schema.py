@@ -11,6 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -230,6 +231,7 @@ def _names(made: Any) -> set[str]:
     return set().union(*map(_names, made)) if isinstance(made, list) else set()
 
 
+@cache
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Reads the docstring below each field of a `model`, by the field's name in files."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body

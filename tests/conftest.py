@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from typer.main import get_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +29,18 @@ settings.register_profile("all", settings.get_profile("meshcast"), max_examples=
 settings.load_profile("meshcast")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Imports and collects without garbage collection: almost all of these objects stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Freezes imported and collected objects, so that the many rounds of garbage collection in a long run skip them."""
+    """Freezes imported and collected objects, so that the rounds of garbage collection in a long run skip them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -70,8 +81,17 @@ class Tables:
         return self.folder / "published_runs.jsonl"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_tree_of_commands() -> Iterator[None]:
+    """Builds the commands of meshcast once: typer's runner builds them for every line, which takes most lines' time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(get_command), raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tables() -> Tables:
-    """All measured tables if `shared` lies next to the checkout, else the sample in the repository."""
+    """The sample in the repository; in `make test-all` all measured tables if `shared` lies next to the checkout."""
     folder = (ROOT / "../shared/data").resolve()
-    return Tables(folder, True) if folder.is_dir() else Tables(ROOT / "tests" / "data", False)
+    whole = settings.get_current_profile_name() == "all" and folder.is_dir()
+    return Tables(folder, True) if whole else Tables(ROOT / "tests" / "data", False)

@@ -100,15 +100,11 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
 
     shared = SharedWork()
     report = simulate(job, shared_work=shared)
-    found = []
-    for figure in watch(hardware_figures(job, bool(report.host_uses))):
-        times = {by: simulate(figure.change(job, 1 + by), shared_work=shared).step_time for by in (STEP, RANGE, -RANGE)}
-        saved = (report.step_time - times[STEP]) / (100 * STEP)
-        found.append(Sensitivity(figure, saved, times[RANGE], times[-RANGE]))
+    found = change_figures(job, report, shared, watch)
     assumed = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
     return Sensitivities(
         report,
-        tuple(sorted(found, key=lambda one: -one.swing_s)),
+        found,
         tuple(
             sorted(
                 (one for one in assumed if one.alternatives),
@@ -116,3 +112,20 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
             )
         ),
     )
+
+
+def change_figures(job: Job, report: Report, shared_work: SharedWork, watch: Watch = iter) -> tuple[Sensitivity, ...]:
+    """Forecasts a job with every figure of its hardware changed; the most valuable figure comes first.
+
+    report: the forecast of the job as it is.
+    Raises PlanError for a job on several kinds of nodes.
+    """
+    from simulator import simulate
+
+    found = []
+    for figure in watch(hardware_figures(job, bool(report.host_uses))):
+        changed = {by: simulate(figure.change(job, 1 + by), shared_work=shared_work) for by in (STEP, RANGE, -RANGE)}
+        times = {by: one.step_time for by, one in changed.items()}
+        saved = (report.step_time - times[STEP]) / (100 * STEP)
+        found.append(Sensitivity(figure, saved, times[RANGE], times[-RANGE]))
+    return tuple(sorted(found, key=lambda one: -one.swing_s))

@@ -16,6 +16,7 @@ from simulator.engine.play import Engine, PlayedStep
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
 from simulator.forecast.resident_memory import resident_bytes
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params
 from simulator.forecast.step import play_forecast
 from simulator.ir.layout import Dim, Tensor
@@ -310,11 +311,15 @@ def play_job(
     changes: Iterable[str] = (),
     engine: Engine = "simpy",
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
+    shared: SharedWork | None = None,
 ) -> Played:
-    """Lowers and plays `job` as `simulate` does, at ideal prices. orders: in place of the schedule's."""
-    plan = resolve_plan(load_job(job, changes), price=price)
+    """Lowers and plays `job` as `simulate` does, at ideal prices.
+
+    orders: in place of the schedule's. shared: the lowered units of the same job at other prices, or of a like job.
+    """
+    plan = resolve_plan(load_job(job, changes), shared, price)
     priced = replace(price, launch=plan.job.framework.hidden_launch_s) if isinstance(price, Ideal) else price
-    stages, program = build_program(plan, priced, orders=orders)
+    stages, program = build_program(plan, priced, shared, orders)
     found = play_forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from itertools import product
 from typing import Any
 
 import pytest
 
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import lower_stages
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import HostUpdate, Memory
@@ -20,6 +22,7 @@ from tests.contract.measure import saved
 from tests.contract.of_sequence import has_frames, kernels_for
 from tests.contract.played import FREE, PAID, Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
+from tests.strategies import some
 
 STATES = ("parameters", "gradients", "optimizer")
 
@@ -64,15 +67,19 @@ PLANS = [
 """Jobs with communication that is hidden; those without are slow tests."""
 
 
+Composed = tuple[str, dict[str, Any], Played, float]
+
+
 @pytest.fixture(scope="module", params=PLANS)
-def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Played]:
+def composed(request: pytest.FixtureRequest) -> Composed:
+    """A scheme, its job, the step, and the duration of a step with free communication."""
     use, overlap = request.param
-    job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)
-    return use, job, play_job(job)
+    job, shared = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap), SharedWork()
+    return use, job, play_job(job, shared=shared), play_job(job, FREE, engine="matrices", shared=shared).step.span
 
 
-def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -> None:
-    use, _, played = composed
+def test_every_pass_is_made_once(composed: Composed) -> None:
+    use, _, played, _ = composed
     shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
@@ -80,13 +87,13 @@ def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -
     assert kinds["B"] == kinds["W"]
 
 
-def test_data_flow(composed: tuple[str, dict[str, Any], Played]) -> None:
-    _, _, played = composed
+def test_data_flow(composed: Composed) -> None:
+    _, _, played, _ = composed
     assert step_problems(played) == []
 
 
-def test_memory_is_given_back_and_flops_are_conserved(composed: tuple[str, dict[str, Any], Played]) -> None:
-    _, _, played = composed
+def test_memory_is_given_back_and_flops_are_conserved(composed: Composed) -> None:
+    _, _, played, _ = composed
     assert all(peak.left == 0 for peak in played.peaks)
     wanted = played.wanted
     assert played.flops("F", dispatch=False) == pytest.approx(wanted)
@@ -94,17 +101,17 @@ def test_memory_is_given_back_and_flops_are_conserved(composed: tuple[str, dict[
     assert played.flops("B", "W", dispatch=False) == pytest.approx(backward)
 
 
-def test_all_families_communicate_and_weights_are_updated(composed: tuple[str, dict[str, Any], Played]) -> None:
-    _, job, played = composed
-    assert played.times.span > play_job(job, FREE).times.span > 0
+def test_all_families_communicate_and_weights_are_updated(composed: Composed) -> None:
+    _, _, played, free = composed
+    assert played.times.span > free > 0
     families = {op.stream.partition("-")[0] for _, op in played.instances()} - {"memory", "host"}
     assert families == {"compute", *AXES}
     assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for _, op in played.instances())
 
 
-def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
+def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> None:
     """Each way through the devices has weights of its own."""
-    _, _, played = composed
+    _, _, played, _ = composed
     plan = played.plan
     once = 0.0
     for device in range(2):
@@ -114,9 +121,9 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, di
     assert once == pytest.approx(plan.schedule.directions * plan.model.parameters)
 
 
-def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
+def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
     """bf16 weights, fp32 gradients, fp32 main weights and two moments; sharded weights are the main weights."""
-    _, _, played = composed
+    _, _, played, _ = composed
     (scheme,) = played.plan.family("data")
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
@@ -134,8 +141,7 @@ def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, A
 INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")]
 
 
-@pytest.mark.parametrize("regather", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("use", INSIDE)
+@pytest.mark.parametrize(("regather", "use"), some([*product((True, False), INSIDE)], 4))
 def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
     """Whatever a scheme does inside a layer, its result is discarded with the rest."""
     job = job_with(use, overlap=True)

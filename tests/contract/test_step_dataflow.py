@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 2))
+@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 4))
 def test_data_flow_with_each_option(use: str, options: Options) -> None:
     job = job_with(use, True)
     if use.startswith("data/") and find_scheme(use).least_axes < 2:
@@ -52,8 +53,7 @@ def small_buckets(use: str, **model: Any) -> Played:
     return play_job({**job, "model": {**job["model"], **model}})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("use", of_family("data"))
+@pytest.mark.parametrize(("tied", "use"), some([*product((False, True), of_family("data"))], 2))
 def test_reductions_wait_for_their_gradients(use: str, tied: bool) -> None:
     assert step_problems(small_buckets(use, tied=tied)) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,14 @@ from tests.test_contract_examples import LONG, SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CHECKS = {kind: Draft202012Validator(schema(kind)) for kind in KINDS}
+
+@cache
+def validator(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(schema(kind))
 
 
 def mistakes(kind: str, document: Any) -> list[str]:
-    return [f"{error.json_path}: {error.message}" for error in CHECKS[kind].iter_errors(document)]
+    return [f"{error.json_path}: {error.message}" for error in validator(kind).iter_errors(document)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

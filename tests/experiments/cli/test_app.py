@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.experiments.cli.samples import ROOT, run
+from tests.strategies import some
 
 
 def answer(*words: object) -> Any:
@@ -122,12 +123,24 @@ def test_strict_exits_with_3_if_a_plan_does_not_fit(job: Path) -> None:
 # ---------------------------------------------------------------------------------------------- plot
 
 
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 @pytest.mark.parametrize(
-    "change", ["batch.global=16", "batch.global=128", "plan={tp: 8, pp: 2, chunks: 2}", "plan={tp: 8}"]
+    ("change", "name"),
+    some(
+        [
+            ("batch.global=16", "a.png"),
+            ("plan={tp: 8}", "a.png"),
+            ("batch.global=128", "a.png"),
+            ("plan={tp: 8, pp: 2, chunks: 2}", "a.png"),
+            ("plan={tp: 8, pp: 2, chunks: 2}", "a.svg"),
+            ("batch.global=128", "a.svg"),
+            ("batch.global=16", "a.svg"),
+            ("plan={tp: 8}", "a.svg"),
+        ],
+        4,
+    ),
 )
-def test_a_plot_is_drawn(job: Path, name: str, start: bytes, change: str) -> None:
-    path = job.parent / name
+def test_a_plot_is_drawn(job: Path, name: str, change: str) -> None:
+    path, start = job.parent / name, {"a.png": b"\x89PNG", "a.svg": b"<?xml"}[name]
     result = run("predict", job, "--plot", path, "--set", change)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(start) and path.stat().st_size > 10_000

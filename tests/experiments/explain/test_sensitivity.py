@@ -10,11 +10,12 @@ import pytest
 from rich.text import Text
 
 from experiments.explain.hardware_figures import hardware_figures
-from experiments.explain.sensitivity import RANGE, explain
+from experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
 from experiments.pages.explain import sensitivity_page
 from experiments.plots import tornado
 from hardware.errors import PlanError
 from simulator import load_job, simulate
+from simulator.forecast.shared_work import SharedWork
 from simulator.report.metrics import Z90
 
 JOB: dict[str, Any] = {
@@ -26,7 +27,9 @@ JOB: dict[str, Any] = {
 
 
 def found_by_name(job: dict[str, Any]) -> dict[str, Any]:
-    return {one.figure.name: one for one in explain(load_job(job)).found}
+    loaded, shared = load_job(job), SharedWork()
+    found = change_figures(loaded, simulate(loaded, shared_work=shared), shared)
+    return {one.figure.name: one for one in found}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,7 @@ def test_host_memory_matters_to_what_is_offloaded(answers: Any) -> None:
 
 
 def test_contributions_add_up_to_the_variance_behind_the_interval() -> None:
-    found = explain(load_job({**JOB, "model": "mixtral-8x7b"}))
+    found = Sensitivities(simulate({**JOB, "model": "mixtral-8x7b"}), (), ())
     report, shares = found.report, list(found.variance.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
     assert {"regime", "gemm", "tp"} <= set(found.variance)

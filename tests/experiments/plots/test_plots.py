@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from experiments.plots import breakdown, memory, sheet, style
 from simulator import simulate
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import parts_of_step
+from tests.strategies import some
 
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}
 PLANS: dict[str, dict[str, Any]] = {
@@ -38,9 +40,19 @@ def reports() -> dict[str, Any]:
     return {name: simulate(JOB | change) for name, change in PLANS.items()}
 
 
+@pytest.fixture(scope="module")
+def memory_figures(reports: dict[str, Any]) -> dict[str, Figure]:
+    return {name: styled(memory.memory, report) for name, report in reports.items()}
+
+
 @pytest.fixture(params=PLANS)
-def report(request: pytest.FixtureRequest, reports: dict[str, Any]) -> Any:
-    return reports[request.param]
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def report(name: str, reports: dict[str, Any]) -> Any:
+    return reports[name]
 
 
 def styled(make: Any, *arguments: Any) -> Figure:
@@ -74,9 +86,9 @@ def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
     assert (full.allocated <= full.capacity - full.context) == report.fits
 
 
-def test_drawn_bars_are_as_long_as_the_device_needs(report: Any) -> None:
-    figure = styled(memory.memory, report)
-    ends = {round(patch.get_x() + patch.get_width(), 6) for patch in figure.axes[0].patches}
+def test_drawn_bars_are_as_long_as_the_device_needs(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    patches = memory_figures[name].axes[0].patches
+    ends = {round(patch.get_x() + patch.get_width(), 6) for patch in patches}
     assert {round(bar.total / 2**30, 6) for bar in memory.device_bars(report)} <= ends
 
 
@@ -119,14 +131,13 @@ def test_stairs_lose_only_steps_of_no_height() -> None:
     assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
 
 
-def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any]) -> None:
+def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any], memory_figures: dict[str, Figure]) -> None:
     for name, report in reports.items():
-        red = [text.get_text() for text in texts(styled(memory.memory, report)) if text.get_color() == memory.RED]
+        red = [text.get_text() for text in texts(memory_figures[name]) if text.get_color() == memory.RED]
         assert any("does not fit" in words for words in red) == (not report.fits), name
     missing = (reports["too large"].peak_device - reports["too large"].capacity) / 2**30
-    assert any(
-        f"{missing:.1f} GiB more than" in text.get_text() for text in texts(styled(memory.memory, reports["too large"]))
-    )
+    words = [text.get_text() for text in texts(memory_figures["too large"])]
+    assert any(f"{missing:.1f} GiB more than" in text for text in words)
 
 
 # ----------------------------------------------------------------------------------------- breakdown
@@ -177,25 +188,28 @@ def all_on_paper(figure: Figure) -> None:
         assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
 
 
-def test_no_words_leave_the_paper(report: Any) -> None:
-    all_on_paper(styled(memory.memory, report))
+def test_no_words_leave_the_paper(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    all_on_paper(memory_figures[name])
     all_on_paper(styled(breakdown.breakdown, [("", report)]))
 
 
-@pytest.mark.parametrize("count", [2, 4, 9])
+@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4)), 9])
 def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count: int) -> None:
     named = [(f"{name}, {'with a name that is far too long for a line ' * 4}", reports[name]) for name in reports]
     all_on_paper(styled(breakdown.breakdown, (named * 3)[:count]))
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("figure", "kind"),
+    some([*product(("memory", "breakdown", "several breakdowns"), ("png", "svg"))], 3),
+)
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], figure: str, kind: str) -> None:
     one, several = reports["two stages"], list(reports.items())
-    for draw, what in ((memory.draw, one), (breakdown.draw, one), (breakdown.draw, several)):
-        first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
-        draw(what, first)
-        draw(what, second)
-        assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
+    draw: Any = memory.draw if figure == "memory" else breakdown.draw
+    first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
+    for path in (first, second):
+        draw(several if figure == "several breakdowns" else one, path)
+    assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
 def test_widths_of_words() -> None:

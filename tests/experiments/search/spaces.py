@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.search.space import Space
 from hardware.errors import MeshcastError
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import StepAndMemory, forecast_step
 
 TINY: dict[str, Any] = {
@@ -18,12 +19,12 @@ TINY: dict[str, Any] = {
 
 def every_point(space: Space) -> list[tuple[dict[str, Any], StepAndMemory | None]]:
     """The fields of every point of a space, and its forecast; None if it breaks a rule."""
-    found = []
+    found, shared = [], SharedWork()
     for group in space.groups():
         for pipeline in space.pipelines(group):
             for step in space.steps(group, pipeline.pp):
                 try:
-                    forecast = forecast_step(space.job_of(group, pipeline, step))
+                    forecast = forecast_step(space.job_of(group, pipeline, step), shared)
                 except MeshcastError:
                     forecast = None
                 found.append((space.changes(group, pipeline, step), forecast))

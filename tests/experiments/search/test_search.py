@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from experiments.search.search import NEAR, Search
 from experiments.search.space import Space
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import forecast_step
 
 SMALL = {
@@ -32,13 +36,16 @@ def search(job: dict[str, Any], **options: Any) -> Search:
     return made
 
 
-def every_job(space: Space) -> list[dict[str, Any]]:
-    return [
-        space.job_of(group, pipeline, step)
-        for group in space.groups()
-        for pipeline in space.pipelines(group)
-        for step in space.steps(group, pipeline.pp)
-    ]
+@cache
+def search_small() -> Search:
+    return search(SMALL)
+
+
+def every_job(space: Space) -> Iterator[dict[str, Any]]:
+    for group in space.groups():
+        for pipeline in space.pipelines(group):
+            for step in space.steps(group, pipeline.pp):
+                yield space.job_of(group, pipeline, step)
 
 
 def draw(seed: int) -> dict[str, Any]:
@@ -58,11 +65,11 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 def check_against_brute_force(job: dict[str, Any]) -> None:
-    found = search(job)
-    steps = []
-    for one in every_job(found.space):
+    found, shared = search(job), SharedWork()
+    steps, plans = [], [*every_job(found.space)]
+    for one in plans:
         try:
-            forecast = forecast_step(one)
+            forecast = forecast_step(one, shared)
         except MeshcastError:
             continue
         steps += [forecast.step_time] if forecast.fits else []
@@ -72,7 +79,7 @@ def check_against_brute_force(job: dict[str, Any]) -> None:
     certificate = found.certificate
     assert certificate.complete and certificate.gap == 0.0
     cut = certificate.invalid + certificate.memory_bound + certificate.time_bound
-    assert cut + certificate.exact == certificate.plans == len(every_job(found.space))
+    assert cut + certificate.exact == certificate.plans == len(plans)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -87,13 +94,13 @@ def test_searches_find_what_brute_force_finds(seed: int) -> None:
 
 
 def test_few_plans_are_forecast() -> None:
-    found = search(SMALL)
+    found = search_small()
     assert found.certificate.exact < found.certificate.plans / 3
     assert found.best[0].forecast == forecast_step(found.best[0].job)
 
 
 def test_a_search_within_a_gap_proves_that_gap() -> None:
-    exact, near = search(SMALL), search(SMALL, within=0.2)
+    exact, near = search_small(), search(SMALL, within=0.2)
     assert near.certificate.gap <= 0.2 and near.certificate.exact <= exact.certificate.exact
     best = exact.best[0].forecast.step_time
     assert near.certificate.open_bound <= best <= near.best[0].forecast.step_time <= best / 0.8
@@ -108,7 +115,7 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
 
     found = made.run(stop)
     assert not found.complete and found.exact == 2 and made.best
-    assert min(found.open_bound, found.incumbent) <= search(SMALL).certificate.incumbent
+    assert min(found.open_bound, found.incumbent) <= search_small().certificate.incumbent
     assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
 
 
@@ -160,7 +167,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
     space = Space(job, Path("."))
     assert {"plan.tp", "plan.pp", "plan.schedule", "plan.zero", "batch.micro"} <= {*space.open}
     assert space.values["tp"] == (1, 2, 4, 8) and space.values["ep"] == (1,)
-    jobs = [json.dumps(one, sort_keys=True) for one in every_job(space)[:2000]]
+    jobs = [json.dumps(one, sort_keys=True) for one in islice(every_job(space), 2000)]
     assert len({*jobs}) == len(jobs)
 
 

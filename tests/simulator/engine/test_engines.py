@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simulator import simulate
 from simulator.engine.play import ByMatrices
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import lower_stages
 from simulator.forecast.step import play_forecast
 from simulator.ir.ops import HostLaunch
@@ -32,7 +33,7 @@ from tests.simulator.engine.engines import (
     play_by_engines,
     simulate_by_engines,
 )
-from tests.strategies import PRICES, changed, examples, jobs
+from tests.strategies import PRICES, changed, examples, jobs, some
 
 DRAWN = jobs(launch=LAUNCH, passes=80)
 
@@ -111,17 +112,10 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[s
     }
 
 
-@pytest.mark.parametrize("launch", [pytest.param(0.0, marks=pytest.mark.slow), 2e-6, 1e-3])
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param({"pp": 4}, marks=pytest.mark.slow),
-        {"pp": 4, "tp": 2, "dp": 2},
-        pytest.param({"pp": 2, "chunks": 2}, marks=pytest.mark.slow),
-        {"pp": 4, "tp": 2, "chunks": 2},
-    ],
-)
+PLANS = [{"pp": 4}, {"pp": 4, "tp": 2, "dp": 2}, {"pp": 2, "chunks": 2}, {"pp": 4, "tp": 2, "chunks": 2}]
+
+
+@pytest.mark.parametrize(("plan", "overlap", "launch"), some([*product(PLANS, (True, False), (0.0, 2e-6, 1e-3))], 5))
 def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
     framework = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
@@ -174,8 +168,8 @@ def issued(played: Played, device: int) -> float:
 @given(job=jobs(launch=(1e-6, 1e-4, 5e-3)))
 def test_a_slow_host_takes_its_time_for_every_op(job: dict[str, Any]) -> None:
     launch = job["framework"]["set"]["launch_s"]
-    for engine in ("simpy", "sweep", "matrices"):
-        run = play_job(job, engine=engine)
+    shared, engines = SharedWork(), ("simpy", "sweep", "matrices")
+    for run in (play_job(job, engine=engine, shared=shared) for engine in engines):  # type: ignore[arg-type]
         counts = [issued(run, device) for device in range(run.plan.shape.p)]
         assert run.step.span >= max(counts) * launch * (1 - 1e-9)
         for device, count in enumerate(counts):
@@ -197,7 +191,8 @@ def test_where_the_host_takes_longest_the_step_is_its_time() -> None:
 @given(job=jobs())
 def test_a_slower_host_never_makes_a_step_shorter(job: dict[str, Any]) -> None:
     launches = (0.0, 1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-3)
-    spans = [simulate(changed(job, launch_s=launch)).step_time for launch in launches]
+    shared = SharedWork()
+    spans = [simulate(changed(job, launch_s=launch), shared_work=shared).step_time for launch in launches]
     assert all(one <= other * (1 + 1e-12) for one, other in pairwise(spans))
     assert spans[1] == pytest.approx(spans[0], rel=1e-3), "a host that takes next to no time is as good as none"
 

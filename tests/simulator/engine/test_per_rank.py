@@ -16,7 +16,7 @@ from simulator.engine.per_rank import Pace, unfold
 from simulator.ir.ops import COMPUTE, Collective, Transfer
 from simulator.scheduling.schedule import ACTION_KINDS
 from tests.contract.played import Ideal, Played, play_job
-from tests.strategies import examples, jobs
+from tests.strategies import examples, jobs, some
 
 PRICE = Ideal(flops=1e9, memory=1e10, links=1e7, latency=1e-5)
 DENSE = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
@@ -95,8 +95,10 @@ def by_hand(played: Played, pace: Pace) -> float:
     return max(end.values())
 
 
-@pytest.mark.parametrize("data", ["ddp", "zero-1", "fsdp"])
-@pytest.mark.parametrize("degrees", [(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)])
+@pytest.mark.parametrize(
+    ("degrees", "data"),
+    some([*product([(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)], ["ddp", "zero-1", "fsdp"])], 5),
+)
 def test_ranks_synchronise_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
     played = play_job(plan(*degrees, data=data), PRICE)
     for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11, 0.3)):

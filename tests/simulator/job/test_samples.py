@@ -71,9 +71,9 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [512, pytest.param(2048, marks=pytest.mark.slow)])
 def test_no_token_is_lost(join: str, equal: bool, dp: int, tokens: int, tmp_path: Path) -> None:
     """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
-    lengths = np.random.default_rng(dp).integers(1, 513, 301).tolist()
+    lengths = np.random.default_rng(dp).integers(1, 513, 101).tolist()
     plan = {"dp": dp, "tp": 8 // dp}
-    one = load(tmp_path, lengths, plan, join=join, equal_replicas=equal, tokens=tokens)
+    one = load(tmp_path, lengths, plan, join=join, equal_replicas=equal, tokens=tokens, multiple=64)
     assert simulate(one).tokens == sum(lengths)
     assert max(each.padded_tokens for each in one.batch.lengths) <= tokens
     loads = [sum(one.batch.lengths[number].padded_tokens for number in order) for order in orders_of(one)]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.ir.mesh import Mesh
@@ -346,7 +346,7 @@ def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[An
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 @pytest.mark.parametrize("module", INSIDE)
 @given(model=models(tensor=T, layers=2))
-@settings(max_examples=10)
+@examples(10)
 def test_recompute_runs_exactly_the_module_again(use: str, attention: str, module: str, model: Model) -> None:
     how: dict[str, Any] = {"model": model, "ends": (True, True), "layers": 2, "attention": attention}
     bare = stage(use, **how)

@@ -50,20 +50,20 @@ def test_palm_over_causal(seq: int, ratio: float) -> None:
     assert palm(m, seq) / causal(m, seq) == pytest.approx(ratio, abs=0.005)
 
 
-@pytest.mark.parametrize("seq", LENGTHS)
-def test_palm_is_6n_and_full_attention(plain: Model, seq: int) -> None:
-    attention = 12 * plain.layers * plain.heads * plain.head_dim * seq
-    assert six_n(plain, seq) == 6 * plain.parameters
-    assert palm(plain, seq) == pytest.approx(6 * plain.parameters + attention, rel=1e-14)
+def test_palm_is_6n_and_full_attention(plain: Model) -> None:
+    for seq in LENGTHS:
+        attention = 12 * plain.layers * plain.heads * plain.head_dim * seq
+        assert six_n(plain, seq) == 6 * plain.parameters
+        assert palm(plain, seq) == pytest.approx(6 * plain.parameters + attention, rel=1e-14)
 
 
-@pytest.mark.parametrize("seq", LENGTHS)
-def test_causal_is_three_forward_passes(model: Model, seq: int) -> None:
-    if seq < sum(branch.tokens or 1 for branch in model.branches):
-        return
-    tokens = 4 * seq
-    parts = forward_matmul_flops(model, tokens, seq, causal=True)
-    assert causal(model, seq) * tokens == pytest.approx(3 * sum(parts.values()), rel=1e-14)
+def test_causal_is_three_forward_passes(model: Model) -> None:
+    for seq in LENGTHS:
+        if seq < sum(branch.tokens or 1 for branch in model.branches):
+            continue
+        tokens = 4 * seq
+        parts = forward_matmul_flops(model, tokens, seq, causal=True)
+        assert causal(model, seq) * tokens == pytest.approx(3 * sum(parts.values()), rel=1e-14)
 
 
 def test_causal_is_6n_of_the_products(plain: Model) -> None:
@@ -91,18 +91,18 @@ def test_linear_layers_do_two_flops_for_each_active_weight(model: Model) -> None
     assert products == pytest.approx(model.active_parameters - tables, rel=0.01)
 
 
-@pytest.mark.parametrize("seq", LENGTHS)
-def test_order_of_conventions(model: Model, seq: int) -> None:
-    if seq < sum(branch.tokens or 1 for branch in model.branches):
-        return  # the stated tokens of a branch are no part of so short a sequence
-    assert six_n(model, seq) < palm(model, seq)
-    assert causal(model, seq) < megatron_2021(model, seq, recompute=False) < megatron_2021(model, seq)
-    assert mosaic_hfu(model, seq) == pytest.approx(mosaic_mfu(model, seq) * 4 / 3, rel=1e-14)
-    assert mosaic_hfu(model, seq) < mosaic_hfu(model, seq, flash=True)
-    if not model.mtp:  # whose second pass of the output layer 6 N does not see
-        assert causal(model, seq) < palm(model, seq)
-    if model.query_width == model.output_width == model.hidden and not (model.window or model.attention_chunk):
-        assert mosaic_mfu(model, seq) == pytest.approx(palm(model, seq), rel=1e-14)
+def test_order_of_conventions(model: Model) -> None:
+    for seq in LENGTHS:
+        if seq < sum(branch.tokens or 1 for branch in model.branches):
+            continue  # the stated tokens of a branch are no part of so short a sequence
+        assert six_n(model, seq) < palm(model, seq)
+        assert causal(model, seq) < megatron_2021(model, seq, recompute=False) < megatron_2021(model, seq)
+        assert mosaic_hfu(model, seq) == pytest.approx(mosaic_mfu(model, seq) * 4 / 3, rel=1e-14)
+        assert mosaic_hfu(model, seq) < mosaic_hfu(model, seq, flash=True)
+        if not model.mtp:  # whose second pass of the output layer 6 N does not see
+            assert causal(model, seq) < palm(model, seq)
+        if model.query_width == model.output_width == model.hidden and not (model.window or model.attention_chunk):
+            assert mosaic_mfu(model, seq) == pytest.approx(palm(model, seq), rel=1e-14)
 
 
 @pytest.mark.parametrize("name", GPT)

@@ -9,6 +9,7 @@ import pytest
 
 from hardware.errors import PlanError
 from simulator import simulate
+from simulator.forecast.shared_work import SharedWork
 from simulator.report.report import Report
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 8192, "seq": 1024, "positions": "rope", "tied": False}
@@ -105,7 +106,7 @@ def test_layers_that_a_plan_states_stay(partition: Any) -> None:
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
     found = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
-    memory, best = float(found.play.plan.clusters[0].gpu.memory), float("inf")
+    memory, best, shared = float(found.play.plan.clusters[0].gpu.memory), float("inf"), SharedWork()
     for first in range(2, 7):
         for counts in product(range(first + 1), range(9 - first)):
             stages = [
@@ -114,7 +115,7 @@ def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: in
             ]
             given = job(pp=2, micro=micro)
             given["plan"] = {"schedule": "1f1b", "stages": [{**one, "mesh": {}} for one in stages]}
-            report = simulate(given)
+            report = simulate(given, shared_work=shared)
             if fullest(report) <= memory:
                 best = min(best, report.step_time)
     assert fullest(found) <= memory and found.step_time <= best * 1.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from simulator.plan.by_tensor import Budget, SavedTensors, StageTensors, choose,
 from simulator.scheduling.activation_transfer import TensorChoice
 from tests.contract.played import Played, play_job
 from tests.simulator.engine.engines import check_reports
+from tests.strategies import some
 
 TENSORS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, 5.0, math.inf])), max_size=6).map(
     lambda drawn: [SavedTensors((f"t{i}",), nbytes, seconds) for i, (nbytes, seconds) in enumerate(drawn)]
@@ -209,8 +211,7 @@ def test_each_way_does_its_work() -> None:
     assert run.peaks[1].total < plain.peaks[1].total and run.peaks[2].total == plain.peaks[2].total
 
 
-@pytest.mark.parametrize("launch", [0.0, 1e-4])
-@pytest.mark.parametrize("cluster", [None, "dgx-1v:1"])
+@pytest.mark.parametrize(("cluster", "launch"), some([*product((None, "dgx-1v:1"), (0.0, 1e-4))], 3))
 def test_all_engines_agree(cluster: str | None, launch: float) -> None:
     limit = max(plain_peaks()) * 0.85 / 2**30
     check_reports(job(cluster=cluster, memory_gib=limit, framework={"launch_s": launch}))

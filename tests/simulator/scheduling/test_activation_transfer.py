@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from simulator.scheduling.schedule import (
 )
 from tests.contract.played import Ideal, Played, play_job, sent_between_stages
 from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
-from tests.strategies import SECONDS, examples, shapes
+from tests.strategies import SECONDS, examples, shapes, some
 from validation.pipelines.cases import answer
 
 TRIPLE = st.tuples(SECONDS, SECONDS, SECONDS)
@@ -219,11 +219,10 @@ def job(
     }
 
 
-@pytest.mark.parametrize("launch", [0.0, 2e-6, 1e-3])
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(
-    "plan", [{}, {"pp": 5, "partition": [2, 2, 2, 1, 1]}, {"tp": 2, "dp": 2}, {"pp": 8, "m": 14, "recompute": "full"}]
-)
+PLANS = [{}, {"pp": 5, "partition": [2, 2, 2, 1, 1]}, {"tp": 2, "dp": 2}, {"pp": 8, "m": 14, "recompute": "full"}]
+
+
+@pytest.mark.parametrize(("plan", "overlap", "launch"), some([*product(PLANS, (True, False), (0.0, 2e-6, 1e-3))], 5))
 def test_all_engines_agree_on_transfers(plan: dict[str, Any], overlap: bool, launch: float) -> None:
     check_reports(job("bpipe", launch=launch, overlap=overlap, **plan))
 

@@ -77,7 +77,10 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("p", "m", "tf", "tb", "tw", "hop", "one_p", "two_p"), TABLES)
+@pytest.mark.parametrize(
+    ("p", "m", "tf", "tb", "tw", "hop", "one_p", "two_p"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] * row[1] > 1000)) for row in TABLES],
+)
 def test_zb_auto_has_the_bubble_rates_of_the_paper(
     p: int, m: int, tf: float, tb: float, tw: float, hop: float, one_p: float, two_p: float
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -49,14 +50,20 @@ def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
     return [op.work for op in ops if isinstance(op.work, Collective)]
 
 
+@cache
+def round_size(phase: str) -> tuple[int, float]:
+    """Bytes of an exchange of all tokens, and FLOPs of the experts between two of them."""
+    plain = next(one for one in find_rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
+    assert isinstance(plain.out.work, Collective)
+    return plain.out.work.nbytes, sum(op.work.flops for op in plain.inside if op.work)
+
+
 def taken(
     fragment: Fragment, exchange: float, computing: float, phase: str = "F", sending: float = 0, starting: float = 0
 ) -> float:
     """Seconds of a round, in which all tokens take `exchange` one way, and all kernels of the experts `computing`; in
     whatever parts, each takes `sending` and `starting` more."""
-    plain = next(one for one in find_rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
-    assert isinstance(plain.out.work, Collective)
-    whole, flops = plain.out.work.nbytes, sum(op.work.flops for op in plain.inside if op.work)
+    whole, flops = round_size(phase)
 
     def lasts(op: Op) -> float:
         if op.phase != phase or op.work is None:

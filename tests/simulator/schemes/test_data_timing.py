@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.forecast.step import play_forecast
 from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
@@ -229,8 +230,8 @@ def test_all_engines_agree(use: str, schedule: str) -> None:
     chunks = {"chunks": 2} if name == "dualpipe-v" else {}
     pipeline = {"use": f"pipeline/{name}", "over": "pp", **chunks}
     config["plan"] = {"mesh": {"pp": 2, "dp": 2}, "schemes": [pipeline, {"use": use, "over": "dp"}]}
-    played = {engine: play_job(config, Ideal(links=3e6), engine=engine) for engine in ("matrices", "sweep", "simpy")}
-    spans = {engine: one.step.span for engine, one in played.items()}
+    shared, price, engines = SharedWork(), Ideal(links=3e6), ("matrices", "sweep", "simpy")
+    spans = {one: play_job(config, price, engine=one, shared=shared).step.span for one in engines}  # type: ignore[arg-type]
     assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
 
 

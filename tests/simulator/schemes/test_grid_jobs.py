@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from simulator.ir.ops import Gemm
 from simulator.job.load import load_job
 from tests.contract.played import play_job
 from tests.simulator.schemes.test_tensor_grid import AXES, TWOS, every_grid
+from tests.strategies import some
 
 # --------------------------------------------------------------------------------------------- whole jobs
 
@@ -60,9 +62,7 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", range(len(HOW)))
-@pytest.mark.parametrize("model", MODELS)
-@every_grid
+@pytest.mark.parametrize(("how", "model", "use"), some([*product(range(len(HOW)), MODELS, AXES)], 5))
 def test_whole_jobs_do_the_models_work_and_give_all_memory_back(use: str, model: str, how: int) -> None:
     played = play_job(job_of(use, model, **HOW[how]))
     assert all(peak.left == 0 for peak in played.peaks)

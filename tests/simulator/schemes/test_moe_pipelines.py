@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -14,16 +15,22 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.engine.play import ENGINES
+from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Gemm, Memory
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory
 from simulator.lowering.rewrite import working_predecessors
 from simulator.report.report import Report
 from tests.contract.measure import waits_for
-from tests.contract.played import play_job
+from tests.contract.played import Played, play_job
 from tests.simulator.schemes.expert_layers import TIMES, E, F, H, K, all_sent, job, layer, moved, taken
-from tests.strategies import examples
+from tests.strategies import examples, some
 
 SHORT = st.integers(1, 64).map(lambda n: n / 256)
+
+
+@cache
+def tutel(degree: int) -> Fragment:
+    return layer("expert/tutel", degree=degree)
 
 
 def chunk_round(t: float, u: float, r: int) -> float:
@@ -37,7 +44,7 @@ def chunk_round(t: float, u: float, r: int) -> float:
 
 @given(t=TIMES, u=TIMES, r=st.sampled_from([1, 2, 4, 8]), phase=st.sampled_from("FB"))
 def test_consecutive_chunks_take_the_time_of_pipemoe(t: float, u: float, r: int, phase: str) -> None:
-    found = taken(layer("expert/tutel", degree=r), t, u, phase)
+    found = taken(tutel(r), t, u, phase)
     assert found == pytest.approx(chunk_round(t, u, r), rel=1e-9)
     assert found >= max(2 * t, u) * (1 - 1e-9)
 
@@ -45,7 +52,7 @@ def test_consecutive_chunks_take_the_time_of_pipemoe(t: float, u: float, r: int,
 @examples(50)
 @given(t=TIMES, u=TIMES)
 def test_without_latency_more_parts_are_never_slower(t: float, u: float) -> None:
-    times = [taken(layer("expert/tutel", degree=r), t, u) for r in (1, 2, 4, 8)]
+    times = [taken(tutel(r), t, u) for r in (1, 2, 4, 8)]
     assert times[0] == pytest.approx(2 * t + u)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
 
@@ -55,7 +62,7 @@ def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
     t: float, u: float, sending: float, starting: float, r: int
 ) -> None:
     """a + b n/r seconds of either: the model by which PipeMoE chooses its degree."""
-    found = taken(layer("expert/tutel", degree=r), t, u, "F", sending, starting)
+    found = taken(tutel(r), t, u, "F", sending, starting)
     assert found == pytest.approx(chunk_round(t + r * sending, u + r * starting, r), rel=1e-9)
 
 
@@ -63,7 +70,7 @@ def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
 @given(t=TIMES, starting=SHORT)
 def test_where_experts_take_longest_the_best_degree_is_the_root(t: float, starting: float) -> None:
     """r = sqrt(2 b_c n / a_e): of powers of two that are played, the best is one of the two around it."""
-    times = {r: taken(layer("expert/tutel", degree=r), t, 1000 * t, "F", 0.0, starting) for r in (1, 2, 4, 8)}
+    times = {r: taken(tutel(r), t, 1000 * t, "F", 0.0, starting) for r in (1, 2, 4, 8)}
     best, root = min(times, key=lambda r: times[r]), math.sqrt(2 * t / starting)
     assert best <= max(1, root * 2) and best >= min(8, root / 2)
 
@@ -86,7 +93,7 @@ def test_gradients_of_weights_follow_all_parts() -> None:
 
 @pytest.mark.parametrize("r", [1, 2, 4, 8])
 def test_chunks_have_the_work_and_bytes_of_the_whole(r: int) -> None:
-    whole, cut = layer("expert/all-to-all"), layer("expert/tutel", degree=r)
+    whole, cut = layer("expert/all-to-all"), tutel(r)
     for phases in ("F", "B", "W"):
         flops, nbytes = (
             [sum(of(op) for op in (*one.forward, *one.backward) if op.phase in phases) for one in (whole, cut)]
@@ -283,44 +290,44 @@ def test_a_gate_is_played_alike_by_all_engines() -> None:
 USES = ("tutel", "fastermoe", "janus", "comet")
 
 
-@pytest.mark.parametrize("use", [*USES, "deepep"])
-@pytest.mark.parametrize("precision", ["bf16", "fp8-blockwise"])
-@pytest.mark.parametrize("again", [None, "full", "moe"])
-def test_whole_steps_do_all_work_and_give_memory_back(use: str, precision: str, again: str | None) -> None:
+PRECISIONS = ("bf16", "fp8-blockwise")
+AGAIN: dict[str, list[Any]] = {
+    "nothing": [],
+    "full": [{"use": "memory/recompute-full"}],
+    "moe": [{"use": "memory/recompute-selective", "modules": ["moe"]}],
+}
+"""What is computed again, by a memory scheme."""
+
+
+@cache
+def played_with(use: str, precision: str, again: str) -> Played:
+    return play_job({**job(f"expert/{use}", *AGAIN[again]), "precision": precision}, engine="matrices")
+
+
+@pytest.mark.parametrize(("again", "precision", "use"), some([*product(AGAIN, PRECISIONS, [*USES, "deepep"])], 2))
+def test_whole_steps_do_all_work_and_give_memory_back(use: str, precision: str, again: str) -> None:
     """With experts that are divided too, in fp8, and computed again."""
-    memory = {
-        None: [],
-        "full": [{"use": "memory/recompute-full"}],
-        "moe": [{"use": "memory/recompute-selective", "modules": ["moe"]}],
-    }[again]
-    played, plain = (
-        play_job({**job(f"expert/{name}", *memory), "precision": precision}) for name in (use, "all-to-all")
-    )
+    played, plain = (played_with(name, precision, again) for name in (use, "all-to-all"))
     assert [peak.left for peak in played.peaks] == [0, 0]
     for phase in "FBWR":
         assert played.flops(phase) == pytest.approx(plain.flops(phase))
 
 
-@pytest.mark.parametrize(
-    "view", [{"edp": 2, "ep": 4, "etp": 2}, {"edp": 1, "ep": 1, "etp": 16}, {"edp": 4, "ep": 1, "etp": 4}]
-)
-@pytest.mark.parametrize("precision", ["bf16", "fp8-blockwise"])
-@pytest.mark.parametrize("again", [None, "full", "moe"])
-def test_gathered_tokens_in_whole_steps(view: dict[str, int], precision: str, again: str | None) -> None:
-    memory = {
-        None: [],
-        "full": [{"use": "memory/recompute-full"}],
-        "moe": [{"use": "memory/recompute-selective", "modules": ["moe"]}],
-    }[again]
+VIEWS = [{"edp": 2, "ep": 4, "etp": 2}, {"edp": 1, "ep": 1, "etp": 16}, {"edp": 4, "ep": 1, "etp": 4}]
+
+
+@pytest.mark.parametrize(("precision", "again", "view"), some([*product(PRECISIONS, AGAIN, VIEWS)], 2))
+def test_gathered_tokens_in_whole_steps(view: dict[str, int], precision: str, again: str) -> None:
+    memory, shared = AGAIN[again], SharedWork()
     jobs = [job("expert/comet", *memory, dispatch="all-gather", panel=8), job("expert/all-to-all", *memory)]
     for one in jobs:
         one["plan"]["views"] = {"experts": view}
         one["precision"] = precision
-    played, plain = (play_job(one) for one in jobs)
+    played, plain = (play_job(one, shared=shared) for one in jobs)
     assert [peak.left for peak in played.peaks] == [0, 0]
     for phase in "FBWR":
         assert played.flops(phase) == pytest.approx(plain.flops(phase))
-    spans = [play_job(jobs[0], engine=engine).step.span for engine in ENGINES[:3]]
+    spans = [play_job(jobs[0], engine=engine, shared=shared).step.span for engine in ENGINES[:3]]
     assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
 
 

@@ -18,7 +18,9 @@ from hardware.errors import PlanError
 from hardware.units import GIB
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
+from tests.strategies import SHARE
 from tests.validation.distributed.jobs import job
+from tests.validation.distributed.processes import run
 from validation.measurements.measurement import Measurement, read, to_json
 
 pytestmark = pytest.mark.torch
@@ -35,19 +37,24 @@ def quiet(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Path, list[str]]:
+    """Steps of two ranks: with `make test-all` torchrun's, otherwise forked from a process that has imported torch."""
+    from validation.distributed import launch
     from validation.distributed.measure import measure
 
     folder, lines = tmp_path_factory.mktemp("measured"), []
-    found = measure(
-        job(pp=2),
-        "cpu",
-        folder / "steps.json",
-        3,
-        1,
-        trace=folder / "trace.json",
-        command="typed",
-        progress=lines.append,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if SHARE > 1:
+            patch.setattr(launch, "run", run)
+        found = measure(
+            job(pp=2),
+            "cpu",
+            folder / "steps.json",
+            3,
+            1,
+            trace=folder / "trace.json",
+            command="typed",
+            progress=lines.append,
+        )
     return found, folder, lines
 
 
@@ -142,6 +149,7 @@ def test_bytes_are_those_of_the_largest_buffer() -> None:
 # ------------------------------------------------------------------------------------ what goes wrong
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_reported_in_one_sentence() -> None:
     from validation.distributed import launch
 

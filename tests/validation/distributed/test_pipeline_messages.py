@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from simulator.forecast.planning import resolve_plan
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
+from tests.strategies import some
 from tests.validation.distributed.in_order_streams import (
     Order,
     one_a_direction,
@@ -55,10 +57,9 @@ def orders_of(plan: Plan, ranks: Any) -> list[Order]:
     return torch_pipelining.orders_with_messages(passes.schedule)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("factor", [1, 2, 4])
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "p", "factor", "late"), some([*product(SCHEDULES, (2, 4), (1, 2, 4), (False, True))], 5)
+)
 def test_groups_of_edges_are_as_good_as_a_stream_for_each_message(
     ranks: Any, schedule: str, p: int, factor: int, late: bool
 ) -> None:

@@ -31,7 +31,7 @@ def test_the_data_is_complete(name: str) -> None:
     assert list(COMPLETE[name]()) == []
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_relations_hold_for_drawn_jobs(seed: int) -> None:
     _hold(seed, 8)
 

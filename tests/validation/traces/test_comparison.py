@@ -279,7 +279,7 @@ def test_the_figure_shows_the_table(comparison: Comparison) -> None:
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", [pytest.param("png", marks=pytest.mark.slow), "svg"])
 def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_path: Path, kind: str) -> None:
     for name in ("first", "second"):
         plot.draw(comparison, tmp_path / f"{name}.{kind}")
