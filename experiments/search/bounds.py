@@ -256,6 +256,14 @@ class Bounds:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""
         return self.prices(group, self._shards_gradients)
 
+    def times_without_recompute(self, group: LayerGroup) -> StageTimes | None:
+        """Least durations of the passes of every kind of unit, of what is recomputed those of the kernels of whole
+        layers alone."""
+        prices = self.pass_prices(group._replace(recompute="none"))
+        if prices is None:
+            return None
+        return prices.times_with_recompute if group.recompute == "full" else prices.unit_times
+
     def unit_memory(self, group: LayerGroup) -> np.ndarray | None:
         """What the forward pass of a unit leaves for its backward pass, at least [kinds] [bytes]; None if the group
         breaks a rule."""

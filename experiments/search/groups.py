@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import groupby
 from typing import NamedTuple
 
@@ -37,13 +38,26 @@ class GroupPipelines(NamedTuple):
     devices: np.ndarray
 
 
+class Known(IntEnum):
+    """What the bounds of a group consider, each more than the one before.
+
+    KERNELS: kernels and data-parallel collectives. WITHOUT_RECOMPUTE: passes without what is recomputed, but for its
+    kernels. MEMORY: also memory. PASSES: passes as they are.
+    """
+
+    KERNELS = 0
+    WITHOUT_RECOMPUTE = 1
+    MEMORY = 2
+    PASSES = 3
+
+
 @dataclass(frozen=True, eq=False)
 class OpenGroup:
     """The pipelines of a group with each data scheme, the smallest bound first.
 
     table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
     seconds: lower bounds of their step times [choices] [s]. points: numbers of their points [choices].
-    fitted: whether those that do not fit in memory are left out.
+    known: what the bounds consider.
     """
 
     group: LayerGroup
@@ -52,7 +66,7 @@ class OpenGroup:
     schemes: np.ndarray
     seconds: np.ndarray
     points: np.ndarray
-    fitted: bool = False
+    known: Known = Known.KERNELS
 
     def in_order(self) -> OpenGroup:
         """These pipelines, the smallest bound first."""
@@ -92,8 +106,7 @@ class GroupBounds:
         opened = OpenGroup(group, table, places, schemes, seconds, points[places, schemes])
         return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
 
-    def fit(self, opened: OpenGroup) -> OpenGroup | None:
-        """The pipelines that may fit in memory, if any does; None also if the group breaks a rule."""
+    def _fit(self, opened: OpenGroup) -> OpenGroup | None:
         group, table = opened.group, opened.table
         layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
         if layout is None or grown is None:
@@ -101,16 +114,24 @@ class GroupBounds:
         least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table.devices))
         fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
         left = opened.select(fits[opened.places, opened.schemes])
-        return replace(left, fitted=True) if len(left.places) else None
+        return replace(left, known=Known.MEMORY) if len(left.places) else None
 
-    def price(self, opened: OpenGroup) -> OpenGroup | None:
-        """The same pipelines, bounded by passes and what they wait for; None if the group breaks a rule."""
-        prices, layout = self.bounds.pass_prices(opened.group), self.bounds.unit_layout(opened.group)
-        if prices is None or layout is None:
+    def refine(self, opened: OpenGroup) -> OpenGroup | None:
+        """The same pipelines with better bounds, or those that may fit in memory; None: there are none."""
+        if opened.known is Known.KERNELS:
+            times = self.bounds.times_without_recompute(opened.group)
+            return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
+        if opened.known is Known.WITHOUT_RECOMPUTE:
+            return self._fit(opened)
+        prices = self.bounds.pass_prices(opened.group)
+        return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)
+
+    def _price(self, opened: OpenGroup, known: Known, times: StageTimes | None) -> OpenGroup | None:
+        layout = self.bounds.unit_layout(opened.group)
+        if times is None or layout is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times, layout)
-        seconds = np.maximum(opened.seconds, seconds[opened.places, opened.schemes])
-        return replace(opened, seconds=seconds).in_order()
+        seconds = self._seconds(opened.group, opened.table, times, layout)[opened.places, opened.schemes]
+        return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=known).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
         """The choices of a pipeline with a data scheme."""

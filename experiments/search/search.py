@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from experiments.search.bounds import Bounds
-from experiments.search.groups import GroupBounds, OpenGroup
+from experiments.search.groups import GroupBounds, Known, OpenGroup
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
@@ -224,17 +224,20 @@ class Search:
             self._push(max(bound, float(opened.seconds[0])), opened)
 
     def _refine(self, opened: OpenGroup, bound: float) -> None:
-        """Leaves out what does not fit; once that is done, bounds the pipelines of a group by their passes."""
-        if opened.fitted:
-            if priced := self.groups.price(opened):
-                self._push_pipelines(_Pipelines(priced), bound)
-            else:
-                self.certificate.invalid += int(opened.points.sum())
+        """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""
+        refined = self.groups.refine(opened)
+        left = int(opened.points.sum() - (refined.points.sum() if refined else 0))
+        if opened.known is Known.WITHOUT_RECOMPUTE:
+            self.certificate.memory_bound += left
+        else:
+            self.certificate.invalid += left
+        if refined is None:
             return
-        fitted = self.groups.fit(opened)
-        self.certificate.memory_bound += int(opened.points.sum() - (fitted.points.sum() if fitted else 0))
-        if fitted is not None:
-            self._push(max(bound, float(fitted.seconds[0])), fitted)
+        whole = Known.PASSES if opened.group.recompute != "none" else Known.MEMORY
+        if refined.known is whole:
+            self._push_pipelines(_Pipelines(refined), bound)
+        else:
+            self._push(max(bound, float(refined.seconds[0])), refined)
 
     def _push_pipelines(self, pipelines: _Pipelines, bound: float) -> None:
         if pipelines.at < len(pipelines.opened.places):
