@@ -102,6 +102,7 @@ class Bounds:
         self._paths: dict[Hashable, CriticalPaths | None] = {}
         self._replays: dict[Pipeline, dict[int, CriticalPaths | None]] = {}
         self._orders: dict[Hashable, list[DeviceOrder]] = {}
+        self._kernel_seconds: dict[tuple[LayerGroup, bool], float] = {}
         self._kernels: dict[LayerGroup, UnitPrices | None] = {}
         self._memory: dict[LayerGroup, np.ndarray | None] = {}
         self._layouts: dict[LayerGroup, tuple[UnitLayout | None, UnitLayout | None]] = {}
@@ -158,9 +159,14 @@ class Bounds:
         pipeline = pipeline.order
         schedule, shape = self.schedule(pipeline)
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
-        if ends == (0, pipeline.pp - 1) and schedule.directions == 1:
+        layout = self.unit_layout(group)
+        one_kind = layout is not None and not np.ptp(layout.of_layer)
+        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1:
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
-            pipeline = Pipeline(pipeline.pp, "1f1b", 1, pipeline.partition)
+            partition = pipeline.partition
+            if not isinstance(partition, str):
+                partition = tuple(sum(partition[device :: pipeline.pp]) for device in range(pipeline.pp))
+            pipeline = Pipeline(pipeline.pp, "1f1b", 1, partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
         step = step._replace(overlap_pp=True)
@@ -216,12 +222,20 @@ class Bounds:
     def bound_kernels(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from its kernels: spread over all GPUs, without
         waiting [s]."""
-        job = self.space.loaded
-        if (prices := self._kernel_prices(group)) is None or job.batch.total is None:
-            return 0.0
-        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        job, like = self.space.loaded, self._like(group)
         again = group.recompute == "full" and self.space.values["recomputed"] == (None,)
-        return micro_batches * prices.layer_seconds(again) + job.framework.step_overhead_s
+        if (like, again) not in self._kernel_seconds:
+            self._kernel_seconds[like, again] = self._sum_kernels(like, again)
+        assert job.batch.total is not None
+        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        return micro_batches * self._kernel_seconds[like, again] + job.framework.step_overhead_s
+
+    def _sum_kernels(self, group: LayerGroup, again: bool) -> float:
+        """Seconds of the kernels of all layers of a group in one micro-batch; 0 if they are not known."""
+        one, two = (self._lower(group._replace(micro=micro), self._fuses_gradients) for micro in (1, 2))
+        with suppress(NotAffine):
+            return one.kernel_seconds(two, group.micro, again) if one is not None and two is not None else 0.0
+        return 0.0
 
     def kernel_times(self, group: LayerGroup) -> StageTimes | None:
         """Least durations of the passes of every kind of unit, without communication; None if there are none."""

@@ -219,7 +219,7 @@ class GroupBounds:
             at = table.devices == devices
             found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
         found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
-        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), -1)
+        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), len(layout.elements))
         return Collectives(elements, *found)
 
     def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:

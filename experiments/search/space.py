@@ -32,6 +32,9 @@ TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
 PARTITIONS = ("even", "ends-as-layers")
 
+UNLIKE_ENDS = "unlike-ends"
+"""Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
+
 WORDS = ("schedule", "recompute", "data", "offload")
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
@@ -62,7 +65,7 @@ class Pipeline(NamedTuple):
     pp: int
     schedule: str
     chunks: int
-    partition: str
+    partition: str | tuple[int, ...]
     recomputed: int | None = None
     """Layers of every stage that are recomputed with full recompute; None: all."""
 
@@ -154,7 +157,7 @@ class Space:
             "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
-            "partition": PARTITIONS,
+            "partition": (*PARTITIONS, UNLIKE_ENDS),
             "data": DATA,
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
@@ -216,16 +219,15 @@ class Space:
                 continue
             for schedule, partition in product(v["schedule"], v["partition"]):
                 for chunks in v["chunks"]:
-                    units = layers if partition == "even" else layers + 2
                     wrong = (
-                        units % (pp * chunks)
-                        or (chunks != 2 and schedule in TWO_CHUNKS)
+                        (chunks != 2 and schedule in TWO_CHUNKS)
                         or (chunks < 2 and schedule in ANY_CHUNKS)
                         or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
                     )
-                    if not wrong:
-                        one = Pipeline(pp, schedule, chunks, partition)
-                        found += self._recompute(one, units // (pp * chunks)) if recomputes else [one]
+                    for divided in () if wrong else divide_layers(partition, layers, pp * chunks):
+                        one = Pipeline(pp, schedule, chunks, divided)
+                        most = -(-(layers + 2 * (divided == "ends-as-layers")) // (pp * chunks))
+                        found += self._recompute(one, most) if recomputes else [one]
         return found
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
@@ -307,6 +309,18 @@ class Space:
         if group.recompute != "full":
             job["plan"].pop("recompute_layers", None)
         return job
+
+
+def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
+    """What a partition comes to with so many parts of the model; empty: it does not exist."""
+    if partition != UNLIKE_ENDS:
+        return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
+    most = -(-layers // parts)
+    left = layers - (parts - 2) * most
+    if not layers % parts or not (layers + 2) % parts or parts < 2 or left < 0:
+        return []
+    ends = range(max(0, left - most), min(most, left) + 1)
+    return [(first, *[most] * (parts - 2), left - first) for first in ends]
 
 
 CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
+from simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
 
 
 class NotAffine(Exception):
@@ -26,6 +26,20 @@ def scale_stage(one: StageOps, two: StageOps, size: int) -> StageOps:
     _check(len(one.unit_runs) == len(two.unit_runs))
     runs = zip(one.unit_runs, two.unit_runs, strict=True)
     return replace(one, unit_runs=[_scale_run(first, second, size - 1) for first, second in runs])
+
+
+def scale_kernels(one: StageOps, two: StageOps, size: int) -> list[tuple[str, Work, int]]:
+    """The kernels of a stage at a micro-batch of `size` sequences: phases, works, and how often each runs.
+
+    Raises NotAffine if the stages at sizes 1 and 2 have other ops.
+    """
+    _check(len(one.unit_runs) == len(two.unit_runs))
+    return [
+        (first.phase, _scale(first.work, second.work, size - 1), run.count)
+        for run, other in zip(one.unit_runs, two.unit_runs, strict=True)
+        for first, second in _pair_ops(run.fragment, other.fragment)
+        if first.stream == COMPUTE and first.work is not None
+    ]
 
 
 def _check(holds: bool) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from simulator.bounds.micro_batches import scale_stage
+from simulator.bounds.micro_batches import scale_kernels, scale_stage
 from simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
 from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
@@ -109,17 +109,6 @@ class UnitPrices:
         at = self.coordinates.at.get(stream)
         kinds = range(1, len(self.kinds) - 1)
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
-
-    def layer_seconds(self, again: bool = False) -> float:
-        """Least seconds of the kernels of all layers, forward and backward, of one micro-batch on the ranks of a layer.
-
-        again: of layers that are recomputed, as `times_with_recompute` counts them.
-        """
-        times, of_layer = self.unit_times, self.of_layer
-        if again:
-            times, of_layer = self.times_with_recompute, of_layer + len(self.kinds) - 2
-        forward, whole, inputs, weights = times.busy[of_layer, :, 0].T
-        return float((forward + np.minimum(whole, inputs + weights)).sum())
 
     @cached_property
     def unit_times(self) -> StageTimes:
@@ -302,6 +291,24 @@ class LoweredUnits:
         # The input of a stage arrives before its pass, and its output leaves.
         found[0] -= max(leaves)
         found[1:] += min(0, min(arrives) - max(leaves))
+        return found
+
+    def kernel_seconds(self, two: LoweredUnits, size: int, again: bool) -> float:
+        """Least seconds of the kernels of all layers, forward and backward, of a micro-batch of `size` sequences on the
+        ranks of a layer, from these units at one sequence and those at two.
+
+        again: with the forward passes once more, but for the longest kernel of each, whose output nobody needs again.
+        Raises NotAffine if both differ in more than sizes.
+        """
+        found = 0.0
+        for kind, number in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
+            kernels = scale_kernels(self.stages[kind], two.stages[kind], size)
+            prices = [(phase, self.price(work)[0], count) for phase, work, count in kernels]
+            seconds = sum(count * one for _, one, count in prices)
+            if again:
+                forward = [(count * one, one) for phase, one, count in prices if phase == "F"]
+                seconds += sum(one for one, _ in forward) - max((one for _, one in forward), default=0.0)
+            found += number * seconds
         return found
 
     def at_size(self, two: LoweredUnits, size: int) -> LoweredUnits:

@@ -397,16 +397,11 @@ class Fragment:
                 found.after = [mine(other) for other in op.after]
             return own[op]
 
-        def marks(of: dict[str, Op]) -> dict[str, Op]:
-            return {name: mine(op) for name, op in of.items()}
-
+        ends = (self.entry, self.exit, self.grad_entry, self.grad_exit)
         return Fragment(
             [mine(op) for op in self.forward],
             [mine(op) for op in self.backward],
-            marks(self.entry),
-            marks(self.exit),
-            marks(self.grad_entry),
-            marks(self.grad_exit),
+            *({name: mine(op) for name, op in one.items()} for one in ends),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
             list(self.shared_weights),
             [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in self.tensor_uses],

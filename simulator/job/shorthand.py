@@ -113,7 +113,8 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         remedy = "Write recompute: full, or leave it out"
         raise PlanError(f"{where}.recompute_layers", rule, remedy, short.recompute_layers)
     if short.recompute == "full":
-        schemes.append({"use": "memory/recompute-full", "layers": short.recompute_layers})
+        layers = {} if short.recompute_layers is None else {"layers": short.recompute_layers}
+        schemes.append({"use": "memory/recompute-full", **layers})
     elif short.recompute == "selective":
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     if short.offload:

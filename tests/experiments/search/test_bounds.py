@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.search.bounds import Bounds
-from experiments.search.groups import GroupBounds
+from experiments.search.groups import GroupBounds, Known
 from experiments.search.search import ROUNDING
 from experiments.search.space import Space
 from hardware.errors import MeshcastError
@@ -64,14 +64,14 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
             assert together[0] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
             assert together[1] <= forecast.peak_device * (1 + ROUNDING), (group, pipeline, step)
             assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
-            opened = groups.open(group)[0]
-            for coarse in (opened, groups.price(opened)) if opened else ():
-                assert coarse is not None
-                at = next((at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline), None)
+            coarse, _ = groups.open(group)
+            while coarse is not None:
+                own = (at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline)
+                at = next((at for at in own if step in groups.steps(coarse, at)), None)
                 assert at is not None or not forecast.fits, (group, pipeline, step)
                 if at is not None:
-                    assert step in groups.steps(coarse, at) or not forecast.fits, (group, pipeline, step)
                     assert coarse.seconds[at] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
+                coarse = groups.refine(coarse) if coarse.known is not Known.PASSES else None
     return found
 
 
