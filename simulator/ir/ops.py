@@ -397,15 +397,14 @@ class Fragment:
                 found.after = [mine(other) for other in op.after]
             return own[op]
 
-        ends = (self.entry, self.exit, self.grad_entry, self.grad_exit)
-        return Fragment(
-            [mine(op) for op in self.forward],
-            [mine(op) for op in self.backward],
-            *({name: mine(op) for name, op in one.items()} for one in ends),
-            [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
-            list(self.shared_weights),
-            [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in self.tensor_uses],
-        )
+        made = replace(self, shared_weights=list(self.shared_weights))
+        made.forward, made.backward = ([mine(op) for op in ops] for ops in (self.forward, self.backward))
+        for name in ("entry", "exit", "grad_entry", "grad_exit"):
+            setattr(made, name, {key: mine(op) for key, op in getattr(self, name).items()})
+        made.params = [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params]
+        uses = self.tensor_uses
+        made.tensor_uses = [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in uses]
+        return made
 
 
 @dataclass(eq=False, slots=True)
