@@ -222,7 +222,7 @@ class Bounds:
     def bound_kernels(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from its kernels: spread over all GPUs, without
         waiting [s]."""
-        job, like = self.space.loaded, self._like(group)
+        job, like = self.space.loaded, self.like(group)
         again = group.recompute == "full" and self.space.values["recomputed"] == (None,)
         if (like, again) not in self._kernel_seconds:
             self._kernel_seconds[like, again] = self._sum_kernels(like, again)
@@ -246,7 +246,7 @@ class Bounds:
 
     def unit_layout(self, group: LayerGroup) -> UnitLayout | None:
         """The kinds of units of a group; None if there are none."""
-        like = self._like(group)
+        like = self.like(group)
         if like not in self._layouts:
             units = self._lower(like._replace(micro=1), self._fuses_gradients)
             made = UnitLayout(units.elements, units.reduced, units.of_layer, None) if units is not None else None
@@ -255,13 +255,13 @@ class Bounds:
 
     def _kernel_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the kernels of a group like another."""
-        like = self._like(group)
+        like = self.like(group)
         if like not in self._kernels:
             units = self._units(like, self._fuses_gradients)
             self._kernels[like] = price_units(units.of_kernels, self.shared) if units is not None else None
         return self._kernels[like]
 
-    def _like(self, group: LayerGroup) -> LayerGroup:
+    def like(self, group: LayerGroup) -> LayerGroup:
         """A group that neither divides GEMMs nor shares norms, recomputes or offloads anything."""
         like = group._replace(recompute="none", offload=())
         return like._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else like

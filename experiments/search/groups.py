@@ -88,6 +88,7 @@ class GroupBounds:
     def __init__(self, space: Space, bounds: Bounds) -> None:
         self.space, self.bounds = space, bounds
         self._tables: dict[Hashable, GroupPipelines] = {}
+        self._opened: dict[Hashable, tuple[OpenGroup | None, int]] = {}
         self._devices: dict[Hashable, DeviceUnits] = {}
         self._known_rates: dict[Hashable, tuple[float, ...]] = {}
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
@@ -96,6 +97,15 @@ class GroupBounds:
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
         """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
         that break a rule."""
+        # Groups that differ in communication and memory alone have the same kernels.
+        like = self.bounds.like(group)._replace(recompute="full" if group.recompute == "full" else "none")
+        key = group if self.space.limits_points else (like, "activations" in group.offload)
+        if key not in self._opened:
+            self._opened[key] = self._open(group)
+        opened, wrong = self._opened[key]
+        return replace(opened, group=group) if opened is not None else None, wrong
+
+    def _open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
         layout, kernels = self.bounds.unit_layout(group), self.bounds.kernel_times(group)
         if layout is None or kernels is None:
             return None, self.space.size(group)
