@@ -15,7 +15,7 @@ from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.collectives import UnitCollectives
-from simulator.bounds.critical_paths import CriticalPaths, critical_paths
+from simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths
 from simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
 from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
 from simulator.bounds.micro_batches import NotAffine
@@ -100,7 +100,7 @@ class Bounds:
         self._shapes: dict[Hashable, Shape | None] = {}
         self._plans: dict[Hashable, Plan | None] = {}
         self._paths: dict[Hashable, CriticalPaths | None] = {}
-        self._replays: dict[Pipeline, dict[int, CriticalPaths | None]] = {}
+        self._replays: dict[Pipeline, Replays] = {}
         self._orders: dict[Hashable, list[DeviceOrder]] = {}
         self._kernel_seconds: dict[tuple[LayerGroup, bool], float] = {}
         self._kernels: dict[LayerGroup, UnitPrices | None] = {}
@@ -368,7 +368,9 @@ class Bounds:
         nbytes, seconds = float((state.resident + activations).max()), 0.0
         if stages.known:
             own = prices.elements(stages.units)[place.part]
-            share = own / np.maximum(place.sum(own)[place.device], 1.0)
+            # A matrix that embedding and output layer share is no part of the share of either.
+            counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
+            share = counted / np.maximum(place.sum(own)[place.device], 1.0)
             if "activations" not in group.offload:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
                 whole = share * all(one.overlap_dp for one in steps)

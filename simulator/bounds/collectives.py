@@ -59,8 +59,10 @@ class UnitCollectives:
         units[0] += 1
         units[-1] += 1
         starts = np.cumsum([0, *units[:-1]])
-        columns = (getattr(self, one.name) for one in fields(self))
-        return UnitCollectives(*((np.add.reduceat(column, starts) * (units > 0))[part] for column in columns))
+        columns = {one.name: np.add.reduceat(getattr(self, one.name), starts) for one in fields(self)}
+        # Those of the first unit of a pass may run beside the pass before.
+        columns["each_between"] -= np.maximum.reduceat(self.each_between, starts)
+        return UnitCollectives(**{name: (column * (units > 0))[part] for name, column in columns.items()})
 
 
 def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork) -> UnitCollectives:

@@ -74,6 +74,10 @@ class CriticalPaths:
         return float(begin.max())
 
 
+Replays = dict[tuple[int, ...], tuple[CriticalPaths | None, ...]]
+"""Chains by the numbers of micro-batches of the batches that were replayed together."""
+
+
 def ways(times: StageTimes) -> np.ndarray:
     """Durations of passes by part, kind and way through the pass [parts, kinds, ways] [s]."""
     along = times.stream[:, :, 0], times.to_result, times.from_input, times.path, times.busy[:, :, 0]
@@ -85,13 +89,13 @@ def critical_paths(
     shape: PipelineShape,
     times: StageTimes,
     devices: Collection[int] = (),
-    known: dict[int, CriticalPaths | None] | None = None,
+    known: Replays | None = None,
 ) -> CriticalPaths | None:
     """The longest chains of a schedule; None for one whose orders depend on durations.
 
     times: durations by which chains are chosen. devices: those at whose stages chains begin and end; of schedules that
     pair passes, or have two directions, chains begin and end with the step alone.
-    known: the chains of shapes that differ in the number of micro-batches alone, by that number.
+    known: replays of shapes that differ in the number of micro-batches alone.
 
     A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
     and what the longer one has more is repeated.
@@ -103,12 +107,12 @@ def critical_paths(
     period, known = shape.p, {} if known is None else known
     few = FEW * period + shape.m % period
     needed = (shape.m,) if shape.m <= few + period else (few, few + period)
-    for m in needed:
-        if m not in known:
-            known[m] = _replay(schedule, replace(shape, m=m), times, devices)
+    # Two batches are replayed with the same durations: only then is one chain the other one with repeats.
+    if needed not in known:
+        known[needed] = tuple(_replay(schedule, replace(shape, m=m), times, devices) for m in needed)
     if len(needed) == 1:
-        return known[shape.m]
-    short, long = (known[m] for m in needed)
+        return known[needed][0]
+    short, long = known[needed]
     if short is None or long is None:
         return None
     passes, hops, repeats = long.passes - short.passes, long.hops - short.hops, (shape.m - few) // period - 1

@@ -220,9 +220,10 @@ class UnitPrices:
             self._passes[stage] = np.array([[one.grown for one in found], [one.peak for one in found]])
         return self._passes[stage]
 
-    def elements(self, stages: Stages) -> np.ndarray:
-        """Parameters of stages on one rank [stages]."""
-        return np.array([sum(self._elements[kind] * count for kind, count in stage) for stage in stages], float)
+    def elements(self, stages: Stages, ends: bool = True) -> np.ndarray:
+        """Parameters of stages on one rank [stages]. ends: with the embedding and the output layer."""
+        counted = range(len(self.kinds)) if ends else range(1, len(self.kinds) - 1)
+        return np.array([sum(self._elements[kind] * n for kind, n in one if kind in counted) for one in stages], float)
 
     @cached_property
     def _elements(self) -> list[int]:

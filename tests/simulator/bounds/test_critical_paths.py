@@ -12,6 +12,7 @@ from simulator.bounds.critical_paths import critical_paths
 from simulator.bounds.schedule_bound import PASSES, StageTimes
 from simulator.ir.registry import find_scheme
 from simulator.scheduling.schedule import PipelineShape, Schedule
+from tests.simulator.scheduling.static_orders import played
 
 F, BW, B, W = 1.0, 2.0, 1.2, 0.8
 
@@ -23,9 +24,9 @@ def make(name: str, p: int, m: int, chunks: int = 1) -> tuple[Schedule, Pipeline
     return made, PipelineShape(p, m, made.chunks_per_device())
 
 
-def alike(shape: PipelineShape, hop: float = 0.0) -> StageTimes:
+def alike(shape: PipelineShape, hop: float = 0.0, parts: int = 0) -> StageTimes:
     """Stages whose passes last as long whichever way a chain runs through them."""
-    seconds = np.tile([F, BW, B, W], (shape.stages, 1))
+    seconds = np.tile([F, BW, B, W], (parts or shape.stages, 1))
     return StageTimes(seconds[:, :, None], seconds[:, :, None], seconds, seconds, seconds, hop)
 
 
@@ -94,7 +95,27 @@ def test_chains_with_collectives_beside_them() -> None:
     assert paths.last_reduction(times, none, none, each, 0.0) == pytest.approx(max(4 * F + 3 * BW + 24, step - BW + 3))
 
 
-@pytest.mark.parametrize("name", ["dualpipe", "v-zb"])
-def test_schedules_without_fixed_orders_have_no_chains(name: str) -> None:
-    schedule, shape = make(name, 4, 16, 2)
+def test_schedules_without_fixed_orders_have_no_chains() -> None:
+    schedule, shape = make("v-zb", 4, 16, 2)
     assert critical_paths(schedule, shape, alike(shape)) is None
+
+
+@pytest.mark.parametrize(("name", "m"), [("dualpipe", 8), ("dualpipe", 20), ("dualpipe", 64), ("dualpipe-v", 16)])
+def test_kernels_of_pairs_follow_each_other(name: str, m: int) -> None:
+    schedule, shape = make(name, 4, m, 1 if name == "dualpipe" else 2)
+    times = alike(shape, parts=shape.stages // schedule.directions)
+    paths = critical_paths(schedule, shape, times, {0})
+    assert paths is not None and paths.ends == paths.starts == 0
+    chunks = len(times.path) // 4  # which share the time of a pass
+    found = played(name, 4, m, (F, B, W), t_pair=F + B + W)["makespan"] * chunks
+    # A pass of a pair gives its result before the pair ends.
+    assert 0.9 * found < paths.seconds(times)[0] <= found * (1 + 1e-9)
+
+
+def test_pairs_whose_kernels_are_short_bound_less() -> None:
+    schedule, shape = make("dualpipe", 4, 32)
+    times = alike(shape, parts=4)
+    hidden = replace(times, busy=times.busy / 2)
+    paths = critical_paths(schedule, shape, times)
+    assert paths is not None
+    assert shape.m * (F + BW) / 2 < paths.seconds(hidden)[0] < paths.seconds(times)[0]

@@ -1,11 +1,11 @@
-"""Memory along the order of a device, against the peaks of whole programs."""
+"""Memory along the order of a device, and collectives beside its passes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from simulator.bounds.device_orders import PassMemory, device_orders
+from simulator.bounds.device_orders import PassMemory, PassTimes, device_orders
 from tests.simulator.bounds.test_critical_paths import make
 
 
@@ -44,3 +44,36 @@ def test_whole_weights_and_gradients_live_from_first_to_last_use() -> None:
 def test_schedules_without_fixed_orders_have_none() -> None:
     schedule, shape = make("dualpipe", 4, 16, 2)
     assert device_orders(schedule, shape, [0]) == []
+
+
+def pass_times(gathers: float, again: float, reductions: float, unit: float = 1.0) -> PassTimes:
+    """One stage on each of two devices: forward passes of 2 s, backward passes of 4 s, of one unit."""
+    seconds = np.tile([2.0, 4.0, 3.0, 1.0], (2, 1))
+    columns = (np.full(2, value) for value in (gathers, again, reductions))
+    return PassTimes(seconds, unit * seconds, *columns)
+
+
+def test_passes_wait_for_the_weights_of_their_last_unit() -> None:
+    schedule, shape = make("1f1b", 2, 2)
+    order = device_orders(schedule, shape, [0])[0]
+    assert order.whole and order.last_end(pass_times(0, 0, 0)) == 2 * (2 + 4)
+    assert order.last_end(pass_times(5, 0, 0)) == 5 + 12
+    # Of two units only the last one waits for all weights.
+    assert order.last_end(pass_times(5, 0, 0, unit=0.5)) == 4 + 12
+    # Gradients are reduced from the begin of the last backward pass on.
+    assert order.last_end(pass_times(5, 0, 7)) == 5 + 8 + 7
+
+
+def test_collectives_run_in_the_order_of_the_passes() -> None:
+    schedule, shape = make("breadth-first", 2, 2, 2)
+    order = device_orders(schedule, shape, [0])[0]  # F0 F0 F2 F2 B2 B2 B0 B0
+    columns = (np.full(4, value) for value in (1.0, 6.0, 9.0))
+    seconds = np.tile([2.0, 4.0, 3.0, 1.0], (4, 1))
+    # The last backward pass of stage 2 begins at 1 + 8 + 4 s. Then its gradients are reduced, and weights of stage 0
+    # gathered again; the second backward pass follows the first, and reductions begin with it.
+    assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + 6 + 4 + 9
+
+
+def test_a_long_batch_is_not_whole() -> None:
+    schedule, shape = make("1f1b", 2, 40)
+    assert not device_orders(schedule, shape, [0])[0].whole

@@ -1,0 +1,73 @@
+"""Bounds of many pipelines at once, against those of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
+from simulator.bounds.schedule_bound import PASSES, StagePlaces, StageTimes, bound_devices, least_in_flight
+from simulator.scheduling.schedule import PipelineShape, Schedule
+from tests.simulator.bounds.test_critical_paths import make
+
+KINDS = 3
+"""The embedding, layers, the output layer."""
+
+NOTHING = Collectives(np.zeros((0, KINDS)), np.zeros((1, 1, 0)), np.zeros((1, 1, 0)))
+
+
+def unit_times(seed: int) -> StageTimes:
+    """Units whose passes last as long whichever way a chain runs through them."""
+    seconds = np.random.default_rng(seed).uniform(0.5, 2.0, (KINDS, len(PASSES)))
+    seconds[:, 1] = seconds[:, 2] + seconds[:, 3]  # BW is B and W
+    return times_of(seconds)
+
+
+def times_of(seconds: np.ndarray) -> StageTimes:
+    return StageTimes(seconds[:, :, None], seconds[:, :, None], seconds, seconds, seconds, 0.0)
+
+
+def count_parts(shape: PipelineShape, layers: int) -> np.ndarray:
+    counts = np.zeros((shape.stages, KINDS))
+    counts[:, 1], counts[0, 0], counts[-1, 2] = layers, 1, 1
+    return counts
+
+
+def make_table(schedule: Schedule, shape: PipelineShape, counts: np.ndarray) -> PipelineTable:
+    place = StagePlaces(schedule, shape)
+    devices = DeviceUnits.of(place, counts[:, None, :], shape.m)
+    return PipelineTable([PipelineUnits(schedule, shape, devices, least_in_flight(schedule, shape))])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("hanayo", 2)])
+def test_sums_of_units_bound_as_stages_do(name: str, chunks: int, seed: int) -> None:
+    schedule, shape = make(name, 4, 8, chunks)
+    counts, units = count_parts(shape, 2), unit_times(seed)
+    stages = times_of(counts @ units.path)
+    bound = bound_devices(schedule, shape, StagePlaces(schedule, shape), stages)
+    found = make_table(schedule, shape, counts).step_seconds(units, NOTHING)
+    assert found[0, 0] == pytest.approx(max(bound.computed.max(), bound.returned.max()))
+
+
+def test_collectives_follow_the_last_backward_pass_or_fill_the_step() -> None:
+    schedule, shape = make("1f1b", 4, 2)
+    counts, units = count_parts(shape, 2), times_of(np.ones((KINDS, len(PASSES))))
+    table = make_table(schedule, shape, counts)
+    alone = table.step_seconds(units, NOTHING)[0, 0]
+    elements = np.array([[0.0, 10.0, 0.0]])
+    few, many = (
+        Collectives(elements, np.full((1, 1, 1), one), np.full((1, 1, 1), two)) for one, two in ((0.1, 0), (5, 5))
+    )
+    assert table.step_seconds(units, few)[0, 0] == alone  # 2 s of reductions beside a backward pass of 3 s
+    assert table.step_seconds(units, many)[0, 0] == 2 * 10 * (5 + 5)
+
+
+def test_the_fullest_device_counts() -> None:
+    schedule, shape = make("1f1b", 4, 8)
+    table = make_table(schedule, shape, count_parts(shape, 2))
+    grown, elements = np.array([5.0, 10.0, 1.0]), np.array([100.0, 7.0, 100.0])
+    each = np.array([[0.0, 2.0]])
+    # The first device holds the activations of 4 micro-batches.
+    first = 4 * (5 + 2 * 10)
+    assert table.memory(grown, elements, each).tolist() == [[first, first + 2 * (100 + 2 * 7)]]
