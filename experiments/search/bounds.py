@@ -20,7 +20,10 @@ from simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, d
 from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
 from simulator.bounds.micro_batches import NotAffine
 from simulator.bounds.schedule_bound import (
-    DeviceBound,
+    FORWARD,
+    INPUTS,
+    WEIGHTS,
+    WHOLE,
     StagePlaces,
     StageTimes,
     bound_devices,
@@ -382,7 +385,10 @@ class Bounds:
             every = place.sum(place.turns * sides.each + sides.once)
             beside = max(stages.shape.m * copies, float(every.max()))
             if not self._gathers_ahead(step):  # nothing computes while weights are gathered
-                bound = DeviceBound(*(ends + place.sum(place.turns * sides.each_between) for ends in bound))
+                kernels = times.busy[place.part, :, 0]
+                backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
+                serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))
+                beside = max(beside, float(serial.max()))
             bound = bound._replace(computed=bound.computed + state.summed)
             seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
             if stages.schedule.barrier:

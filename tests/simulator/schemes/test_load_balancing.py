@@ -267,3 +267,15 @@ def test_what_needs_equal_steps_refuses_others() -> None:
     local["plan"]["schemes"][0] = {"use": "data/local-sgd", "over": "dp", "period": 4}
     with pytest.raises(PlanError, match="does not go with a period"):
         simulate(local)
+
+
+def test_sharded_weights_may_be_lowered_first() -> None:
+    """FSDP divides the layers of a stage into runs: whichever scheme comes first, as many experts have replicas."""
+    found = []
+    for order in (1, -1):
+        config = job("flexmoe", SKEWED)
+        config["plan"]["schemes"] = [{"use": "data/fsdp", "over": "dp"}, *config["plan"]["schemes"][1:]][::order]
+        plan = resolve_plan(load_job(config).model_copy(update={"step": 1}), SHARED)
+        (stage,) = map(one_of, lower_stages(plan)[0])
+        found.append(sum(len(side.params) for side in stage.ahead))
+    assert found[0] == found[1] > 0

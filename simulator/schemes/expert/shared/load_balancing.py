@@ -16,15 +16,15 @@ expert-parallel ranks, of which each would send its shard; the optimizer update 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from simulator.ir.modules import Module, MoE, Stage, every_module
-from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, Work
+from simulator.ir.modules import Module, MoE, Stage, Unit, every_module
+from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
 from simulator.ir.routing import ExpertLoad, Placement, Routing
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Scheme
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
@@ -179,7 +179,7 @@ class BalancedScheme(ExpertScheme):
         if self.ranks == 1:
             return stage_ops
         ahead, behind, start, replicas = _Sides(), _Sides(), 0, [0, 0]
-        for unit, unit_run in zip(stage.units, stage_ops.unit_runs, strict=True):
+        for unit, unit_run in _runs_of_units(stage, stage_ops):
             params, layers = unit_run.fragment.params, [one for one in every_module(unit) if isinstance(one, MoE)]
             for layer in layers:
                 before, now = self.placements_of(layer.experts)
@@ -240,6 +240,16 @@ class BalancedScheme(ExpertScheme):
         yield ClosedForm("expert_parameters", setting.expert_parameters / p, "a rank owns E/P experts")
         yield ClosedForm("sent_per_layer", sent, "even loads: four all-to-alls, and counts of E experts to all ranks")
         yield ClosedForm("rows_per_layer", slots, "no token is dropped or padded")
+
+
+def _runs_of_units(stage: Stage, stage_ops: StageOps) -> Iterator[tuple[Unit, UnitRun]]:
+    """The runs of a stage with their units: sharded weights divide the copies of a unit into several runs."""
+    runs = iter(stage_ops.unit_runs)
+    for unit in stage.units:
+        left = unit.count
+        while left > 0:
+            yield unit, (run := next(runs))
+            left -= run.count
 
 
 class _Sides:
