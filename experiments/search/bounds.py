@@ -384,7 +384,8 @@ class Bounds:
             sides = state.collectives.of_stages(stages.layers, place.part)
             every = place.sum(place.turns * sides.each + sides.once)
             beside = max(stages.shape.m * copies, float(every.max()))
-            if not self._gathers_ahead(step):  # nothing computes while weights are gathered
+            if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
+                # Nothing of a pass computes while weights are gathered for it.
                 kernels = times.busy[place.part, :, 0]
                 backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
                 serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))

@@ -87,6 +87,40 @@ def test_a_search_finds_what_brute_force_finds(seed: int) -> None:
     check_against_brute_force(draw(seed))
 
 
+LAYERS: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 5},
+    "cluster": "dgx-h100:1",
+    "batch": {"global": 16, "micro": [1, 2], "sequence": 2048},
+    "plan": {"tp": 2, "pp": [1, 2, 4], "chunks": [1, 2], "zero": 1, "partition": "auto"},
+}
+"""Five layers, which two and four stages do not divide."""
+
+
+def test_every_number_of_layers_is_recomputed() -> None:
+    plan = {**LAYERS["plan"], "recompute": "auto", "recompute_layers": "auto"}
+    job = {**LAYERS, "plan": plan}
+    check_against_brute_force(job)
+    plans = {(one["plan"]["recompute"], one["plan"].get("recompute_layers")) for one in every_job(search(job).space)}
+    full = {("full", number) for number in (None, 1, 2, 3, 4)}
+    assert plans == {("none", None), ("selective", None), *full}
+
+
+def test_the_first_and_the_last_stage_may_have_fewer_layers() -> None:
+    lists = {str(one["plan"]["partition"]) for one in every_job(search(LAYERS).space)}
+    # 3 stages inside 4 x 2 with a layer each are too many; 5 + 2 layers are divided by no number of stages.
+    assert lists == {"even", "[2, 3]", "[3, 2]", "[0, 2, 2, 1]", "[1, 2, 2, 0]"}
+    check_against_brute_force(LAYERS)
+
+
+def test_a_stated_number_of_layers_holds_where_layers_are_recomputed() -> None:
+    plan = {**LAYERS["plan"], "recompute": ["none", "full"], "recompute_layers": 2}
+    plans = {
+        (one["plan"]["recompute"], one["plan"].get("recompute_layers"))
+        for one in every_job(search({**LAYERS, "plan": plan}).space)
+    }
+    assert {("none", None), ("full", 2)} <= plans
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 22))
 def test_searches_find_what_brute_force_finds(seed: int) -> None:

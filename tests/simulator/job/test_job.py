@@ -95,6 +95,10 @@ def test_any_jobs_long_form_gives_the_same_answer(job: dict[str, Any]) -> None:
         ({"pp": 2, "chunks": 2}, ["pipeline/interleaved-1f1b", "data/zero-1", "tensor/megatron-sp"]),
         ({"schedule": "gpipe"}, ["pipeline/gpipe", "data/zero-1", "tensor/megatron-sp"]),
         ({"recompute": "full"}, ["pipeline/1f1b", "data/zero-1", "tensor/megatron-sp", "memory/recompute-full"]),
+        (
+            {"recompute": "full", "recompute_layers": 2},
+            ["pipeline/1f1b", "data/zero-1", "tensor/megatron-sp", "memory/recompute-full"],
+        ),
     ],
 )
 def test_the_documented_defaults(plan: dict[str, Any], uses: list[str]) -> None:
@@ -211,6 +215,13 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
     "partition of too few": ("plan.partition", [4, 4], P, "plan.partition", ["4 stages", "2 entries"]),
     "partition word": ("plan.partition", "evenly", P, "plan.partition", ["no such partition", "even"]),
     "partition negative": ("plan.partition", [9, -1, 0, 0], P, "plan.partition", ["list"]),
+    "recompute layers alone": (
+        "plan.recompute_layers",
+        2,
+        P,
+        "plan.recompute_layers",
+        ["recompute: full", "selective"],
+    ),
     "recompute word": ("plan.recompute", "selectiv", P, "plan.recompute", ["'selective'"]),
     "tp is zero": ("plan.tp", 0, P, "plan.tp", ["above 0"]),
     "tp is negative": ("plan.tp", -2, P, "plan.tp", ["above 0"]),
