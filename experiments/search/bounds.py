@@ -378,6 +378,8 @@ class Bounds:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
                 whole = share * all(one.overlap_dp for one in steps)
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
+                if stages.schedule.pairs_passes and whole.any():  # both directions have begun at the peak
+                    nbytes = max(nbytes, float((state.resident + activations + state.whole_weights).max()))
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
