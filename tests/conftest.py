@@ -24,7 +24,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 
 ROOT = Path(__file__).resolve().parents[1]
 
-settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=12)
+settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=8)
 settings.register_profile("all", settings.get_profile("meshcast"), max_examples=60)
 settings.load_profile("meshcast")
 
