@@ -117,6 +117,7 @@ class GroupBounds:
         return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
+        """The pipelines that may fit in memory, by what their devices hold at least."""
         group, table = opened.group, opened.table
         layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
         if layout is None or grown is None:

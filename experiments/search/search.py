@@ -227,7 +227,9 @@ class Search:
         """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""
         refined = self.groups.refine(opened)
         left = int(opened.points.sum() - (refined.points.sum() if refined else 0))
-        if opened.known is Known.WITHOUT_RECOMPUTE:
+        # Without memory of its units a group breaks a rule.
+        asks_memory = opened.known is Known.WITHOUT_RECOMPUTE
+        if asks_memory and self.bounds.unit_memory(opened.group) is not None:
             self.certificate.memory_bound += left
         else:
             self.certificate.invalid += left
