@@ -225,13 +225,13 @@ class Bounds:
     def bound_kernels(self, group: LayerGroup) -> float:
         """A lower bound of the step time of all points of a group from its kernels: spread over all GPUs, without
         waiting [s]."""
-        job, like = self.space.loaded, self.like(group)
+        job, plain = self.space.loaded, self.kernel_group(group)
         again = group.recompute == "full" and self.space.values["recomputed"] == (None,)
-        if (like, again) not in self._kernel_seconds:
-            self._kernel_seconds[like, again] = self._sum_kernels(like, again)
+        if (plain, again) not in self._kernel_seconds:
+            self._kernel_seconds[plain, again] = self._sum_kernels(plain, again)
         assert job.batch.total is not None
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
-        return micro_batches * self._kernel_seconds[like, again] + job.framework.step_overhead_s
+        return micro_batches * self._kernel_seconds[plain, again] + job.framework.step_overhead_s
 
     def _sum_kernels(self, group: LayerGroup, again: bool) -> float:
         """Seconds of the kernels of all layers of a group in one micro-batch; 0 if they are not known."""
@@ -249,25 +249,25 @@ class Bounds:
 
     def unit_layout(self, group: LayerGroup) -> UnitLayout | None:
         """The kinds of units of a group; None if there are none."""
-        like = self.like(group)
-        if like not in self._layouts:
-            units = self._lower(like._replace(micro=1), self._fuses_gradients)
+        plain = self.kernel_group(group)
+        if plain not in self._layouts:
+            units = self._lower(plain._replace(micro=1), self._fuses_gradients)
             made = UnitLayout(units.elements, units.reduced, units.of_layer, None) if units is not None else None
-            self._layouts[like] = made, made.with_recomputed() if made is not None else None
-        return self._layouts[like][group.recompute == "full"]
+            self._layouts[plain] = made, made.with_recomputed() if made is not None else None
+        return self._layouts[plain][group.recompute == "full"]
 
     def _kernel_prices(self, group: LayerGroup) -> UnitPrices | None:
-        """Prices of the kernels of a group like another."""
-        like = self.like(group)
-        if like not in self._kernels:
-            units = self._units(like, self._fuses_gradients)
-            self._kernels[like] = price_units(units.of_kernels, self.shared) if units is not None else None
-        return self._kernels[like]
+        """Prices of the kernels of `kernel_group`, without communication."""
+        plain = self.kernel_group(group)
+        if plain not in self._kernels:
+            units = self._units(plain, self._fuses_gradients)
+            self._kernels[plain] = price_units(units.of_kernels, self.shared) if units is not None else None
+        return self._kernels[plain]
 
-    def like(self, group: LayerGroup) -> LayerGroup:
-        """A group that neither divides GEMMs nor shares norms, recomputes or offloads anything."""
-        like = group._replace(recompute="none", offload=())
-        return like._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else like
+    def kernel_group(self, group: LayerGroup) -> LayerGroup:
+        """The group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
+        plain = group._replace(recompute="none", offload=())
+        return plain._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else plain
 
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""

@@ -98,8 +98,8 @@ class GroupBounds:
         """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
         that break a rule."""
         # Groups that differ in communication and memory alone have the same kernels.
-        like = self.bounds.like(group)._replace(recompute="full" if group.recompute == "full" else "none")
-        key = group if self.space.limits_points else (like, "activations" in group.offload)
+        plain = self.bounds.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
+        key = group if self.space.limits_points else (plain, "activations" in group.offload)
         if key not in self._opened:
             self._opened[key] = self._open(group)
         opened, wrong = self._opened[key]
