@@ -43,6 +43,18 @@ def search(
     memory_margin: Annotated[
         str, typer.Option("--memory-margin", metavar="SHARE", help="Share of GPU memory that stays free, e.g. 10%.")
     ] = "0%",
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="time, tokens (per s and GPU), cost or memory; two, such as time,memory, for their Pareto front.",
+        ),
+    ] = "time",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
+    ] = None,
     near_measured: Annotated[
         bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
     ] = False,
@@ -57,32 +69,35 @@ def search(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the plan with the shortest step that fits in memory, and prove that no other one is faster in the model."""
+    """Find the best plan that fits in memory, by default that with the shortest step, and prove that no other one is
+    better in the model."""
     with answering(as_json):
         gap = _read_share("--within", within, "a gap is a share of the step", "Write 1% or 0.01")
         margin = _read_share(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
-        from experiments.search.find import make_limits, open_search
-        from experiments.search.page import page, run_with_progress
+        from experiments.search.find import make_limits, open_search, read_objectives
+        from experiments.search.output.page import page, run_with_progress
 
+        objectives = read_objectives(objective, robust, "--objective")
         limits = make_limits(where or (), margin, near_measured, "--where")
         files = plot_files(plot, ("search",)) if plot is not None else {}
         if jobs_to is not None:
             check_folder(jobs_to, "--jobs-to")
         if out is not None:
-            from experiments.search.rows import check_rows_place, write_rows
+            from experiments.search.output.rows import check_rows_place, write_rows
 
             check_place(out, "--out")
             check_rows_place(out)
-        result = run_with_progress(wanted := open_search(job, gap, top, limits=limits), robust)
+        wanted = open_search(job, gap, top, objectives=objectives, limits=limits)
+        result = run_with_progress(wanted, robust, workers)
         if out is not None:
             try:
                 write_rows(wanted, result.best, out)
             except OSError as error:
                 raise unwritable(out, error.strerror or str(error), "--out") from None
         for path in files.values():
-            from experiments.search.plot import draw
+            from experiments.search.output.plot import draw
 
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +137,7 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     if not has_open_fields(read_job(job, changes).data):
         return None
     from experiments.search.find import open_search
-    from experiments.search.page import run_with_progress
+    from experiments.search.output.page import run_with_progress
     from hardware.errors import OutOfMemory
 
     result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
@@ -149,7 +164,7 @@ def show_search(result: SearchResult) -> None:
     from rich.text import Text
 
     from experiments.pages.forecast import show
-    from experiments.search.page import describe_proof
+    from experiments.search.output.page import describe_proof
 
     show(Text(describe_proof(result)))
 

@@ -9,6 +9,9 @@ from hardware.errors import PlanError, nearest
 
 AUTO = "auto"
 
+CLUSTER = "cluster"
+"""The field of which a search takes a list of values, each with a space of its own."""
+
 FIELDS: dict[str, str] = {
     "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
     "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
@@ -42,7 +45,22 @@ def has_open_fields(job: Mapping[str, Any]) -> bool:
     """Whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does not."""
     found: dict[str, Any] = {}
     _move_open_fields(dict(job), "", found)
-    return bool({"plan", *FIELDS} & found.keys())
+    return isinstance(job.get(CLUSTER), list) or bool({"plan", *FIELDS} & found.keys())
+
+
+def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The job on each of its clusters. Raises PlanError for an empty list, or one that names a cluster twice."""
+    given = job.get(CLUSTER)
+    if given == AUTO:
+        rule = "a search compares clusters that the job lists"
+        raise PlanError(CLUSTER, rule, "Write for example cluster: [dgx-h100:32, dgx-h100:64]", given)
+    if not isinstance(given, list):
+        return [job]
+    if not given:
+        raise PlanError(CLUSTER, "there are no clusters", "Give one at least", given)
+    if twice := next((one for i, one in enumerate(given) if one in given[:i]), None):
+        raise PlanError(CLUSTER, "the list has this cluster twice", "Leave one out", twice)
+    return [{**job, CLUSTER: one} for one in given]
 
 
 def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

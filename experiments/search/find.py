@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.search.certificate import Certificate
+from experiments.search.fields import CLUSTER, split_clusters
 from experiments.search.limits import LimitedSpace, Limits
+from experiments.search.objectives import check_objectives
 from experiments.search.result import SearchResult, rank
-from experiments.search.search import Certificate, Search
+from experiments.search.search import Search
+from experiments.search.workers import run_on_workers
 from experiments.sweeps.expressions import parse_constraint
 from hardware.errors import PlanError
 from simulator.costs.calibration.calibration import Calibration
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.workers import count_cores
 from simulator.job.load import read_job
 from simulator.job.locate import locate_errors
 
@@ -25,24 +30,29 @@ def search(
     *,
     within: float = 0.0,
     top: int = 10,
+    objective: str | Sequence[str] = "time",
     where: Sequence[str] = (),
     memory_margin: float = 0.0,
     near_measured: bool = False,
     robust: bool = False,
+    workers: int | None = None,
     base: str | Path | None = None,
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
 ) -> SearchResult:
-    """The plans with the shortest step that fit in memory, and the proof that no other plan of the space is faster.
+    """The best plans that fit in memory, and the proof that no other plan of the space is better in the model.
 
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
-    within: gap, a share of the step from 0 to below 1, at which the search may end.
-    top: number of plans to keep, 1 to 1,000.
+    within: gap, a share of the objective from 0 to below 1, at which the search may end.
+    top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
+    objective: ``time``, ``tokens`` (per second and GPU), ``cost`` or ``memory``; two of them, as a list or as
+        ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
+    workers: number of processes; one for each core that this process may use if None. A small space takes one.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -51,9 +61,12 @@ def search(
     ends a search with what is proven by then: the certificate is then not `complete`.
     """
     check_options(within, top)
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        raise PlanError("workers", "it is a number of processes, 1 or more", "Leave it out for one a core", workers)
     limits = make_limits(where, memory_margin, near_measured)
-    made = open_search(job, within, top, limits=limits, base=base, calibration=calibration)
-    certificate = made.run(watch)
+    objectives = read_objectives(objective, robust)
+    made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
+    certificate = run_on_workers(made, workers or count_cores(), watch)
     return SearchResult(rank(made, robust), certificate, tuple(made.forecasts))
 
 
@@ -63,6 +76,19 @@ def check_options(within: float, top: int) -> None:
         raise PlanError("within", "a gap is a share of the step from 0 to below 1", "Write 0.01 for 1 %", within)
     if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MOST_PLANS:
         raise PlanError("top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
+
+
+def read_objectives(given: str | Sequence[str], robust: bool = False, place: str = "objective") -> tuple[str, ...]:
+    """The objectives by their names. place: of them in error messages. robust: whether intervals rank the plans.
+    Raises PlanError for wrong ones."""
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, list | tuple):
+        raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", given)
+    found = check_objectives([one.strip() if isinstance(one, str) else one for one in names], place)
+    if robust and (len(found) > 1 or found == ("memory",)):
+        rule = "with --robust intervals of the step rank the plans, so it takes one objective: time, tokens or cost"
+        raise PlanError(place, rule, "Leave out --robust, or write one of these", ",".join(found))
+    return found
 
 
 def make_limits(
@@ -82,6 +108,7 @@ def open_search(
     within: float = 0.0,
     top: int = 10,
     *,
+    objectives: tuple[str, ...] = ("time",),
     limits: Limits | None = None,
     changes: tuple[str, ...] = (),
     base: str | Path | None = None,
@@ -92,10 +119,12 @@ def open_search(
     folder = read.folder if base is None else Path(base)
     origin = read.where, "" if changes else read.text
     with locate_errors(*origin):
-        space = LimitedSpace(read.data, folder, limits)
-        made = Search(space, within, top, SharedWork(calibration), origin)
+        jobs = split_clusters(read.data)
+        several = isinstance(read.data.get(CLUSTER), list)
+        spaces = [LimitedSpace(one, folder, limits, several) for one in jobs]
+        made = Search(spaces, within, top, objectives, SharedWork(calibration), origin)
         if not made.certificate.plans:
-            raise space.explain_empty()
+            raise spaces[0].explain_empty()
     found = made.certificate
     if found.plans == sum(found.excluded.values()):
         one, by_where = found.plans == 1, found.excluded["where"]

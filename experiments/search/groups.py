@@ -20,6 +20,9 @@ from simulator.bounds.unit_prices import kinds_of_layers
 from simulator.ir.ops import BYTES
 from simulator.scheduling.schedule import PipelineShape
 
+COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
+"""What an `OpenGroup` has of every pipeline with a data scheme."""
+
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
 
@@ -56,8 +59,9 @@ class OpenGroup:
     """The pipelines of a group with each data scheme, the smallest bound first.
 
     table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
-    seconds: lower bounds of their step times [choices] [s]. points: numbers of their points [choices].
-    known: what the bounds consider.
+    seconds, nbytes: lower bounds of their step times and of their memory [choices] [s] [bytes].
+    points: numbers of their points [choices].
+    by_memory: whether they are in the order of their memory. known: what the bounds consider.
     """
 
     group: LayerGroup
@@ -65,17 +69,31 @@ class OpenGroup:
     places: np.ndarray
     schemes: np.ndarray
     seconds: np.ndarray
+    nbytes: np.ndarray
     points: np.ndarray
+    by_memory: bool = False
     known: Known = Known.KERNELS
+
+    @property
+    def left(self) -> int:
+        """Number of points."""
+        return int(self.points.sum())
 
     def in_order(self) -> OpenGroup:
         """These pipelines, the smallest bound first."""
-        return self.select(np.argsort(self.seconds, kind="stable"))
+        return self.select(np.argsort(self.nbytes if self.by_memory else self.seconds, kind="stable"))
 
     def select(self, which: np.ndarray) -> OpenGroup:
         """Some of these pipelines."""
-        columns = {name: getattr(self, name)[which] for name in ("places", "schemes", "seconds", "points")}
+        columns = {name: getattr(self, name)[which] for name in COLUMNS}
         return replace(self, **columns)
+
+    def least(self, at: int, seconds: float, nbytes: float) -> tuple[float, float]:
+        """Lower bounds of all pipelines from a place in the order on, in what they are in the order of.
+        seconds, nbytes: bounds that are known already [s] [bytes]."""
+        if self.by_memory:
+            return seconds, max(nbytes, float(self.nbytes[at]))
+        return max(seconds, float(self.seconds[at])), nbytes
 
     def pipeline(self, at: int) -> Pipeline:
         """The pipeline at a place in the order."""
@@ -83,10 +101,10 @@ class OpenGroup:
 
 
 class GroupBounds:
-    """Bounds all pipelines of a group at once."""
+    """Bounds all pipelines of a group at once. by_memory: in the order of their memory."""
 
-    def __init__(self, space: Space, bounds: Bounds) -> None:
-        self.space, self.bounds = space, bounds
+    def __init__(self, space: Space, bounds: Bounds, by_memory: bool = False) -> None:
+        self.space, self.bounds, self.by_memory = space, bounds, by_memory
         self._tables: dict[Hashable, GroupPipelines] = {}
         self._opened: dict[Hashable, tuple[OpenGroup | None, int]] = {}
         self._devices: dict[Hashable, DeviceUnits] = {}
@@ -113,7 +131,8 @@ class GroupBounds:
         points = self._points(group, table.pipelines)
         places, schemes = np.nonzero(points)
         seconds = self._seconds(group, table, kernels, layout)[places, schemes]
-        opened = OpenGroup(group, table, places, schemes, seconds, points[places, schemes])
+        columns = places, schemes, seconds, np.zeros(len(places)), points[places, schemes]
+        opened = OpenGroup(group, table, *columns, self.by_memory)
         return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
@@ -123,16 +142,16 @@ class GroupBounds:
         if layout is None or grown is None:
             return None
         least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table.devices))
-        fits = least + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
-        left = opened.select(fits[opened.places, opened.schemes])
-        return replace(left, known=Known.MEMORY) if len(left.places) else None
+        nbytes = (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
+        left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
+        return left.in_order() if len(left.places) else None
 
     def refine(self, opened: OpenGroup) -> OpenGroup | None:
         """The same pipelines with better bounds, or those that may fit in memory; None: there are none."""
-        if opened.known is Known.KERNELS:
+        if opened.known is Known.KERNELS and not self.by_memory:
             times = self.bounds.times_without_recompute(opened.group)
             return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
-        if opened.known is Known.WITHOUT_RECOMPUTE:
+        if opened.known < Known.MEMORY:
             return self._fit(opened)
         prices = self.bounds.pass_prices(opened.group)
         return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)

@@ -45,8 +45,8 @@ class Limits:
 class LimitedSpace(Space):
     """The points of a search within its limits. Raises PlanError for a constraint with unknown names."""
 
-    def __init__(self, job: Mapping[str, Any], base: Path, limits: Limits) -> None:
-        super().__init__(job, base)
+    def __init__(self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False) -> None:
+        super().__init__(job, base, names_cluster)
         self.memory_margin = limits.memory_margin
         self._constraints = [PointConstraint(self, one) for one in limits.where]
         self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.search.search import Certificate, FoundPlan, Search
+from experiments.search.certificate import Certificate
+from experiments.search.search import FoundPlan, Search
 from hardware.units import GIB
 from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
@@ -35,6 +36,11 @@ class RankedPlan(NamedTuple):
         return widened_interval(self.report, self.distance)
 
     @property
+    def gpu_hours(self) -> float:
+        """GPU time of a step [h]."""
+        return self.report.step_time * self.report.job.cluster.gpus / 3600
+
+    @property
     def changes(self) -> dict[str, Any]:
         """Values of the open fields, such as ``{"plan.tp": 4}``."""
         return self.found.changes
@@ -58,6 +64,7 @@ class RankedPlan(NamedTuple):
             "peak_device_gib": self.report.peak_device / GIB,
             "mfu": self.report.mfu,
             "cost": self.report.cost,
+            "gpu_hours_per_step": self.gpu_hours,
             "robust": robust,
         }
 
@@ -66,7 +73,8 @@ class RankedPlan(NamedTuple):
 class SearchResult:
     """The best plans of a space.
 
-    best: plans that fit, the best first; empty if none does.
+    best: plans that fit, the best first, or the Pareto front of two objectives, in the order of the first one; empty if
+        none does.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
     forecasts: all plans that were forecast, those that do not fit included, in that order.
     """
@@ -79,9 +87,10 @@ class SearchResult:
         """The answer of ``search --json``."""
         envelope = published_envelope(self.best[0].report.job) if self.best else None
         beyond = beyond_envelope(self.best[0].report) if self.best else None
+        best = [one.to_dict() for one in self.best]
         return {
-            "best": [one.to_dict() for one in self.best],
-            "front": None,
+            "best": best,
+            "front": best if len(self.certificate.objectives) > 1 else None,
             "certificate": self.certificate.to_dict(),
             "published_envelope": describe_envelope(envelope) if envelope else None,
             "beyond_envelope": str(beyond) if beyond else None,
@@ -89,23 +98,30 @@ class SearchResult:
 
 
 def rank(search: Search, robust: bool = False) -> list[RankedPlan]:
-    """The best plans of a search with their whole forecasts, the fastest first.
+    """The best plans of a search with their whole forecasts, the best first; of two objectives their Pareto front, in
+    the order of the first one.
 
-    robust: of all plans that were forecast and fit, those with the smallest upper ends of their 90 % intervals, widened
-    by the distance from plans that somebody has run.
+    robust: of all plans that were forecast and fit, those that are best at the upper ends of their 90 % intervals,
+    widened by the distance from plans that somebody has run.
     """
     if not robust:
-        return [RankedPlan(one, _forecast_whole(search, one)) for one in search.best]
-    fitting = [one for one in search.forecasts if one.forecast.fits and one.forecast.peak_device <= search.capacity]
-    found: list[RankedPlan] = []
-    for one in sorted(fitting, key=lambda one: one.forecast.step_time):
-        if len(found) == search.top and one.forecast.step_time > found[-1].interval[1]:
+        found = [RankedPlan(one, _forecast_whole(search, one)) for one in search.best]
+        by_memory = search.certificate.objectives[0] == "memory"  # fronts are searched in the order of the time
+        return found[::-1] if by_memory and len(search.certificate.objectives) > 1 else found
+    found = []
+    for one in sorted((one for one in search.forecasts if one.fits), key=lambda one: one.values):
+        if len(found) == search.top and one.values[0] > _upper_end(found[-1]):
             break  # an interval ends above its step
         report = _forecast_whole(search, one)
         found.append(RankedPlan(one, report, distance_from_measured(report.play.plan)))
-        found.sort(key=lambda one: one.interval[1])
+        found.sort(key=_upper_end)
         del found[search.top :]
     return found
+
+
+def _upper_end(plan: RankedPlan) -> float:
+    """The objective, of time or GPU time, at the upper end of the interval of a plan."""
+    return plan.interval[1] * plan.found.values[0] / plan.found.forecast.step_time
 
 
 def _forecast_whole(search: Search, one: FoundPlan) -> Report:

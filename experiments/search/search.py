@@ -2,21 +2,24 @@
 
 Groups wait with a cheap bound, their pipelines and points with better ones; the smallest bound is opened first: a group
 into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
-below the best plans found: nothing that was not forecast can be faster in the model.
+that is better than the best plans found: nothing that was not forecast can be better in the model.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from experiments.search.bounds import Bounds
+from experiments.search.certificate import Certificate
 from experiments.search.groups import GroupBounds, Known, OpenGroup
+from experiments.search.objectives import FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
@@ -28,208 +31,258 @@ from simulator.job.locate import locate_errors
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
 
-NEAR = 0.05
-"""Share of the best step by which plans that are kept may be slower: further ones are forecast only on the way."""
-
 
 class FoundPlan(NamedTuple):
     """A plan that was forecast.
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
-    forecast: its step time and memory.
+    forecast: its step time and memory. fits: whether it has the memory that it may take.
+    values: its objectives, in the order in which they are searched.
     """
 
     changes: dict[str, Any]
     job: dict[str, Any]
     bound: float
     forecast: StepAndMemory
+    fits: bool
+    values: tuple[float, ...]
 
 
-@dataclass
-class Certificate:
-    """What a search has proven.
+class OtherProcesses(Protocol):
+    """What other processes that search the same space have found."""
 
-    plans: distinct executions in the space. fields: values of the open fields.
-    excluded: points that a limit of the search excludes, by limit (`experiments.search.limits`).
-    memory_margin: share of the memory of a GPU that must stay free.
-    invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
-        time bound is not below the best plan found. exact: points that were forecast, `too_large` of them over memory.
-    groups: groups of points, `opened` of them bounded point by point.
-    incumbent: step time of the best plan found [s]. open_bound: the smallest bound among points that were not forecast
-        [s].
-    ratios: of every forecast, bounds of time and of memory over the forecast.
-    cpu: CPU time [s]. complete: whether the search ended by itself.
-    """
+    def send(self, values: tuple[float, ...]) -> None:
+        """Tells them of a plan that fits."""
 
-    plans: int
-    fields: dict[str, list[Any]]
-    groups: int
-    excluded: dict[str, int] = field(default_factory=dict)
-    memory_margin: float = 0.0
-    opened: int = 0
-    invalid: int = 0
-    memory_bound: int = 0
-    time_bound: int = 0
-    exact: int = 0
-    too_large: int = 0
-    incumbent: float = math.inf
-    open_bound: float = math.inf
-    ratios: list[tuple[float, float]] = field(default_factory=list)
-    cpu: float = 0.0
-    complete: bool = False
+    def receive(self) -> Iterable[tuple[float, ...]]:
+        """The plans that they have found since. Raises KeyboardInterrupt if the search is to end."""
 
-    @property
-    def gap(self) -> float:
-        """Share of the step by which a plan that was not forecast may be faster than the best one found."""
-        if not math.isfinite(self.incumbent):
-            return 1.0
-        return max(0.0, 1.0 - self.open_bound / self.incumbent)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The certificate in the answer of ``search --json``."""
-        finite = math.isfinite(self.incumbent)
-        return {
-            "space": {"name": "fields of the plan", "plans": self.plans, "fields": self.fields},
-            "excluded": self.excluded,
-            "memory_margin": self.memory_margin,
-            "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
-            "exact": self.exact,
-            "too_large": self.too_large,
-            "groups": {"all": self.groups, "opened": self.opened},
-            "incumbent_s": self.incumbent if finite else None,
-            "open_bound_s": self.open_bound if math.isfinite(self.open_bound) else None,
-            "gap": self.gap,
-            "audited": len(self.ratios),
-            "violations": 0,
-            "complete": self.complete,
-            "cpu_s": self.cpu,
-        }
+class SearchedCluster:
+    """The points on one cluster, and their bounds. by_memory: in the order of their memory."""
+
+    def __init__(self, space: Space, shared: SharedWork, by_memory: bool = False) -> None:
+        self.space = space
+        self.bounds = Bounds(space, shared)
+        self.groups = GroupBounds(space, self.bounds, by_memory)
+        self.gpus = space.loaded.cluster.gpus
+        sizes = {group: space.size(group) for group in space.groups()}
+        self.excluded = {name: 0 for name in ("where", "near_measured")}
+        for group in sizes:
+            for name, count in space.count_excluded(group).items():
+                self.excluded[name] += count
+        self.plans = sum(sizes.values()) + sum(self.excluded.values())
+        self.sizes = {group: size for group, size in sizes.items() if size}
 
 
 class Search:
-    """A search for the plan with the shortest step that fits in memory.
+    """A search for the best plans that fit in memory.
 
-    space: the points. within: gap at which the search may end. top: number of plans that are kept. shared: work that
-    forecasts share, with the calibration of all costs. origin: path and text of the job file, for errors.
+    spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
+    objectives: what is optimised: one, or two for their Pareto front (`experiments.search.objectives`).
+    shared: work that forecasts share, with the calibration of all costs. origin: path and text of the job file, for
+    errors.
     """
 
     def __init__(
         self,
-        space: Space,
+        spaces: Sequence[Space],
         within: float = 0.0,
         top: int = 10,
+        objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
         origin: tuple[str, str] = ("", ""),
     ) -> None:
-        self.space, self.within, self.top, self.origin = space, within, top, origin
+        self.top, self.origin = top, origin
         self.shared = shared or SharedWork()
-        self.bounds = Bounds(space, self.shared)
-        self.groups = GroupBounds(space, self.bounds)
-        self.best: list[FoundPlan] = []
+        self.known = FoundPlans(objectives, top, within)
+        self.clusters = [SearchedCluster(one, self.shared, self.known.by_memory) for one in spaces]
         self.forecasts: list[FoundPlan] = []
-        sizes = {group: space.size(group) for group in space.groups()}
-        excluded = {name: 0 for name in ("where", "near_measured")}
-        for group in sizes:
-            for name, count in space.count_excluded(group).items():
-                excluded[name] += count
-        self.sizes = {group: size for group, size in sizes.items() if size}
-        plans = sum(sizes.values()) + sum(excluded.values())
-        self.capacity = space.capacity
-        self.certificate = Certificate(plans, space.stated_values(), len(self.sizes), excluded, space.memory_margin)
+        excluded = {name: sum(one.excluded[name] for one in self.clusters) for name in self.clusters[0].excluded}
+        self.certificate = Certificate(
+            plans=sum(one.plans for one in self.clusters),
+            fields=stated_values(spaces),
+            groups=sum(len(one.sizes) for one in self.clusters),
+            objectives=objectives,
+            excluded=excluded,
+            memory_margin=spaces[0].memory_margin,
+        )
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, _Item]] = []
+        self._heap: list[_Waiting] = []
+        self._left_out: list[np.ndarray] = []
+        """Bounds of two objectives that no plan of the front dominates, but is within the gap of [rows, 2]."""
 
-    def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
+    @property
+    def capacity(self) -> float:
+        """Memory of a GPU of the first cluster that a plan may take [bytes]."""
+        return self.space.capacity
+
+    @property
+    def space(self) -> Space:
+        """The points of the first cluster."""
+        return self.clusters[0].space
+
+    @property
+    def best(self) -> list[FoundPlan]:
+        """The best plans, or the Pareto front, sorted by the first objective."""
+        fitting = sorted((one for one in self.forecasts if one.fits), key=lambda one: one.values)
+        if len(self.certificate.objectives) == 1:
+            return fitting[: self.top]
+        front = {one.values: one for one in reversed(fitting) if self.known.on_front(one.values)}
+        return [*reversed(front.values())]
+
+    def groups_of_layers(self) -> list[tuple[SearchedCluster, LayerGroup]]:
+        """All groups of points."""
+        return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
+
+    def run(
+        self,
+        progress: Callable[[Certificate], None] = lambda _: None,
+        groups: Sequence[tuple[SearchedCluster, LayerGroup]] | None = None,
+        others: OtherProcesses | None = None,
+    ) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
 
+        groups: those to search, if not all. others: of processes that search the others.
         Raises PlanError or ModelError if every point breaks a rule: that of the first one.
         """
         began, found = time.process_time(), self.certificate
         # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
-        taken = 0.0
+        taken: _Waiting | None = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
+        entered = self.groups_of_layers() if groups is None else groups
+        points = sum(cluster.sizes[group] for cluster, group in entered)
         try:
-            for group in self.sizes:
-                self._push(self.bounds.bound_kernels(group), group)
-            taken = math.inf
-            while self._heap and self._heap[0][0] < self._limit():
-                taken = self._heap[0][0]
-                bound, _, item = heapq.heappop(self._heap)
-                if isinstance(item, _Point):
-                    self._forecast(item)
-                elif isinstance(item, _Variants):
-                    for step in item.steps:
-                        self._bound(_OnePipeline(item.group, item.seconds, item.pipeline, [step]))
-                elif isinstance(item, _OnePipeline):
-                    self._bound(item)
-                elif isinstance(item, _Pipelines):
-                    self._bound_next(item, bound)
-                elif isinstance(item, OpenGroup):
-                    self._refine(item, bound)
-                else:
-                    self._open(item, bound)
-                taken = math.inf
-                found.open_bound = self._heap[0][0] if self._heap else found.incumbent
+            for cluster, group in entered:
+                self._push(cluster, group, cluster.bounds.bound_kernels(group), 0.0)
+            taken = None
+            while self._heap and self._heap[0].value < self.known.limit:
+                for values in others.receive() if others is not None else ():
+                    self._note(values)
+                taken = heapq.heappop(self._heap)
+                self._take_up(taken, others)
+                taken = None
+                found.open_bound = self._heap[0].value if self._heap else found.incumbent
                 found.cpu = time.process_time() - began
                 progress(found)
-            if found.invalid and found.invalid == found.plans - sum(found.excluded.values()):
-                self._explain_rule()
+            if groups is None and found.invalid and found.invalid == found.admitted:
+                self.explain_rule()
             found.complete = True
-            left = sum(self._count(item) for _, _, item in self._heap)
+            found.time_bound += sum(self._count(one) for one in self._heap)
         except KeyboardInterrupt:
-            left = found.plans - sum(found.excluded.values()) - found.invalid - found.memory_bound - found.exact
-        found.time_bound = left
-        found.open_bound = min((one[0] for one in self._heap), default=found.incumbent)
-        found.open_bound = min(found.open_bound, taken)
+            found.time_bound = points - found.invalid - found.memory_bound - found.exact
+        waiting = [*self._heap, *([taken] if taken is not None else [])]
+        found.open_bound = min((one.value for one in waiting), default=found.incumbent)
+        self.open_bounds = self._bounds_of(waiting)
+        if len(found.objectives) > 1:
+            found.front_gap = self.known.gap(self.open_bounds)
         found.cpu = time.process_time() - began
         return found
 
-    def _explain_rule(self) -> None:
+    def explain_rule(self) -> None:
         """Raises the error of the first point, where all of them break a rule."""
-        group = next(iter(self.sizes))
-        pipeline = next(one for one in self.space.pipelines(group) if self.space.choices(group, one))
-        job = self.space.job_of(group, pipeline, self.space.choices(group, pipeline)[0])
+        cluster, group = self.groups_of_layers()[0]
+        space = cluster.space
+        pipeline = next(one for one in space.pipelines(group) if space.choices(group, one))
+        job = space.job_of(group, pipeline, space.choices(group, pipeline)[0])
         with locate_errors(*self.origin):
             try:
-                forecast_step(load_job(job, base=self.space.base), self.shared)
+                forecast_step(load_job(job, base=space.base), self.shared)
             except (PlanError, ModelError) as error:
                 count = self.certificate.invalid
                 rule = f"all {count:,} plans of the space break a rule, the first one this: {error.rule}"
                 raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
 
-    def _limit(self) -> float:
-        """The bound from which on nothing is of interest [s]: no plan that is faster by more than the gap, and none of
-        those that are kept."""
-        if not self.best:
-            return math.inf
-        kept = self.best[-1].forecast.step_time if len(self.best) == self.top else math.inf
-        return min(kept, self.certificate.incumbent * (1 + NEAR)) * (1 - self.within)
+    def _push(self, cluster: SearchedCluster, item: _Item, seconds: float, nbytes: float) -> None:
+        value = self.known.values(seconds, nbytes, cluster.gpus)[0]
+        heapq.heappush(self._heap, _Waiting(value, next(self._number), cluster, seconds, nbytes, item))
 
-    def _push(self, bound: float, item: _Item) -> None:
-        heapq.heappush(self._heap, (bound, next(self._number), item))
-
-    def _count(self, item: _Item) -> int:
+    def _count(self, waiting: _Waiting) -> int:
         """Number of points of an item of the queue."""
+        item = waiting.item
         if isinstance(item, LayerGroup):
-            return self.sizes[item]
-        if isinstance(item, OpenGroup):
-            return int(item.points.sum())
-        return 1 if isinstance(item, _Point) else item.left
+            return waiting.cluster.sizes[item]
+        return 1 if isinstance(item, _Point) else item.left if item is not None else 0
 
-    def _open(self, group: LayerGroup, bound: float) -> None:
+    def _bounds_of(self, waiting: Iterable[_Waiting]) -> np.ndarray:
+        """The bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
+        if len(self.certificate.objectives) == 1:
+            return np.zeros((0, 2))
+        found = [np.stack(self.known.values(*self._rows(one), one.cluster.gpus), axis=1) for one in waiting]
+        return np.concatenate([np.zeros((0, 2)), *found, *self._left_out])
+
+    def _rows(self, waiting: _Waiting) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of time and memory of what an item holds [rows] [s] [bytes]."""
+        item, seconds, nbytes = waiting.item, np.zeros(1), np.zeros(1)
+        if isinstance(item, _Pipelines):
+            seconds, nbytes = item.opened.seconds[item.at :], item.opened.nbytes[item.at :]
+        elif isinstance(item, OpenGroup):
+            seconds, nbytes = item.seconds, item.nbytes
+        return np.maximum(seconds, waiting.seconds), np.maximum(nbytes, waiting.nbytes)
+
+    def _take_up(self, waiting: _Waiting, others: OtherProcesses | None) -> None:
+        """Divides an item of the queue, bounds it more closely, or forecasts it."""
+        _, _, cluster, seconds, nbytes, item = waiting
+        if len(self.certificate.objectives) > 1:
+            waiting = self._leave_dominated(waiting)
+            if (item := waiting.item) is None:
+                return
+        if isinstance(item, _Point):
+            made = self._forecast(cluster, item)
+            if made is not None and made.fits:
+                self._note(made.values)
+                if others is not None:
+                    others.send(made.values)
+        elif isinstance(item, _Variants):
+            for step in item.steps:
+                self._bound(cluster, _OnePipeline(item.group, item.pipeline, [step]), seconds, nbytes)
+        elif isinstance(item, _OnePipeline):
+            self._bound(cluster, item, seconds, nbytes)
+        elif isinstance(item, _Pipelines):
+            self._bound_next(cluster, item, seconds, nbytes)
+        elif isinstance(item, OpenGroup):
+            self._refine(cluster, item, seconds, nbytes)
+        elif isinstance(item, LayerGroup):
+            self._open(cluster, item, seconds)
+
+    def _note(self, values: tuple[float, ...]) -> None:
+        """Adds the objectives of a plan that fits."""
+        self.known.add(values)
+        self.certificate.incumbent = min(self.certificate.incumbent, values[0])
+
+    def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
+        """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
+        item = waiting.item
+        values = self.known.values(*self._rows(waiting), waiting.cluster.gpus)
+        dominated = self.known.dominates(*values, within=self.known.within)
+        if not dominated.any():
+            return waiting
+        near = dominated & ~self.known.dominates(*values)
+        self._left_out.append(np.stack(values, axis=1)[near])
+        if isinstance(item, _Pipelines | OpenGroup):
+            opened, at = (item.opened, item.at) if isinstance(item, _Pipelines) else (item, 0)
+            self.certificate.time_bound += int(opened.points[at:][dominated].sum())
+            left = opened.select(at + np.flatnonzero(~dominated))
+            if not len(left.places):
+                return waiting._replace(item=None)
+            return waiting._replace(item=_Pipelines(left) if isinstance(item, _Pipelines) else left)
+        self.certificate.time_bound += self._count(waiting)
+        return waiting._replace(item=None)
+
+    def _open(self, cluster: SearchedCluster, group: LayerGroup, bound: float) -> None:
         """Bounds the pipelines of a group by its kernels."""
-        opened, invalid = self.groups.open(group)
+        opened, invalid = cluster.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
         if opened is not None:
-            self._push(max(bound, float(opened.seconds[0])), opened)
+            self._push(cluster, opened, *opened.least(0, bound, 0.0))
 
-    def _refine(self, opened: OpenGroup, bound: float) -> None:
+    def _refine(self, cluster: SearchedCluster, opened: OpenGroup, seconds: float, nbytes: float) -> None:
         """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""
-        refined = self.groups.refine(opened)
-        left = int(opened.points.sum() - (refined.points.sum() if refined else 0))
+        refined = cluster.groups.refine(opened)
+        left = opened.left - (refined.left if refined is not None else 0)
         # Without memory of its units a group breaks a rule.
-        asks_memory = opened.known is Known.WITHOUT_RECOMPUTE
-        if asks_memory and self.bounds.unit_memory(opened.group) is not None:
+        asks_memory = opened.known is (Known.KERNELS if opened.by_memory else Known.WITHOUT_RECOMPUTE)
+        if asks_memory and cluster.bounds.unit_memory(opened.group) is not None:
             self.certificate.memory_bound += left
         else:
             self.certificate.invalid += left
@@ -237,72 +290,86 @@ class Search:
             return
         whole = Known.PASSES if opened.group.recompute != "none" else Known.MEMORY
         if refined.known is whole:
-            self._push_pipelines(_Pipelines(refined), bound)
+            self._push_pipelines(cluster, _Pipelines(refined), seconds, nbytes)
         else:
-            self._push(max(bound, float(refined.seconds[0])), refined)
+            self._push(cluster, refined, *refined.least(0, seconds, nbytes))
 
-    def _push_pipelines(self, pipelines: _Pipelines, bound: float) -> None:
-        if pipelines.at < len(pipelines.opened.places):
-            self._push(max(bound, float(pipelines.opened.seconds[pipelines.at])), pipelines)
-
-    def _bound_next(self, pipelines: _Pipelines, bound: float) -> None:
-        """Bounds the next one of some pipelines by the order of its passes."""
+    def _push_pipelines(self, cluster: SearchedCluster, pipelines: _Pipelines, seconds: float, nbytes: float) -> None:
         opened, at = pipelines.opened, pipelines.at
-        pipeline, steps = opened.pipeline(at), self.groups.steps(opened, at)
-        pipelines.at += 1
-        if self.space.admits(opened.group, pipeline, steps[0]):
-            chains = max(bound, self.bounds.bound_chains(opened.group, pipeline))
-            self._push(chains, _OnePipeline(opened.group, chains, pipeline, steps))
+        if at < len(opened.places):
+            self._push(cluster, pipelines, *opened.least(at, seconds, nbytes))
+
+    def _bound_next(self, cluster: SearchedCluster, pipelines: _Pipelines, seconds: float, nbytes: float) -> None:
+        """Bounds the next one of some pipelines by the order of its passes."""
+        opened, at, group = pipelines.opened, pipelines.at, pipelines.opened.group
+        pipeline, steps = opened.pipeline(at), cluster.groups.steps(opened, at)
+        if cluster.space.admits(group, pipeline, steps[0]):
+            chains = 0.0 if opened.by_memory else cluster.bounds.bound_chains(group, pipeline)
+            bounds = max(seconds, chains, float(opened.seconds[at])), max(nbytes, float(opened.nbytes[at]))
+            self._push(cluster, _OnePipeline(group, pipeline, steps), *bounds)
         else:
             self.certificate.excluded["near_measured"] += len(steps)
-        self._push_pipelines(pipelines, bound)
+        self._push_pipelines(cluster, replace(pipelines, at=at + 1), seconds, nbytes)
 
-    def _bound(self, one: _OnePipeline) -> None:
+    def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
         """Bounds points with one data scheme."""
-        group, bound, pipeline, steps = one
-        found = self.bounds.bound_points(group, pipeline, steps)
+        group, pipeline, steps = one
+        found = cluster.bounds.bound_points(group, pipeline, steps)
         if found is None:
             self.certificate.invalid += len(steps)
-        elif found[1] > self.capacity:
+            return
+        seconds, nbytes = max(seconds, found[0]), max(nbytes, found[1])
+        if nbytes > cluster.space.capacity:
             self.certificate.memory_bound += len(steps)
         elif len(steps) == 1:
-            self._push(bound := max(bound, found[0]), _Point(group, pipeline, steps[0], bound, found[1]))
+            self._push(cluster, _Point(group, pipeline, steps[0], seconds, nbytes), seconds, nbytes)
         else:
-            self._push(bound := max(bound, found[0]), _Variants(group, bound, pipeline, steps))
+            self._push(cluster, _Variants(group, pipeline, steps), seconds, nbytes)
 
-    def _forecast(self, point: _Point) -> None:
-        """Forecasts a point, and holds the forecast against its bounds."""
+    def _forecast(self, cluster: SearchedCluster, point: _Point) -> FoundPlan | None:
+        """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
         group, pipeline, step, bound, nbytes = point
-        found, changes = self.certificate, self.space.changes(group, pipeline, step)
-        job = self.space.job_of(group, pipeline, step)
+        found, space = self.certificate, cluster.space
+        changes, job = space.changes(group, pipeline, step), space.job_of(group, pipeline, step)
         try:
-            forecast = forecast_step(load_job(job, base=self.space.base), self.shared)
+            forecast = forecast_step(load_job(job, base=space.base), self.shared)
         except (PlanError, ModelError):
             found.invalid += 1
-            return
+            return None
         found.exact += 1
         found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
-            raise BoundViolation(changes, bound, nbytes, forecast)
-        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast))
-        if not forecast.fits or forecast.peak_device > self.capacity:
-            found.too_large += 1
-            return
-        self.best.append(made)
-        self.best.sort(key=lambda one: one.forecast.step_time)
-        del self.best[self.top :]
-        found.incumbent = self.best[0].forecast.step_time
+            raise BoundViolation.of(changes, bound, nbytes, forecast)
+        fits = forecast.fits and forecast.peak_device <= space.capacity
+        found.too_large += not fits
+        values = self.known.values(forecast.step_time, forecast.peak_device, cluster.gpus)
+        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
+        if fits and values[0] < found.incumbent:
+            found.step = forecast.step_time
+        return made
 
 
 class BoundViolation(PlanError):
     """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
 
-    def __init__(self, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> None:
+    @classmethod
+    def of(cls, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> BoundViolation:
+        """The error for a plan with its bounds [s] [bytes]."""
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
         memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
         rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
-        super().__init__("search", rule, "Please report it with the job: nothing is proven")
+        return cls("search", rule, "Please report it with the job: nothing is proven")
+
+
+def stated_values(spaces: Sequence[Space]) -> dict[str, list[Any]]:
+    """The values of the open fields over all clusters, as a job states them."""
+    found: dict[str, list[Any]] = {}
+    for space in spaces:
+        for name, values in space.stated_values().items():
+            own = found.setdefault(name, [])
+            own += [one for one in values if one not in own]
+    return found
 
 
 class _Point(NamedTuple):
@@ -316,10 +383,9 @@ class _Point(NamedTuple):
 
 
 class _OnePipeline(NamedTuple):
-    """A pipeline of a group with one data scheme, bounded by the order of its passes [s], and its points."""
+    """A pipeline of a group with one data scheme, bounded by the order of its passes, and its points."""
 
     group: LayerGroup
-    seconds: float
     pipeline: Pipeline
     steps: list[StepChoice]
 
@@ -330,10 +396,10 @@ class _OnePipeline(NamedTuple):
 
 
 class _Variants(_OnePipeline):
-    """Points that differ in what overlaps between the passes, with a bound of all [s]."""
+    """Points that differ in what overlaps between the passes, with a bound of all."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Pipelines:
     """The pipelines of a group with their data schemes, those from `at` on still to be bounded by the order of their
     passes."""
@@ -349,3 +415,14 @@ class _Pipelines:
 
 _Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Variants | _Point
 """What waits in the queue."""
+
+
+class _Waiting(NamedTuple):
+    """An item of the queue with its bounds: of the first objective, of the step [s] and of the memory [bytes]."""
+
+    value: float
+    number: int
+    cluster: SearchedCluster
+    seconds: float
+    nbytes: float
+    item: _Item | None

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, FIELDS, split_open_fields
+from experiments.search.fields import AUTO, CLUSTER, FIELDS, split_open_fields
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
@@ -88,17 +88,17 @@ class Space:
     """The points of a search.
 
     job: the job as plain data, without its open fields.
-    base: folder of relative paths in the job.
+    base: folder of relative paths in the job. names_cluster: whether the cluster is one of several that are searched.
     values: values of every field in `FIELDS`, by its name in a point.
     open: fields of the job that vary.
     """
 
-    def __init__(self, job: Mapping[str, Any], base: Path) -> None:
-        self.base = base
+    def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False) -> None:
+        self.base, self.names_cluster = base, names_cluster
         self.job, given = split_open_fields(job)
         _check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
-        if not given:
+        if not given and not names_cluster:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         _check_job(self.loaded, self.job)
@@ -167,7 +167,8 @@ class Space:
 
     def stated_values(self) -> dict[str, list[Any]]:
         """The values of the open fields, as a job states them."""
-        return {
+        found = {CLUSTER: [self.job[CLUSTER]]} if self.names_cluster else {}
+        return found | {
             name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
             for name in self.open
         }
@@ -181,9 +182,10 @@ class Space:
             "(two more with the partition ends-as-layers)"
         )
         remedy = "Give values that divide them, or write auto"
-        where, *others = self.open
-        values = [*self.values[FIELDS[where]]]
-        return PlanError("plan", rule, remedy) if others else PlanError(where, rule, remedy, values)
+        if len(self.open) != 1:
+            return PlanError("plan", rule, remedy)
+        where = self.open[0]
+        return PlanError(where, rule, remedy, [*self.values[FIELDS[where]]])
 
     # ------------------------------------------------------------------------------------------- points
 
@@ -292,7 +294,7 @@ class Space:
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
         for field in self.open:
             value = values[FIELDS[field]]
             if field == "plan.zero":

@@ -12,7 +12,6 @@ job array, which `experiments.sweeps.merge` joins.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
@@ -28,7 +27,7 @@ from experiments.sweeps.store import WHOLE, Row, Shard, Store
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import open_pool
+from simulator.forecast.workers import count_cores, open_pool
 from simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
@@ -95,11 +94,6 @@ def run(
                 watch(store.points_kept, store.points)
         store.join()
     return store.summary()
-
-
-def count_cores() -> int:
-    """Number of cores that this process may use: those of a batch job, not of the node it shares with others."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -12,6 +12,11 @@ from multiprocessing import connection, parent_process
 from types import FrameType
 
 
+def count_cores() -> int:
+    """Number of cores that this process may use: those of a batch job, not of the node it shares with others."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yields a pool of processes; at the end it waits for work that is running, and cancels what is queued."""

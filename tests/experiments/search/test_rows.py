@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from experiments.search.find import make_limits, open_search
-from experiments.search.plot import time_and_memory
+from experiments.search.output.plot import time_and_memory
 from experiments.search.result import SearchResult, rank
 from simulator import simulate
 from simulator.job.load import load_job, set_field

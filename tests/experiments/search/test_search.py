@@ -15,7 +15,8 @@ import yaml
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from experiments.search.search import NEAR, Search
+from experiments.search.objectives import NEAR
+from experiments.search.search import Search
 from experiments.search.space import Space
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
@@ -31,7 +32,7 @@ SMALL = {
 
 
 def search(job: dict[str, Any], **options: Any) -> Search:
-    made = Search(Space(job, Path(".")), **options)
+    made = Search([Space(job, Path("."))], **options)
     made.run()
     return made
 
@@ -141,7 +142,7 @@ def test_a_search_within_a_gap_proves_that_gap() -> None:
 
 
 def test_an_interrupted_search_says_what_is_proven() -> None:
-    made = Search(Space(SMALL, Path(".")))
+    made = Search([Space(SMALL, Path("."))])
 
     def stop(certificate: Any) -> None:
         if certificate.exact == 2:
@@ -154,10 +155,10 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
 
 
 def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = Search(Space(SMALL, Path("."))), []
+    made, asked = Search([Space(SMALL, Path("."))]), []
 
     def stop_at_the_second(job: Any, shared: Any) -> Any:
-        asked.append(made._heap[0][0])
+        asked.append(made._heap[0].value)
         if len(asked) == 2:
             raise KeyboardInterrupt
         return forecast_step(job, shared)
@@ -171,12 +172,12 @@ def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeyp
 
 
 def test_an_interruption_before_all_groups_are_bounded_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Search(Space(SMALL, Path(".")))
+    made = Search([Space(SMALL, Path("."))])
 
     def stop(group: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made.bounds, "bound_kernels", stop)
+    monkeypatch.setattr(made.clusters[0].bounds, "bound_kernels", stop)
     assert made.run().gap == 1.0
 
 

@@ -34,7 +34,7 @@ def time_and_memory(search: Search, result: SearchResult) -> Figure:
     found, job, plans = result.certificate, search.space.loaded, result.forecasts
     words = [
         f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
-        f"{job.cluster.gpus:,} x {job.cluster.gpu.name}",
+        " or ".join(f"{one.gpus:,} x {one.space.loaded.cluster.gpu.name}" for one in search.clusters),
         job.framework.name,
     ]
     lines = wrap_words(words)
@@ -69,6 +69,16 @@ def time_and_memory(search: Search, result: SearchResult) -> Figure:
         sheet.text(KEY + 0.18, height, f"tp {tp}", fontsize=style.SMALL)
     sheet.text(KEY, top + 0.1, "tensor-parallel ranks", fontsize=style.SMALL, color=style.FAINT)
     _draw_limits(axes, search)
+    if len(found.objectives) > 1 and "memory" in found.objectives:
+        front = [one.found.forecast for one in result.best]
+        axes.step(
+            [one.step_time * scale for one in front],
+            [one.peak_device / GIB for one in front],
+            where="post",
+            color=style.INK,
+            linewidth=0.8,
+            zorder=2,
+        )
     if result.best:
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
@@ -90,10 +100,14 @@ def _key_marker(sheet: Sheet, x: float, y: float, marker: str, colour: Any) -> A
 
 def _draw_limits(axes: Any, search: Search) -> None:
     """The memory of a GPU, and what a plan may take of it, as lines with labels."""
-    memory = search.space.loaded.cluster.gpu.memory / GIB
-    lines = [(memory, f"memory of a GPU, {memory:.4g} GiB")]
-    if search.capacity < search.space.loaded.cluster.gpu.memory:
-        lines.append((search.capacity / GIB, f"with the margin, {search.capacity / GIB:.4g} GiB"))
+    lines = []
+    for space in (one.space for one in search.clusters):
+        gpu, several = space.loaded.cluster.gpu, len({one.space.capacity for one in search.clusters}) > 1
+        memory, name = gpu.memory / GIB, gpu.name if several else "a GPU"
+        lines.append((memory, f"memory of {name}, {memory:.4g} GiB"))
+        if space.capacity < gpu.memory:
+            lines.append((space.capacity / GIB, f"with the margin, {space.capacity / GIB:.4g} GiB"))
+    memory, lines = max(height for height, _ in lines), [*dict.fromkeys(lines)]
     axes.set_ylim(0, max(axes.get_ylim()[1], memory * 1.08))
     for height, label in lines:
         axes.axhline(height, color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
@@ -110,7 +124,9 @@ def _draw_limits(axes: Any, search: Search) -> None:
 
 
 def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
-    best = result.best[0].found.forecast
+    best = min((one.found.forecast for one in result.best), key=lambda one: one.step_time)
+    if len(result.certificate.objectives) == 1:
+        best = result.best[0].found.forecast
     place = best.step_time * scale, best.peak_device / GIB
     axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
     axes.annotate(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -11,9 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from experiments.search.certificate import Certificate
 from experiments.search.result import RankedPlan, SearchResult, rank
-from experiments.search.search import Certificate, Search
+from experiments.search.search import Search
+from experiments.search.workers import run_on_workers
 from hardware.units import GIB
+from simulator.forecast.workers import count_cores
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
 from simulator.report.words import describe_value, format_seconds
@@ -27,29 +31,36 @@ def page(result: SearchResult) -> RenderableType:
     if not plans:
         space = "of the space" if result.certificate.complete else "that was forecast"
         return Group(Text(f"No plan {space} fits in memory."), _certificate(result.certificate))
-    return Group(*_plans(plans), Text(), _certificate(result.certificate), *_honesty(plans))
+    objectives = result.certificate.objectives
+    return Group(*_plans(plans, objectives), Text(), _certificate(result.certificate), *_honesty(plans, objectives))
 
 
-def _plans(plans: Sequence[RankedPlan]) -> list[RenderableType]:
+def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
     """What all plans have in common, and a row for each."""
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
     values = {name: [describe_value(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
     interval = "90% interval" if plans[0].distance is None else "widened interval"
-    for title in ("", "step", interval, "MFU", "GiB", *(name.split(".")[-1] for name in varying)):
+    more = [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
+    titles = [title for title, _ in more] + [name.split(".")[-1] for name in varying]
+    for title in ("", "step", interval, "MFU", "GiB", *titles):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("slower by, and most of it in")
+    alone = objectives[0] if len(objectives) == 1 else ""
+    if alone:
+        table.add_column("more memory, and time" if alone == "memory" else "slower by, and most of it in")
     for i, one in enumerate(plans):
+        why = (_more_memory if alone == "memory" else _why_slower)(plans[0].report, one.report) if i else ""
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
             " to ".join(map(format_seconds, one.interval)),
             f"{one.report.mfu['palm']:.1%}",
             f"{one.report.peak_device / GIB:.1f}",
+            *(figure(one) for _, figure in more),
             *(values[name][i] for name in varying),
-            _why_slower(plans[0].report, one.report) if i else "",
+            *([why] if alone else []),
         )
     return [*([Text(f"common     {common}")] if common else []), table]
 
@@ -60,6 +71,31 @@ def _why_slower(best: Report, other: Report) -> str:
     key = max(more, key=lambda one: more[one])
     label = parts_of_step()[key].label
     return f"{other.step_time / best.step_time - 1:+.1%}: {label} {more[key] * 1e3:+,.0f} ms"
+
+
+def _more_memory(best: Report, other: Report) -> str:
+    """How much more memory a plan needs than the best one, and how much longer its step is."""
+    return f"{(other.peak_device - best.peak_device) / GIB:+.2f} GiB, step {other.step_time / best.step_time - 1:+.1%}"
+
+
+def _cost(plan: RankedPlan) -> str:
+    """What the run costs if the job states its length and its price, else a step in GPU-hours."""
+    return f"{plan.gpu_hours:,.3g} GPU-h/step" if plan.report.cost is None else f"{plan.report.cost:,.0f}"
+
+
+MORE_COLUMNS: dict[str, tuple[str, Callable[[RankedPlan], str]]] = {
+    "tokens": ("tokens/s/GPU", lambda one: f"{one.report.tokens_per_s_per_gpu:,.0f}"),
+    "cost": ("cost", _cost),
+}
+"""Columns of objectives that other searches do not show."""
+
+WORDS = {
+    "time": ("faster", "is faster"),
+    "tokens": ("better", "has more tokens/s per GPU"),
+    "cost": ("cheaper", "is cheaper"),
+    "memory": ("smaller", "needs less memory"),
+}
+"""What a plan is that is better than another one, by objective."""
 
 
 def _certificate(found: Certificate) -> Table:
@@ -73,7 +109,7 @@ def _certificate(found: Certificate) -> Table:
         *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
-        ("", f"{found.time_bound:,}", "cannot be faster than the best plan, by their lower bound"),
+        ("", f"{found.time_bound:,}", _cut_by_objective(found)),
         (
             "forecast",
             f"{found.exact:,}",
@@ -105,13 +141,25 @@ def _count_groups(found: Certificate) -> str:
 def _proof(found: Certificate) -> tuple[str, str]:
     if found.complete and found.exact == found.too_large:
         return "", "no plan of the space fits in the model"
+    if len(found.objectives) > 1:
+        words = "no plan of the space is better in both" if found.gap == 0.0 else "no plan is better by more than that"
+        return f"{found.gap:.2%}", f"gap: {words} than every plan of the front in the model"
+    better, is_better = WORDS[found.objectives[0]]
     if found.gap == 0.0:
-        return f"{found.gap:.2%}", "gap: no plan of the space is faster in the model"
-    words = "gap: share of the step by which a plan that was not forecast may be faster in the model"
+        return f"{found.gap:.2%}", f"gap: no plan of the space {is_better} in the model"
+    figure = "memory" if found.objectives == ("memory",) else "step"
+    words = f"gap: share of the {figure} by which a plan that was not forecast may be {better} in the model"
     return f"{found.gap:.2%}", words
 
 
-def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
+def _cut_by_objective(found: Certificate) -> str:
+    """Why plans were cut by their lower bound."""
+    if len(found.objectives) > 1:
+        return "are no better in both than a plan of the front, by their lower bounds"
+    return f"cannot be {WORDS[found.objectives[0]][0]} than the best plan, by their lower bound"
+
+
+def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
     """How certain the order of the plans is, and whether the best one is beyond all that was measured."""
     best = plans[0].report
     within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
@@ -122,7 +170,7 @@ def _honesty(plans: Sequence[RankedPlan]) -> list[RenderableType]:
         )
         rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the shortest step"))
         rows.append(Text(f"distance   {plans[0].distance}"))
-    elif within > 1:
+    elif within > 1 and len(objectives) == 1 and objectives[0] != "memory":
         words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
         rows.append(Text(f"order      {words}"))
     if envelope := published_envelope(best.job):
@@ -143,11 +191,12 @@ def describe_proof(result: SearchResult) -> str:
     )
 
 
-def run_with_progress(search: Search, robust: bool = False) -> SearchResult:
-    """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`."""
+def run_with_progress(search: Search, robust: bool = False, workers: int | None = None) -> SearchResult:
+    """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`. workers: number of
+    processes, one a core if None."""
     watch = SearchProgress()
     try:
-        certificate = search.run(watch)
+        certificate = run_on_workers(search, workers or count_cores(), watch)
     finally:
         watch.bar.stop()
     return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))
@@ -165,7 +214,7 @@ class SearchProgress:
         if not self.bar.task_ids:
             self.bar.start()
             self.bar.add_task("search", total=1.0)
-        best = format_seconds(found.incumbent) if found.exact > found.too_large else "none yet"
+        best = format_seconds(found.step) if math.isfinite(found.step) else "none yet"
         text = (
             f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
         )

@@ -75,7 +75,7 @@ def _rows_of(search: Search, best: Sequence[RankedPlan], others: list[FoundPlan]
         report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()
         status, reason = stated["status"], None
-        if status == "fits" and report.peak_device > search.capacity:
+        if status == "fits" and not found.fits:
             status, reason = "does-not-fit", "it leaves less of the memory of a GPU free than --memory-margin"
         row = {"index": index, **found.changes, "status": status, "reason": reason}
         yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}

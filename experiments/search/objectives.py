@@ -1,0 +1,114 @@
+"""What a search optimises, and the plans found so far that others have to beat.
+
+Every objective is a figure to minimise: the step time, the GPU time of a step (tokens per second and GPU, and cost, are
+best where it is least), the memory of the fullest GPU. A plan is dominated if another one is at least as good in all
+objectives.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from hardware.errors import PlanError, nearest
+
+Figure = TypeVar("Figure", float, np.ndarray)
+
+OBJECTIVES = ("time", "tokens", "cost", "memory")
+"""Step time, tokens per second and GPU, cost, memory of the fullest GPU."""
+
+NEAR = 0.05
+"""Share of the best objective by which plans that are kept may be worse: further ones are forecast only on the way."""
+
+GPU_TIME = {"tokens", "cost"}
+"""Objectives that are best where the GPU time of a step is least."""
+
+
+def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[str, ...]:
+    """The objectives by their names, one or two. Raises PlanError for others."""
+    if not names or len(names) > 2:
+        rule = "a search has one objective, or two for their Pareto front"
+        raise PlanError(place, rule, "Write for example time, or time,memory", ",".join(map(str, names)))
+    for one in names:
+        if one not in OBJECTIVES:
+            words = ", ".join(OBJECTIVES)
+            raise PlanError(place, f"an objective is one of {words}", nearest(str(one), OBJECTIVES), one)
+    if len({*names}) < len(names):
+        raise PlanError(place, "both objectives are the same", "Write one of them, or two different ones", names[0])
+    if {*names} <= GPU_TIME:
+        rule = "both rank plans alike: all GPUs have one price, and a step always has the same tokens"
+        raise PlanError(place, rule, "Write one of them, or time with one of them", ",".join(names))
+    return tuple(names)
+
+
+class FoundPlans:
+    """The objectives of the plans found so far, and which bounds cannot lead to a better plan.
+
+    names: the objectives. top: number of plans to keep of one objective. within: share by which a better plan may be
+    missed.
+    """
+
+    def __init__(self, names: tuple[str, ...] = ("time",), top: int = 10, within: float = 0.0) -> None:
+        self.names, self.top, self.within = names, top, within
+        # Bounds of time are known before those of memory.
+        self.order = tuple(sorted(names, key=lambda one: one == "memory"))
+        self._values: list[tuple[float, ...]] = []
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether plans are bounded in the order of their memory."""
+        return self.order[0] == "memory"
+
+    def values(self, seconds: Figure, nbytes: Figure, gpus: int) -> tuple[Figure, ...]:
+        """The objectives of a plan, or bounds of them, in the order in which they are searched; also of arrays."""
+        return tuple(
+            nbytes if one == "memory" else seconds * gpus if one in GPU_TIME else seconds for one in self.order
+        )
+
+    def add(self, values: tuple[float, ...]) -> None:
+        """Adds a plan that fits."""
+        bisect.insort(self._values, values)
+        if len(self.names) == 1:
+            del self._values[self.top :]
+            return
+        least, front = math.inf, []
+        for one in self._values:
+            if one[1] < least:
+                least = one[1]
+                front.append(one)
+        self._values = front
+
+    def on_front(self, values: tuple[float, ...]) -> bool:
+        """Whether a plan that was added is not dominated."""
+        return values in self._values
+
+    @property
+    def limit(self) -> float:
+        """The bound of a single objective from which on nothing is of interest: no plan that is better by more than
+        the gap, and none of those that are kept."""
+        if not self._values or len(self.names) > 1:
+            return math.inf
+        kept = self._values[-1][0] if len(self._values) == self.top else math.inf
+        return min(kept, self._values[0][0] * (1 + NEAR)) * (1 - self.within)
+
+    def dominates(self, first: np.ndarray, second: np.ndarray, within: float = 0.0) -> np.ndarray:
+        """Which bounds of two objectives are dominated by a plan of the front, were that better by a share `within`."""
+        if not self._values:
+            return np.zeros(len(first), bool)
+        points = np.array(self._values) * (1 - within)
+        at = np.searchsorted(points[:, 0], first, side="right")
+        return np.asarray(second >= np.array([math.inf, *points[:, 1]])[at])
+
+    def gap(self, bounds: np.ndarray) -> float:
+        """The least share such that of every plan with such bounds some plan of the front is worse by no more in any
+        objective. bounds: of two objectives [plans, 2]."""
+        if not self._values:
+            return 1.0
+        if not len(bounds):
+            return 0.0
+        better = 1.0 - bounds[:, None] / np.array(self._values)[None]
+        return float(np.maximum(better.max(axis=2).min(axis=1), 0.0).max())

@@ -1,0 +1,1 @@
+"""What a search shows and writes: its page, its plot, and its rows."""
