@@ -95,8 +95,9 @@ class FoundPlans:
         kept = self._values[-1][0] if len(self._values) == self.top else math.inf
         return min(kept, self._values[0][0] * (1 + NEAR)) * (1 - self.within)
 
-    def dominates(self, first: np.ndarray, second: np.ndarray, within: float = 0.0) -> np.ndarray:
+    def dominates(self, bounds: Sequence[np.ndarray], within: float = 0.0) -> np.ndarray:
         """Which bounds of two objectives are dominated by a plan of the front, were that better by a share `within`."""
+        first, second = bounds
         if not self._values:
             return np.zeros(len(first), bool)
         points = np.array(self._values) * (1 - within)

@@ -253,10 +253,10 @@ class Search:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
         item = waiting.item
         values = self.known.values(*self._rows(waiting), waiting.cluster.gpus)
-        dominated = self.known.dominates(*values, within=self.known.within)
+        dominated = self.known.dominates(values, self.known.within)
         if not dominated.any():
             return waiting
-        near = dominated & ~self.known.dominates(*values)
+        near = dominated & ~self.known.dominates(values)
         self._left_out.append(np.stack(values, axis=1)[near])
         if isinstance(item, _Pipelines | OpenGroup):
             opened, at = (item.opened, item.at) if isinstance(item, _Pipelines) else (item, 0)

@@ -126,15 +126,17 @@ def _draw_limits(axes: Any, search: Search) -> None:
 def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     best = min((one.found.forecast for one in result.best), key=lambda one: one.step_time)
     if len(result.certificate.objectives) == 1:
-        best = result.best[0].found.forecast
+        best, words = result.best[0].found.forecast, "best"
+    else:
+        words = "fastest"
     place = best.step_time * scale, best.peak_device / GIB
     axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
     axes.annotate(
-        f"best: {format_seconds(best.step_time)}",
+        f"{words}: {format_seconds(best.step_time)}",
         place,
-        (0, -12),
+        (0, -12) if words == "best" else (8, 4),
         textcoords="offset points",
-        ha="center",
+        ha="center" if words == "best" else "left",
         fontsize=style.SMALL,
         fontweight="bold",
     )

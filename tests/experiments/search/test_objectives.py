@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,24 @@ from simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
 
-MORE = {**TINY, "plan": {**TINY["plan"], "zero": [0, 1, 3], "recompute": ["none", "selective", "full"]}}
-SIZES = {**TINY, "cluster": ["dgx-h100:1", "dgx-h100:2", "dgx-a100:1"]}
+MORE = {**TINY, "plan": {"tp": [1, 2, 4], "pp": [1, 2], "zero": [0, 1], "recompute": ["none", "full"]}}
+SIZES = {
+    **TINY,
+    "cluster": ["dgx-h100:1", "dgx-h100:2", "dgx-a100:1"],
+    "plan": {"tp": [1, 2], "pp": [1, 2], "zero": [0, 1]},
+}
 
 
-def fitting(search: Search) -> list[tuple[int, StepAndMemory]]:
-    """GPUs and forecast of every plan that fits."""
-    found = [(one.gpus, forecast) for one in search.clusters for _, forecast in every_point(one.space)]
+@cache
+def forecast_all(job: str) -> list[tuple[int, StepAndMemory]]:
+    """GPUs and forecast of every plan of a job that fits."""
+    clusters = open_search(json.loads(job)).clusters
+    found = [(one.gpus, forecast) for one in clusters for _, forecast in every_point(one.space)]
     return [(gpus, forecast) for gpus, forecast in found if forecast is not None and forecast.fits]
+
+
+def fitting(job: dict[str, Any]) -> list[tuple[int, StepAndMemory]]:
+    return forecast_all(json.dumps(job))
 
 
 def front_of(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -39,7 +50,7 @@ def front_of(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def test_the_front_is_that_of_brute_force() -> None:
     found = open_search(MORE, objectives=("time", "memory"))
     certificate = found.run()
-    points = [(one.step_time, one.peak_device) for _, one in fitting(found)]
+    points = [(one.step_time, one.peak_device) for _, one in fitting(MORE)]
     front = [(one.forecast.step_time, one.forecast.peak_device) for one in found.best]
     assert len(front) > 2 and np.array(front) == pytest.approx(np.array(front_of(points)), rel=1e-12)
     assert certificate.complete and certificate.gap == 0 and certificate.exact < certificate.plans
@@ -51,7 +62,7 @@ def test_a_front_within_a_gap_is_no_further_from_any_plan() -> None:
     found = open_search(MORE, within=0.1, objectives=("time", "memory"))
     certificate = found.run()
     front = np.array([one.values for one in found.best])
-    for _, one in fitting(found):
+    for _, one in fitting(MORE):
         better = 1 - np.array([one.step_time, one.peak_device]) / front
         assert better.max(axis=1).min() <= certificate.gap + 1e-12
     assert 0 < certificate.gap <= 0.1
@@ -60,7 +71,7 @@ def test_a_front_within_a_gap_is_no_further_from_any_plan() -> None:
 def test_the_plan_with_the_least_memory_is_found() -> None:
     found = open_search(MORE, objectives=("memory",))
     certificate = found.run()
-    assert found.best[0].forecast.peak_device == min(one.peak_device for _, one in fitting(found))
+    assert found.best[0].forecast.peak_device == min(one.peak_device for _, one in fitting(MORE))
     assert certificate.complete and certificate.gap == 0 and certificate.exact < certificate.plans
     assert certificate.incumbent == found.best[0].forecast.peak_device
     assert certificate.step == found.best[0].forecast.step_time
@@ -70,13 +81,12 @@ def test_the_plan_with_the_least_memory_is_found() -> None:
 def test_clusters_are_compared(objective: str) -> None:
     found = open_search(SIZES, top=1, objectives=(objective,))
     certificate = found.run()
-    plans = fitting(found)
+    plans = fitting(SIZES)
     best = min(plans, key=lambda one: one[1].step_time * (1 if objective == "time" else one[0]))
     assert found.best[0].forecast == best[1] and certificate.gap == 0
     assert found.best[0].changes["cluster"] == ("dgx-h100:2" if objective == "time" else "dgx-h100:1")
-    assert certificate.fields["cluster"] == SIZES["cluster"] and certificate.plans == len(
-        [point for one in found.clusters for point in every_point(one.space)]
-    )
+    assert certificate.fields["cluster"] == SIZES["cluster"]
+    assert certificate.plans == sum(one.plans for one in found.clusters)
 
 
 def test_the_front_of_time_and_cost_has_plans_of_both_sizes() -> None:
@@ -116,7 +126,7 @@ def test_an_interrupted_search_on_processes_says_what_is_proven(monkeypatch: pyt
     made = open_search(MORE)
     found = run_on_workers(made, 2, stop)
     assert not found.complete and found.exact == len(made.forecasts) >= 1
-    best = min(one.step_time for _, one in fitting(made))
+    best = min(one.step_time for _, one in fitting(MORE))
     assert min(found.open_bound, found.incumbent) <= best
     assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
 
@@ -148,11 +158,11 @@ def test_found_plans_decide_which_bounds_are_of_interest() -> None:
     assert one.limit == pytest.approx(16.1 * 0.9)
     two = FoundPlans(("memory", "time"))
     assert two.values(2.0, 5.0, 8) == (2.0, 5.0) and not two.by_memory
-    assert not two.dominates(np.ones(1), np.ones(1))[0] and two.gap(np.ones((1, 2))) == 1.0
+    assert not two.dominates([np.ones(1), np.ones(1)])[0] and two.gap(np.ones((1, 2))) == 1.0
     for values in ((2.0, 5.0), (3.0, 4.0), (3.0, 6.0)):
         two.add(values)
     assert two.on_front((3.0, 4.0)) and not two.on_front((3.0, 6.0)) and two.limit == np.inf
-    assert two.dominates(np.array([1.9, 2.0, 2.5, 3.0]), np.array([9.0, 5.0, 4.9, 4.0])).tolist() == [0, 1, 0, 1]
+    assert two.dominates([*np.array([[1.9, 2.0, 2.5, 3.0], [9.0, 5.0, 4.9, 4.0]])]).tolist() == [0, 1, 0, 1]
     assert two.gap(np.array([[1.9, 9.0], [2.5, 4.9]])) == pytest.approx(0.05)
 
 
