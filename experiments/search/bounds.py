@@ -54,11 +54,13 @@ class UnitLayout(NamedTuple):
     """The kinds of units of a group.
 
     elements: parameters of a unit [kinds]. reduced: those whose gradients are summed along the same axes [kinds].
+    matrices: of these the ones of large parameters of layers [kinds].
     of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     elements: np.ndarray
     reduced: dict[tuple[str, ...], np.ndarray]
+    matrices: dict[tuple[str, ...], np.ndarray]
     of_layer: np.ndarray
     of_recomputed: np.ndarray | None
 
@@ -66,8 +68,10 @@ class UnitLayout(NamedTuple):
         """The layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds them."""
         layers = [*range(1, len(self.elements) - 1)]
         order = [0, *layers, *layers, len(self.elements) - 1]
-        reduced = {axes: elements[order] for axes, elements in self.reduced.items()}
-        return UnitLayout(self.elements[order], reduced, self.of_layer, self.of_layer + len(layers))
+        reduced, matrices = (
+            {axes: elements[order] for axes, elements in one.items()} for one in (self.reduced, self.matrices)
+        )
+        return UnitLayout(self.elements[order], reduced, matrices, self.of_layer, self.of_layer + len(layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +256,9 @@ class Bounds:
         plain = self.kernel_group(group)
         if plain not in self._layouts:
             units = self._lower(plain._replace(micro=1), self._fuses_gradients)
-            made = UnitLayout(units.elements, units.reduced, units.of_layer, None) if units is not None else None
+            made = None
+            if units is not None:
+                made = UnitLayout(units.elements, units.reduced(), units.reduced(True), units.of_layer, None)
             self._layouts[plain] = made, made.with_recomputed() if made is not None else None
         return self._layouts[plain][group.recompute == "full"]
 

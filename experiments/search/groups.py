@@ -13,7 +13,7 @@ import numpy as np
 from experiments.search.bounds import Bounds, UnitLayout
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.units import GIB
-from simulator.bounds.collectives import collective_rates
+from simulator.bounds.collectives import LARGE, collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
 from simulator.bounds.unit_prices import kinds_of_layers
@@ -25,6 +25,10 @@ COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
+
+
+EACH = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
+"""How often a micro-batch reduces gradients and gathers weights, with data schemes that do."""
 
 
 class GroupPipelines(NamedTuple):
@@ -241,23 +245,48 @@ class GroupBounds:
     def _collectives(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> Collectives:
         """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
+        each_reduction, each_gather = self._turns(table)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded = np.array([name != "ddp" for name in self._schemes])[:, None]
+        # What happens in every micro-batch happens unit by unit.
+        of_unit = [(layout.reduced[axes].max(), layout.matrices[axes].max()) for axes in groups]
         for devices in np.unique(table.devices).tolist():
-            rates = np.array([self._rates(group, devices, axes) for axes in groups]).reshape(-1, 3).T
-            reduce, scatter, gather = rates * BYTES[framework.gradients]
             at = table.devices == devices
-            found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
-        found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
-        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), len(layout.elements))
-        return Collectives(elements, *found)
+            for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
+                rates = [self._rates(group, devices, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
+                reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
+                own = ((each_reduction[at] > 0) == each)[:, :, None]
+                found[0, at] += own * np.where(sharded, scatter, reduce)
+                found[1, at] += own * sharded * gather
+        found[0] *= BYTES[framework.gradients]
+        found[1] *= BYTES[framework.weights]
+        shape = len(groups), len(layout.elements)
+        elements, matrices = (
+            np.array([one[axes] for axes in groups]).reshape(shape) for one in (layout.reduced, layout.matrices)
+        )
+        return Collectives(elements, matrices, found[0], found[1], each_reduction, each_gather)
 
-    def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:
-        """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes."""
-        key = group.tp, group.cp, group.ep, pp, axes
+    def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
+        """How often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
+        alone = np.array([EACH.get(name, (0, 0)) for name in self._schemes])
+        # Under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
+        overlaps = any(self.space.values["overlap_dp"])
+        piped = np.array([(0, 0) if name == "fsdp" and overlaps else EACH.get(name, (0, 0)) for name in self._schemes])
+        turns = np.where((table.devices > 1)[:, None, None], piped, alone)
+        return turns[:, :, 0], turns[:, :, 1]
+
+    def _rates(
+        self, group: LayerGroup, pp: int, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
+    ) -> tuple[float, ...]:
+        """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
+        most parameters of a collective; 0: any number."""
+        key = group.tp, group.cp, group.ep, pp, axes, reduced, gathered
         if key not in self._known_rates:
-            plan = self.bounds.plain_plan(group, pp)
-            self._known_rates[key] = collective_rates(plan, axes, self.bounds.shared) if plan else (0.0, 0.0, 0.0)
+            plan, framework = self.bounds.plain_plan(group, pp), self.space.loaded.framework
+            reduction = int(reduced) * BYTES[framework.gradients] or LARGE
+            nbytes = reduction, reduction, int(gathered) * BYTES[framework.weights] or LARGE
+            found = collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
+            self._known_rates[key] = found
         return self._known_rates[key]
 
     def _state_nbytes(self, group: LayerGroup, devices: np.ndarray) -> np.ndarray:

@@ -21,13 +21,16 @@ LARGE = 2**50
 """Bytes of a collective whose latency does not matter."""
 
 
-def collective_rates(plan: Plan, axes: tuple[str, ...], shared: SharedWork) -> tuple[float, ...]:
-    """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes of a plan."""
+def collective_rates(
+    plan: Plan, axes: tuple[str, ...], shared: SharedWork, nbytes: Sequence[int] = (LARGE, LARGE, LARGE)
+) -> tuple[float, ...]:
+    """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes of a plan, of
+    collectives with so many bytes at most."""
     if plan.mesh.size(axes) == 1:
         return 0.0, 0.0, 0.0
     price = shared.device_costs(plan)[0].estimate
-    operations = "all_reduce", "reduce_scatter", "all_gather"
-    return tuple(price(Collective(operation, LARGE, axes))[0] / LARGE for operation in operations)
+    operations = zip(("all_reduce", "reduce_scatter", "all_gather"), nbytes, strict=True)
+    return tuple(price(Collective(operation, size, axes))[0] / size for operation, size in operations)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,13 +83,18 @@ class PipelineUnits(NamedTuple):
 class Collectives(NamedTuple):
     """Data-parallel collectives of a step, by the group of ranks that takes part.
 
-    elements: parameters of a unit whose gradients a group sums [groups, kinds].
+    elements: parameters of a unit whose gradients a group sums [groups, kinds]. matrices: those of large parameters of
+        layers alone, which every scheme that gathers weights in every micro-batch gathers there [groups, kinds].
     reductions, gathers: seconds that those of a parameter take at least [pipelines, choices, groups] [s].
+    each_reduction, each_gather: how often they happen in a micro-batch; 0: once a step [pipelines, choices].
     """
 
     elements: np.ndarray
+    matrices: np.ndarray
     reductions: np.ndarray
     gathers: np.ndarray
+    each_reduction: np.ndarray
+    each_gather: np.ndarray
 
 
 class PipelineTable:
@@ -106,7 +111,11 @@ class PipelineTable:
                 )
             mode, known = Mode.of(schedule), has_bound(schedule, shape)
             # Where passes are paired, a forward pass takes the memory that a backward pass gives back.
-            held.append(np.tile((in_flight[devices.places] - mode.pairs) * known, variants))
+            count = (in_flight[devices.places] - mode.pairs) * known
+            # A stage holds no more than all micro-batches: of each of them the rest is held at least.
+            chunks = shape.stages // shape.p
+            every = np.maximum(count - shape.m * (chunks - 1), 0.0) * (schedule.directions == 1)
+            held.append(np.tile([every, count - chunks * every], variants))
             rows = at + np.arange(number * variants)
             if known:
                 rows_of_mode.setdefault(mode, []).append(rows)
@@ -114,7 +123,9 @@ class PipelineTable:
             at += len(rows)
         self.size = len(widths)
         self._devices = {name: np.concatenate(parts) for name, parts in columns.items() if parts}
-        self._held = np.concatenate(held) if held else np.zeros(0)
+        self._held = np.concatenate(held, axis=1) if held else np.zeros((2, 0))
+        """Micro-batches of every stage of a device whose activations it holds, and those of any stage beside
+        them [2, devices]."""
         self._modes = {mode: np.concatenate(rows) for mode, rows in rows_of_mode.items()}
         self._starts = np.asarray(np.cumsum([0, *widths])[: self.size])
         self._pipelines = np.repeat(np.arange(self.size), widths)
@@ -127,14 +138,19 @@ class PipelineTable:
         """
         if not self.size:
             return np.zeros(collectives.gathers.shape[:2])
-        passes, opened = np.zeros((2, len(self._held)))
+        passes, opened = np.zeros((2, self._held.shape[1]))
         for mode, rows in self._modes.items():
             passes[rows], opened[rows] = self._passes(mode, rows, units)
         own, least = (self._devices[name] @ collectives.elements.T for name in ("own", "least"))
         reductions, gathers = (one[self._pipelines] for one in (collectives.reductions, collectives.gathers))
         # The reductions of some stage follow the begin of the last backward pass.
         last = opened[:, None] + np.einsum("dg,dcg->dc", least, reductions)
-        every = np.einsum("dg,dcg->dc", own, reductions + gathers)
+        each, again = (one[self._pipelines] for one in (collectives.each_reduction, collectives.each_gather))
+        once = np.einsum("dg,dcg->dc", own, reductions + gathers) * (each + again == 0)
+        work = self._devices["work"]
+        reduced = each * np.einsum("dg,dcg->dc", work @ collectives.elements.T, reductions)
+        gathered = again * np.einsum("dg,dcg->dc", work @ collectives.matrices.T, gathers)
+        every = np.maximum(once, reduced + gathered)
         return np.asarray(np.maximum.reduceat(np.maximum(np.maximum(last, every), passes[:, None]), self._starts))
 
     def _passes(self, mode: Mode, rows: np.ndarray, units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
@@ -169,7 +185,8 @@ class PipelineTable:
         if not self.size:
             return np.zeros(each.shape)
         own, least, most = (self._devices[name] for name in ("own", "least", "most"))
-        activations = self._held * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
+        every, others = self._held
+        activations = every * (own @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (own @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
 

@@ -34,6 +34,9 @@ StageUnits = tuple[tuple[int, int], ...]
 Stages = tuple[StageUnits, ...]
 """The units of the parts of a model."""
 
+LARGE = 100_000
+"""Elements from which on a parameter is sharded wherever weights are (DeepSpeed's `param_persistence_threshold`)."""
+
 
 @dataclass(eq=False)
 class UnitKind:
@@ -267,14 +270,16 @@ class LoweredUnits:
         """Parameters of one unit of every kind [kinds]."""
         return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
 
-    @property
-    def reduced(self) -> dict[tuple[str, ...], np.ndarray]:
-        """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds]."""
+    def reduced(self, matrices: bool = False) -> dict[tuple[str, ...], np.ndarray]:
+        """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds].
+
+        matrices: only large ones of layers, which are sharded wherever weights are.
+        """
         found = defaultdict[tuple[str, ...], np.ndarray](lambda: np.zeros(len(self.stages)))
         for kind, stage_ops in enumerate(self.stages):
             for param, count in stage_ops.params():
                 if param.trained and (axes := self.reduces(param)):
-                    found[axes][kind] += param.size * count
+                    found[axes][kind] += param.size * count * (not matrices or (param.in_layer and param.size >= LARGE))
         return dict(found)
 
     def join_recomputed(self, other: LoweredUnits) -> LoweredUnits:
