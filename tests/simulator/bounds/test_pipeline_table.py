@@ -13,7 +13,15 @@ from tests.simulator.bounds.test_critical_paths import make
 KINDS = 3
 """The embedding, layers, the output layer."""
 
-NOTHING = Collectives(np.zeros((0, KINDS)), np.zeros((1, 1, 0)), np.zeros((1, 1, 0)))
+
+
+def collectives(elements: np.ndarray, reduction: float, gather: float, each: tuple[int, int] = (0, 0)) -> Collectives:
+    """Those of one group of ranks, alike in all pipelines. each: how often they happen in a micro-batch."""
+    rates = (np.full((1, 1, len(elements)), one) for one in (reduction, gather))
+    return Collectives(elements, elements, *rates, *(np.full((1, 1), one) for one in each))
+
+
+NOTHING = collectives(np.zeros((0, KINDS)), 0, 0)
 
 
 def unit_times(seed: int) -> StageTimes:
@@ -56,11 +64,11 @@ def test_collectives_follow_the_last_backward_pass_or_fill_the_step() -> None:
     table = make_table(schedule, shape, counts)
     alone = table.step_seconds(units, NOTHING)[0, 0]
     elements = np.array([[0.0, 10.0, 0.0]])
-    few, many = (
-        Collectives(elements, np.full((1, 1, 1), one), np.full((1, 1, 1), two)) for one, two in ((0.1, 0), (5, 5))
-    )
+    few, many = (collectives(elements, one, two) for one, two in ((0.1, 0), (5, 5)))
     assert table.step_seconds(units, few)[0, 0] == alone  # 2 s of reductions beside a backward pass of 3 s
     assert table.step_seconds(units, many)[0, 0] == 2 * 10 * (5 + 5)
+    every = collectives(elements, 5, 5, (1, 2))
+    assert table.step_seconds(units, every)[0, 0] == shape.m * 2 * 10 * (5 + 2 * 5)
 
 
 def test_the_fullest_device_counts() -> None:
