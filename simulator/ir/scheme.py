@@ -228,6 +228,11 @@ class Scheme:
         parts = tuple(self.mesh.parts(axis) for axis in self.axes)
         return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
+    @property
+    def unit_key(self) -> Hashable:
+        """Equal for schemes under which every unit lowers to the same ops before a whole stage is lowered."""
+        return self.lowering_key
+
     def reduces(self, param: Param) -> tuple[str, ...]:
         """Axes over which it reduces the gradient of `param`; over other axes the update reduces it."""
         return ()

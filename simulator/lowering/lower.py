@@ -65,7 +65,7 @@ class Lowering:
             tuple(mesh.axes),
             tuple(mesh.views),
             tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),
-            *(scheme.lowering_key for scheme in schemes),
+            *(scheme.unit_key for scheme in schemes),
         )
 
     def run(self, stage: Stage, embeds: bool = False) -> StageOps:

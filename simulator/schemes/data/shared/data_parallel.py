@@ -162,6 +162,13 @@ class DataScheme(Scheme):
         """The work of a rank is the same with any number of replicas: only which axes have several matters."""
         return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
 
+    @property
+    def unit_key(self) -> Hashable:
+        """Data schemes add their ops to stages and updates. Units depend on which weights are sharded between passes
+        and, where kernels of their own add up gradients, on which gradients are."""
+        key = self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.gathered_axes
+        return ("data", *key) if self.framework.fused_gradients else (*key, self.lowering_key)
+
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
