@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.search.comparison.compare import Source, compare_plans, load_plans
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.result import SearchResult, rank
 from experiments.search.search import Certificate, Search
@@ -29,6 +30,7 @@ def search(
     memory_margin: float = 0.0,
     near_measured: bool = False,
     robust: bool = False,
+    compare: Sequence[Source] = (),
     base: str | Path | None = None,
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
@@ -43,6 +45,8 @@ def search(
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
+    compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
+        result.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -53,8 +57,9 @@ def search(
     check_options(within, top)
     limits = make_limits(where, memory_margin, near_measured)
     made = open_search(job, within, top, limits=limits, base=base, calibration=calibration)
+    given = load_plans(made.space.loaded, compare, made.space.base)
     certificate = made.run(watch)
-    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts))
+    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
 
 
 def check_options(within: float, top: int) -> None:

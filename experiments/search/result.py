@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.search import Certificate, FoundPlan, Search
 from hardware.units import GIB
 from simulator.forecast.simulate import simulate
@@ -69,11 +70,13 @@ class SearchResult:
     best: plans that fit, the best first; empty if none does.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
     forecasts: all plans that were forecast, those that do not fit included, in that order.
+    compared: given plans beside the best one.
     """
 
     best: Sequence[RankedPlan]
     certificate: Certificate
     forecasts: Sequence[FoundPlan] = ()
+    compared: Sequence[ComparedPlan] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``search --json``."""
@@ -85,6 +88,7 @@ class SearchResult:
             "certificate": self.certificate.to_dict(),
             "published_envelope": describe_envelope(envelope) if envelope else None,
             "beyond_envelope": str(beyond) if beyond else None,
+            **({"compared": [one.to_dict() for one in self.compared]} if self.compared else {}),
         }
 
 
