@@ -173,10 +173,10 @@ def _options(entry: SchemeEntry) -> dict[str, Any]:
 
 
 def _changed_options(entry: SchemeEntry) -> dict[str, Any]:
-    """The options of a scheme that are not their defaults."""
-    fields = find_scheme(entry.use).Options.model_fields
+    """The options of a scheme that the plan states and that are not their defaults."""
+    fields, options = find_scheme(entry.use).Options.model_fields, _options(entry)
     usual = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
-    return {key: value for key, value in _options(entry).items() if value != usual[key]}
+    return {key: options[key] for key in entry.model_extra or {} if options[key] != usual[key]}
 
 
 # -------------------------------------------------------------------------------- what the short form cannot say
