@@ -110,9 +110,11 @@ def validate(
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+        from experiments.search.comparison.published_groups import search_group
+
         pairs: dict[str, tuple[Callable[..., tuple[dict[str, Any], int]], Callable[[dict[str, Any]], Any]]] = {
             "published": (pages.validate_published, pages.published_page),
-            "choice": (pages.validate_choice, pages.choice_page),
+            "choice": (partial(pages.validate_choice, search=search_group), pages.choice_page),
             "fit": (partial(pages.fit_published, leave_out=leave_out), pages.fit_page),
         }
         make_answer, make_page = pairs[kind]
