@@ -264,13 +264,11 @@ def _describe_searches(found: dict[str, Any] | None) -> list[Text]:
         words += f"; in {left_out} of them the shortest forecast of all does not fit"
     if defects := found["defects"]:
         words += f"; {defects} of them ended with a bound above a forecast, a defect of meshcast"
-    others = [f"{count} {reason}" for reason, count in found["reasons"].items()]
-    left = found["groups"] - found["searched"]
-    return [
-        Text(),
-        Text(words),
-        *([Text(f"{left} groups are no search: their plans {', '.join(others)}")] if others else []),
-    ]
+    texts = [Text(), Text(words)]
+    if left := found["groups"] - found["searched"]:
+        why = ", ".join(f"of {count} the plans {reason}" for reason, count in found["reasons"].items())
+        texts.append(Text(f"{left} group{'s are' if left > 1 else ' is'} no search: {why}"))
+    return texts
 
 
 def fit_page(answer: dict[str, Any]) -> RenderableType:
