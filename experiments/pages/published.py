@@ -97,10 +97,11 @@ def validate_choice(
     runs = _read_runs(paths)
     rows = _keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
     groups, made = choose_plans(runs, rows), group_plans(runs, rows)
-    summary = summarize_choices(groups)
+    summary, missing = summarize_choices(groups), len(runs) - len(rows)
     if search is not None:
         found = _keep_until_interrupted(progress(map(search, made), len(made), "groups"))
         groups = [{**group, "search": one} for group, one in zip(groups, found, strict=False)] + groups[len(found) :]
+        missing += sum(len(group.runs) for group in made[len(found) :])
         searched = [one for one in found if one["reason"] is None]
         summary["searches"] = {
             "groups": len(found),
@@ -110,7 +111,7 @@ def validate_choice(
             "shortest_does_not_fit": sum(not one["fits"] for one in searched),
             "reasons": dict(Counter(one["kind"] for one in found if one["kind"]).most_common()),
         }
-    return {"groups": groups, "summary": summary}, len(runs) - len(rows)
+    return {"groups": groups, "summary": summary}, missing
 
 
 def fit_published(

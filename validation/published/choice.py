@@ -52,6 +52,11 @@ class PlanGroup:
     plans: tuple[tuple[tuple[PublishedRun, dict[str, Any]], ...], ...]
 
     @property
+    def runs(self) -> list[PublishedRun]:
+        """The runs of all plans."""
+        return [run for same in self.plans for run, _ in same]
+
+    @property
     def measured(self) -> list[float]:
         """Measured step of each plan, the median of its runs [s]."""
         return [median(measured_step(row) for _, row in same) for same in self.plans]

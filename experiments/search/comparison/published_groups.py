@@ -49,7 +49,8 @@ def search_group(group: PlanGroup) -> dict[str, Any]:
     fits = min(group.surveyed, key=lambda one: one.step_time).fits
     try:
         forms, search = _open(group)
-        search.run()
+        if not search.run().complete:
+            raise KeyboardInterrupt
     except NoSearchError as error:
         return _answer(fits, kind=error.kind, reason=error.detail)
     except BoundViolation as error:

@@ -265,3 +265,14 @@ def test_nothing_to_choose_from(tmp_path: Path) -> None:
     path.write_text("", "utf-8")
     found = CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1"])
     assert found.exit_code == 0 and "nothing to choose from" in found.output
+
+
+def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(group: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.search.comparison.published_groups.search_group", interrupt)
+    found = validate_choice(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
+    assert found.exit_code == 130 and "interrupted, 3 runs are not answered" in found.output
