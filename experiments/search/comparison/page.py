@@ -63,7 +63,7 @@ def _head(one: ComparedPlan) -> Iterator[tuple[str, str]]:
 def _describe_step(one: ComparedPlan) -> str:
     step = format_seconds(one.report.step_time)
     if one.best is None or one.factor is None or one.factor_at_most is None:
-        return f"{step}; no plan of the search fits"
+        return f"{step}; the search found no plan that fits"
     words = f"{step}, {one.factor:.3f} times the {format_seconds(one.best.step_time)} of the best plan"
     if one.factor_at_most > one.factor * (1 + 5e-4):
         return f"{words}; at most {one.factor_at_most:.3f} times the shortest step of the space"

@@ -14,12 +14,13 @@ import yaml
 import meshcast
 from experiments.search.comparison.compare import compare_plans, load_plans
 from experiments.search.comparison.membership import find_point, list_outside
+from experiments.search.comparison.settings import differing_settings
 from experiments.search.comparison.short_form import read_short_form
 from experiments.search.find import make_limits, open_search
 from experiments.search.space import Space
 from hardware.errors import MeshcastError, PlanError
 from simulator.job.load import load_job
-from tests.experiments.cli.samples import run
+from tests.experiments.cli.samples import ROOT, run
 from tests.experiments.search.spaces import TINY
 
 PLAN: dict[str, Any] = {
@@ -194,6 +195,34 @@ def test_no_plan_fits() -> None:
     found = compared({**PLAN, "model": "llama3-70b", "plan": {"tp": 2}}, job)
     assert found.inside and found.factor is None and found.differences == {} and not found.fits
     assert found.to_dict()["peak_device_gib"][0] is None
+
+
+PUBLISHED = ROOT / "examples" / "published-plans"
+
+
+@pytest.mark.parametrize(
+    ("space", "plan", "outside"),
+    [
+        ("search-gpt3-175b", ROOT / "examples/gpt3-175b-dgx-a100.yaml", set()),
+        ("search-gpt3-175b", PUBLISHED / "gpt3-175b-selective.yaml", set()),
+        ("search-gpt3-1t", PUBLISHED / "gpt3-1t.yaml", set()),
+        ("search-gpt3-1t-2021", PUBLISHED / "gpt3-1t.yaml", set()),
+        ("search-llama3-405b", ROOT / "examples/llama3-405b-dgx-h100.yaml", {"plan.schemes.data"}),
+        (
+            "search-llama3-405b-128k",
+            ROOT / "examples/llama3-405b-128k-dgx-h100.yaml",
+            {"plan.schemes.data", "plan.mesh"},
+        ),
+        ("search-deepseek-v3", ROOT / "examples/deepseek-v3-h800.yaml", {"plan.schemes.expert", "plan.schemes.memory"}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_published_plans_lie_in_the_spaces_of_their_examples(space: str, plan: Path, outside: set[str]) -> None:
+    """But for what no search varies; docs/search.md has their factors."""
+    search = open_search(PUBLISHED / f"{space}.yaml")
+    (given,) = load_plans(search.space.loaded, [plan])
+    assert {one.field for one in list_outside(search.space, read_short_form(given.job))} == outside
+    assert differing_settings(search.space.loaded, given.job) == {}
 
 
 def test_the_command(tmp_path: Path) -> None:
