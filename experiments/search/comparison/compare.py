@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.explain.comparison import ForecastComparison
-from experiments.search.comparison.membership import OutsideField, describe_value, list_outside
+from experiments.search.comparison.membership import OutsideField, list_outside, state_value
 from experiments.search.comparison.settings import differing_settings, find_other_task
 from experiments.search.comparison.short_form import ShortForm, describe_part, read_short_form
 from experiments.search.fields import FIELDS, has_open_fields
@@ -143,7 +143,7 @@ def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedP
     fits = report.fits and report.peak_device <= search.capacity
     settings = differing_settings(searched, job)
     outside = list_outside(search.space, form) + [
-        OutsideField(field, own, [theirs], f"the job of the search has {describe_value(theirs)}")
+        OutsideField(field, own, [theirs], f"the job of the search has {state_value(theirs)}")
         for field, (theirs, own) in settings.items()
     ]
     shortest = min(search.certificate.open_bound, search.certificate.incumbent)

@@ -46,7 +46,7 @@ def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
 
 
 def _explain_other(field: str, own: Any, theirs: Any) -> OutsideField:
-    instead = f"; in short form it would be {describe_value(theirs)}" if theirs is not None else ""
+    instead = f"; in short form it would be {state_value(theirs)}" if theirs is not None else ""
     return OutsideField(field, own, None, f"a search does not vary it{instead}")
 
 
@@ -61,8 +61,8 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
     searched = [list(one) if isinstance(one, tuple) else one for one in known]
     value = list(value) if isinstance(value, tuple) else value
     if field not in space.open and len(searched) == 1:
-        return OutsideField(field, value, searched, f"the job of the search states {describe_value(searched[0])}")
-    named = ", ".join(map(describe_value, searched[:MOST_NAMED]))
+        return OutsideField(field, value, searched, f"the job of the search states {state_value(searched[0])}")
+    named = ", ".join(map(state_value, searched[:MOST_NAMED]))
     more = f" and {len(searched) - MOST_NAMED:,} more" if len(searched) > MOST_NAMED else ""
     return OutsideField(field, value, searched, f"the search took {named}{more}")
 
@@ -79,7 +79,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
             "plan.chunks": values["chunks"],
             "plan.partition": values["partition"],
         }
-        stated = ", ".join(f"{key.partition('.')[2]} {describe_value(value)}" for key, value in named.items())
+        stated = ", ".join(f"{key.partition('.')[2]} {state_value(value)}" for key, value in named.items())
         why = "the search took no such combination of schedule, chunks and partition"
         return [OutsideField("plan.schedule", stated, None, why)]
     why = space.explain_exclusion(group, pipeline, step) if isinstance(space, LimitedSpace) else ""
@@ -100,8 +100,8 @@ def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeli
     )
 
 
-def describe_value(value: Any) -> str:
+def state_value(value: Any) -> str:
     """A value of a field in words."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(describe_value, value))}]" if value else "none"
+        return f"[{', '.join(map(state_value, value))}]" if value else "none"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.search.comparison.compare import ComparedPlan
-from experiments.search.comparison.membership import describe_value
+from experiments.search.comparison.membership import state_value
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
 from simulator.report.words import format_seconds
@@ -52,7 +52,7 @@ def _head(one: ComparedPlan) -> Iterator[tuple[str, str]]:
     if one.inside:
         yield "space", "the search had this plan among its own"
     for i, field in enumerate(one.outside):
-        value = describe_value(field.value)
+        value = state_value(field.value)
         yield "" if i else "space", f"{'not in it: ' if not i else ''}{field.field} is {value}; {field.why}"
     if (again := one.restated) is not None:
         factor = f", {again.step_time / one.best.step_time:.3f} times that of the best plan" if one.best else ""
@@ -104,4 +104,4 @@ def _shorten(value: Any) -> str:
         return "-"
     if isinstance(value, list | tuple) and len(value) > 6:
         return f"[{', '.join(map(str, value[:2]))}, ..., {value[-1]}]"
-    return describe_value(value)
+    return state_value(value)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.search.comparison.membership import OutsideField, describe_value, find_point, list_outside
+from experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
 from experiments.search.comparison.settings import differing_settings
 from experiments.search.comparison.short_form import ShortForm, read_short_form
 from experiments.search.fields import AUTO, FIELDS, has_open_fields
@@ -79,7 +79,7 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
     forms = [read_short_form(job) for job in jobs]
     for form, name in zip(forms, group.names, strict=True):
         for field, (own, _) in form.others.items():
-            raise NoSearchError("have what no search varies", f"{field} of {name} is {describe_value(own)}")
+            raise NoSearchError("have what no search varies", f"{field} of {name} is {state_value(own)}")
     for job in jobs[1:]:
         for field in differing_settings(jobs[0], job):
             if not field.startswith(OF_INTERVALS):
@@ -100,7 +100,7 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
 
 
 def _explain(name: str, one: OutsideField) -> str:
-    return f"{one.field} of {name} is {describe_value(one.value)}; {one.why}"
+    return f"{one.field} of {name} is {state_value(one.value)}; {one.why}"
 
 
 def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
