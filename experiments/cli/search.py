@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,12 @@ def search(
     robust: Annotated[
         bool, typer.Option("--robust", help="Rank by the upper end of the interval, wider for what nobody has run.")
     ] = False,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--compare", metavar="PLAN", help="A job file whose plan is held against the best one; repeatable."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
     ] = None,
@@ -76,6 +83,7 @@ def search(
         margin = _read_share(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
+        from experiments.search.comparison.compare import compare_plans, load_plans
         from experiments.search.find import make_limits, open_search, read_objectives
         from experiments.search.output.page import page, run_with_progress
 
@@ -90,7 +98,9 @@ def search(
             check_place(out, "--out")
             check_rows_place(out)
         wanted = open_search(job, gap, top, objectives=objectives, limits=limits)
+        given = load_plans(wanted, compare or ())
         result = run_with_progress(wanted, robust, workers)
+        result = replace(result, compared=tuple(compare_plans(wanted, given)))
         if out is not None:
             try:
                 write_rows(wanted, result.best, out)
@@ -113,8 +123,11 @@ def search(
             emit(result.to_dict())
         else:
             from experiments.pages.forecast import show
+            from experiments.search.comparison.page import comparison_page
 
             show(page(result))
+            if result.compared:
+                show(comparison_page(result.compared))
         end_search(result)
 
 

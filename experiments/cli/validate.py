@@ -112,7 +112,7 @@ def validate(
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
         pairs: dict[str, tuple[Callable[..., tuple[dict[str, Any], int]], Callable[[dict[str, Any]], Any]]] = {
             "published": (pages.validate_published, pages.published_page),
-            "choice": (pages.validate_choice, pages.choice_page),
+            "choice": (_validate_choice, pages.choice_page),
             "fit": (partial(pages.fit_published, leave_out=leave_out), pages.fit_page),
         }
         make_answer, make_page = pairs[kind]
@@ -125,6 +125,14 @@ def validate(
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
+
+
+def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[str, Any], int]:
+    """Chooses among published plans, by their forecasts and by searches."""
+    from experiments.pages.published import validate_choice
+    from experiments.search.comparison.published_groups import search_group
+
+    return validate_choice(paths, workers, search_group)
 
 
 def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, chosen: tuple[Any, ...]) -> None:

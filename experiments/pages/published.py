@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,33 @@ def validate_published(paths: Sequence[Path], workers: int | None = None) -> tup
     return {"rows": rows, "summary": {**summarize_answers(rows), "choice": choice}}, len(runs) - len(rows)
 
 
-def validate_choice(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
-    """Chooses among published plans of one task: the answer, and the number of runs that an interruption left out."""
-    from validation.published.choice import choose_plans, summarize_choices
+def validate_choice(
+    paths: Sequence[Path], workers: int | None = None, search: Callable[[Any], dict[str, Any]] | None = None
+) -> tuple[dict[str, Any], int]:
+    """Chooses among published plans of one task: the answer, and the number of runs that an interruption left out.
 
-    runs, rows = _forecast_runs(paths, workers)
-    groups = choose_plans(runs, rows)
-    return {"groups": groups, "summary": summarize_choices(groups)}, len(runs) - len(rows)
+    search: searches the plans of a `PlanGroup` and says what it found, under `search` of the group.
+    """
+    from validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
+
+    runs = _read_runs(paths)
+    rows = _keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
+    groups, made = choose_plans(runs, rows), group_plans(runs, rows)
+    summary, missing = summarize_choices(groups), len(runs) - len(rows)
+    if search is not None:
+        found = _keep_until_interrupted(progress(map(search, made), len(made), "groups"))
+        groups = [{**group, "search": one} for group, one in zip(groups, found, strict=False)] + groups[len(found) :]
+        missing += sum(len(group.runs) for group in made[len(found) :])
+        searched = [one for one in found if one["reason"] is None]
+        summary["searches"] = {
+            "groups": len(found),
+            "searched": len(searched),
+            "agree": sum(one["agrees"] for one in searched),
+            "defects": sum(one["defect"] is not None for one in searched),
+            "shortest_does_not_fit": sum(not one["fits"] for one in searched),
+            "reasons": dict(Counter(one["kind"] for one in found if one["kind"]).most_common()),
+        }
+    return {"groups": groups, "summary": summary}, missing
 
 
 def fit_published(
@@ -106,12 +127,7 @@ def fit_published(
     from validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
-    found: list[dict[str, Any]] = []
-    try:
-        for row in progress(forecast_derivatives(runs, workers), len(runs), "runs"):
-            found.append(row)
-    except KeyboardInterrupt:
-        pass
+    found = _keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
     rows = [row for row in found if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
     refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
@@ -137,13 +153,18 @@ def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any
     from validation.published.answer import answers
 
     runs = _read_runs(paths)
-    rows: list[dict[str, Any]] = []
+    return runs, _keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
+
+
+def _keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All of some results, or those before an interruption."""
+    found: list[dict[str, Any]] = []
     try:
-        for row in progress(answers(runs, workers), len(runs), "runs"):
-            rows.append(row)
+        for one in steps:
+            found.append(one)
     except KeyboardInterrupt:
         pass
-    return runs, rows
+    return found
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
@@ -196,27 +217,59 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
         return Text("no three published plans of one training task: nothing to choose from", "bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("group", style="bold", no_wrap=True)
-    for head in ("plans", "regret %", "random %", "rho"):
+    robust = "robust_regret" in groups[0]
+    keys = ("regret", *(("robust_regret",) if robust else ()), "random_regret")
+    for head in ("plans", "regret %", *(("robust %",) if robust else ()), "random %", "rho"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("chosen", overflow="fold")
 
     def add(name: str, of: dict[str, Any], chosen: str, style: str = "") -> None:
         rho = "" if of["rho"] is None else f"{of['rho']:.2f}"
-        regrets = [format_percent(of[key]) for key in ("regret", "random_regret")]
-        table.add_row(name, f"{of['plans']:,}", *regrets, rho, chosen, style=style)
+        table.add_row(name, f"{of['plans']:,}", *(format_percent(of[key]) for key in keys), rho, chosen, style=style)
 
     for group in groups:
         better = "" if group["right"] else f", best {group['best']}"
-        add(f"{group['source']}, {group['gpus']} x {group['gpu']}", group, f"{group['chosen']}{better}")
+        other = group.get("robust_chosen", group["chosen"])
+        robustly = "" if other == group["chosen"] else f", robust {other}"
+        add(f"{group['source']}, {group['gpus']} x {group['gpu']}", group, f"{group['chosen']}{better}{robustly}")
     table.add_row()
-    add(f"mean of {summary['groups']}", summary, f"{summary['right']:.0%} right", "bold")
+    add(f"mean of {summary['groups']}", summary, _share_right(summary), "bold")
     for source, of in summary["by_source"].items():
-        add(f"  {source}: {of['groups']}", of, f"{of['right']:.0%} right")
-    remarks = (
+        add(f"  {source}: {of['groups']}", of, _share_right(of))
+    remarks = [
         "chosen: the plan of the shortest forecast; regret: its measured step over that of the best plan - 1",
         "random: mean regret of all plans; rho: Spearman's correlation of measured and forecast steps",
+    ]
+    if robust:
+        remarks.append(
+            "robust: regret of the plan with the smallest upper end of its interval, which is wider for what no run "
+            "outside of its group has"
+        )
+    return Group(table, *(Text(remark, "dim") for remark in remarks), *_describe_searches(summary.get("searches")))
+
+
+def _share_right(of: dict[str, Any]) -> str:
+    robust = f", robust {of['robust_right']:.0%}" if of.get("robust_right") is not None else ""
+    return f"{of['right']:.0%} right{robust}"
+
+
+def _describe_searches(found: dict[str, Any] | None) -> list[Text]:
+    """How many groups a search of their plans alone answers as the forecasts do, and why others are no search."""
+    if found is None:
+        return []
+    words = (
+        f"searches of the plans of a group alone choose the shortest forecast that fits in {found['agree']} of "
+        f"{found['searched']} groups"
     )
-    return Group(table, *(Text(remark, "dim") for remark in remarks))
+    if left_out := found["shortest_does_not_fit"]:
+        words += f"; in {left_out} of them the shortest forecast of all does not fit"
+    if defects := found["defects"]:
+        words += f"; {defects} of them ended with a bound above a forecast, a defect of meshcast"
+    texts = [Text(), Text(words)]
+    if left := found["groups"] - found["searched"]:
+        why = ", ".join(f"of {count} the plans {reason}" for reason, count in found["reasons"].items())
+        texts.append(Text(f"{left} group{'s are' if left > 1 else ' is'} no search: {why}"))
+    return texts
 
 
 def fit_page(answer: dict[str, Any]) -> RenderableType:

@@ -153,7 +153,7 @@ class Bounds:
     def _lower(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
         """The units of a group as the lowering makes them; None if the group breaks a rule."""
         if (key := (group, fused)) not in self._lowered:
-            job = self.space.job_of(group, Pipeline(1, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
+            job = self.space.job_of(group, Pipeline(1, "1f1b", 1, "even"), self.space.any_step)
             job = apply_changes(job, {"batch.micro": group.micro})
             if fused:
                 job = apply_changes(job, {"framework.set.fused_gradients": True})
@@ -258,7 +258,7 @@ class Bounds:
             units = self._lower(plain._replace(micro=1), self._fuses_gradients)
             made = None
             if units is not None:
-                made = UnitLayout(units.elements, units.reduced(), units.reduced(True), units.of_layer, None)
+                made = UnitLayout(units.elements, units.count_reduced(), units.count_reduced(True), units.of_layer, None)
             self._layouts[plain] = made, made.with_recomputed() if made is not None else None
         return self._layouts[plain][group.recompute == "full"]
 
@@ -351,7 +351,7 @@ class Bounds:
         key = group.tp, group.cp, group.ep, pp
         if key not in self._plans:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
-            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
+            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), self.space.any_step)
             total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.search.certificate import Certificate
+from experiments.search.comparison.compare import Source, compare_plans, load_plans
 from experiments.search.fields import CLUSTER, split_clusters
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
@@ -36,6 +37,7 @@ def search(
     near_measured: bool = False,
     robust: bool = False,
     workers: int | None = None,
+    compare: Sequence[Source] = (),
     base: str | Path | None = None,
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
@@ -53,6 +55,8 @@ def search(
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
     workers: number of processes; one for each core that this process may use if None. A small space takes one.
+    compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
+        result.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -66,8 +70,9 @@ def search(
     limits = make_limits(where, memory_margin, near_measured)
     objectives = read_objectives(objective, robust)
     made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
+    given = load_plans(made, compare, made.space.base)
     certificate = run_on_workers(made, workers or count_cores(), watch)
-    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts))
+    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
 
 
 def check_options(within: float, top: int) -> None:

@@ -87,6 +87,16 @@ class LimitedSpace(Space):
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)
 
+    def explain_exclusion(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> str:
+        """Which limit excludes a point, in words; empty if none does."""
+        for one in self._constraints:
+            if step not in one.select(group, pipeline, self.steps(group, pipeline.pp)):
+                return f"it violates {one.constraint.text}"
+        known = self._measured
+        if known is None or (known.may_admit(group, pipeline) and known.admits(group, pipeline, step)):
+            return ""
+        return "nobody has published a run of its schedule, degrees and micro-batch on as many GPUs"
+
 
 class PointConstraint:
     """A constraint on the fields of a point, evaluated once for equal values of the fields that it names."""

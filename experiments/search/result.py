@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from experiments.search.certificate import Certificate
+from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.search import FoundPlan, Search
 from hardware.units import GIB
 from simulator.forecast.simulate import simulate
@@ -77,11 +78,13 @@ class SearchResult:
         none does.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
     forecasts: all plans that were forecast, those that do not fit included, in that order.
+    compared: given plans beside the best one.
     """
 
     best: Sequence[RankedPlan]
     certificate: Certificate
     forecasts: Sequence[FoundPlan] = ()
+    compared: Sequence[ComparedPlan] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``search --json``."""
@@ -94,6 +97,7 @@ class SearchResult:
             "certificate": self.certificate.to_dict(),
             "published_envelope": describe_envelope(envelope) if envelope else None,
             "beyond_envelope": str(beyond) if beyond else None,
+            **({"compared": [one.to_dict() for one in self.compared]} if self.compared else {}),
         }
 
 

@@ -7,7 +7,7 @@ fields of the pipeline (`Pipeline`) and fields that act between the passes (`Ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,9 @@ UNLIKE_ENDS = "unlike-ends"
 
 WORDS = ("schedule", "recompute", "data", "offload")
 """Fields of a point whose values are words, or numbers with a meaning each."""
+
+OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
+"""Fields of a point that say what overlaps, which a framework may rule out."""
 
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
@@ -120,9 +123,11 @@ class Space:
                 found[name] = (value,)
             elif value == AUTO:
                 found[name] = self._automatic(name)
+                if name in OVERLAPS:
+                    found[name] = tuple(one for one in found[name] if self._is_valid(field, one))
             else:
                 _check_values(field, name, value, fixed[name])
-                if name in WORDS:  # a job says which words are valid
+                if name in WORDS or name in OVERLAPS:  # a job says which are valid
                     for one in value:
                         load_job(apply_changes(self.job, {field: one}), base=self.base)
                 ways: dict[str, Callable[[Any], Any]] = {
@@ -136,6 +141,19 @@ class Space:
         if "plan.chunks" in given and "plan.schedule" not in given and not stated:
             found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
+
+    def _is_valid(self, field: str, value: Any) -> bool:
+        """Whether a job with this value of a field is a job."""
+        try:
+            load_job(apply_changes(self.job, {field: value}), base=self.base)
+        except PlanError:
+            return False
+        return True
+
+    @property
+    def any_step(self) -> StepChoice:
+        """A choice between the passes of which nothing in a layer depends: what may overlap does."""
+        return StepChoice("ddp", *(any(self.values[name]) for name in StepChoice._fields[1:]))
 
     def _automatic(self, name: str) -> tuple[Any, ...]:
         """The values that are tried of a field that is ``auto``."""
@@ -293,9 +311,14 @@ class Space:
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
+        return self._values_of(self.open, group, pipeline, step)
+
+    def _values_of(
+        self, fields: Iterable[str], group: LayerGroup, pipeline: Pipeline, step: StepChoice
+    ) -> dict[str, Any]:
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
         found: dict[str, Any] = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
-        for field in self.open:
+        for field in fields:
             value = values[FIELDS[field]]
             if field == "plan.zero":
                 found["plan.fsdp"] = value == "fsdp"
@@ -306,8 +329,11 @@ class Space:
         return found
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
-        """The job of a point as plain data."""
-        job = apply_changes(self.job, self.changes(group, pipeline, step))
+        """The job of a point as plain data, also of one that has other values of fields that are not open."""
+        values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
+        others = [field for field, name in FIELDS.items() if values[name] != self.values[name][0]]
+        fields = [field for field in FIELDS if field in self.open or field in others]
+        job = apply_changes(self.job, self._values_of(fields, group, pipeline, step))
         if group.recompute != "full":
             job["plan"].pop("recompute_layers", None)
         return job

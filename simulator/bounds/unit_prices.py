@@ -270,7 +270,7 @@ class LoweredUnits:
         """Parameters of one unit of every kind [kinds]."""
         return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
 
-    def reduced(self, matrices: bool = False) -> dict[tuple[str, ...], np.ndarray]:
+    def count_reduced(self, matrices: bool = False) -> dict[tuple[str, ...], np.ndarray]:
         """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds].
 
         matrices: only large ones of layers, which are sharded wherever weights are.

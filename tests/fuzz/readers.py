@@ -70,6 +70,7 @@ COMMANDS = (
     "search search.yaml --where plan.tp*plan.pp<=4 --where plan.dp>1 --memory-margin 10% --json",
     "search search.yaml --near-measured --top 2",
     "search search.yaml --robust --json",
+    "search search.yaml --compare small.yaml --compare job.yaml --json",
     "search search.yaml --out out/plans.parquet --plot out/plans.svg",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
     "scale small.yaml --gpus 8..64 --weak",

@@ -4,19 +4,25 @@ Runs belong together if source, training program with its release, model, GPUs, 
 and adapters are equal. The plan is everything else: degrees, micro-batch, schedule, sharding, recompute, offloading,
 overlap, compilation and CUDA graphs. A plan that was published several times counts once, with its median time.
 
-The regret of a choice is the measured time of the chosen plan over that of the best one, minus 1.
+The regret of a choice is the measured time of the chosen plan over that of the best one, minus 1. A robust choice is of
+the smallest upper end of the interval, which is wider for plans unlike what was run: the other runs, without the group.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from simulator.forecast.shared_work import SharedWork
+from validation.published.answer import Answer, map_chunks
+from validation.published.measured_range.held_out import held_out_distances, upper_end
+from validation.published.measured_range.survey import SurveyedRun, survey
 from validation.published.releases import month_of
 from validation.published.rows import PublishedRun, UnreadableLine
 from validation.published.stacks import framework
@@ -35,16 +41,76 @@ NO_PLAN = ("batch", "memory_kind", "filled", *TASK)
 """Fields of `Spec` that are not of the plan, but for `batch.micro`."""
 
 
-def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of at least `LEAST_PLANS` plans with their regrets, in the order of their first run.
+@dataclass(frozen=True)
+class PlanGroup:
+    """Published runs of one task.
 
-    rows: the answers to `runs`.
+    plans: the runs of each plan with their rows, answers of `validate published`, or such with an error, a predicted
+        step and the run as `surveyed`.
     """
-    groups: dict[str, list[tuple[PublishedRun, dict[str, Any]]]] = defaultdict(list)
+
+    plans: tuple[tuple[tuple[PublishedRun, dict[str, Any]], ...], ...]
+
+    @property
+    def runs(self) -> list[PublishedRun]:
+        """The runs of all plans."""
+        return [run for same in self.plans for run, _ in same]
+
+    @property
+    def measured(self) -> list[float]:
+        """Measured step of each plan, the median of its runs [s]."""
+        return [median(measured_step(row) for _, row in same) for same in self.plans]
+
+    @property
+    def forecast(self) -> list[float]:
+        """Forecast step of each plan, the median of its runs [s]."""
+        return [median(float(row["predicted"]["step_time_s"]) for _, row in same) for same in self.plans]
+
+    @property
+    def names(self) -> list[str]:
+        """The first run of each plan."""
+        return [same[0][0].id for same in self.plans]
+
+    @property
+    def surveyed(self) -> list[SurveyedRun]:
+        """The first run of each plan as surveyed; empty if the rows are answers of `validate published`."""
+        return [same[0][1]["surveyed"] for same in self.plans if "surveyed" in same[0][1]]
+
+
+def forecast_choices(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
+    """A row for each run, in order: error, predicted step, and the run as `surveyed`; without these where it is
+    refused, cannot be read or has no measured time."""
+    yield from map_chunks(_forecast_chunk, runs, workers)
+
+
+def _forecast_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:
+    shared, found = SharedWork(), list[Answer]()
+    for run in runs:
+        surveyed = None
+        try:
+            surveyed = survey(run, shared) if isinstance(run, PublishedRun) else None
+        except Exception:  # a defect of meshcast costs one row, which `validate published` explains
+            shared = SharedWork()
+        found.append({"error": None})
+        if surveyed is not None and isinstance(run, PublishedRun) and run.step_time:
+            error, predicted = surveyed.step_time / run.step_time - 1, {"step_time_s": surveyed.step_time}
+            found[-1] = {"error": error, "predicted": predicted, "surveyed": surveyed}
+    return found
+
+
+def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[PlanGroup]:
+    """The groups of at least `LEAST_PLANS` plans, in the order of their first run. rows: the answers to `runs`."""
+    groups: dict[str, dict[str, list[tuple[PublishedRun, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
     for run, row in zip(runs, rows, strict=False):
         if isinstance(run, PublishedRun) and row["error"] is not None:
-            groups[_task_of(run)].append((run, row))
-    return [found for group in groups.values() if (found := _judge(group))["plans"] >= LEAST_PLANS]
+            groups[_task_of(run)][_plan_of(run)].append((run, row))
+    return [PlanGroup(tuple(map(tuple, plans.values()))) for plans in groups.values() if len(plans) >= LEAST_PLANS]
+
+
+def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of plans with their regrets; with those of robust choices where rows have the runs as surveyed."""
+    every = [row["surveyed"] for row in rows if "surveyed" in row]
+    return [judge_group(group, every) for group in group_plans(runs, rows)]
 
 
 def summarize_choices(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -58,10 +124,11 @@ def summarize_choices(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _means(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float | None:
-        known = [float(group[key]) for group in groups if group[key] is not None]
+        known = [float(group[key]) for group in groups if group.get(key) is not None]
         return fmean(known) if known else None
 
-    keys = ("regret", "random_regret", "rho", "right")
+    robust = ("robust_regret", "robust_right") if groups and "robust_regret" in groups[0] else ()
+    keys = ("regret", "random_regret", "rho", "right", *robust)
     return {"groups": len(groups), "plans": sum(group["plans"] for group in groups), **{key: mean(key) for key in keys}}
 
 
@@ -76,27 +143,41 @@ def _plan_of(run: PublishedRun) -> str:
     return json.dumps([plan, run.spec.batch.micro], sort_keys=True)
 
 
-def _judge(group: Iterable[tuple[PublishedRun, dict[str, Any]]]) -> dict[str, Any]:
-    plans: dict[str, list[tuple[PublishedRun, dict[str, Any]]]] = defaultdict(list)
-    for run, row in group:
-        plans[_plan_of(run)].append((run, row))
-    measured = [median(measured_step(row) for _, row in same) for same in plans.values()]
-    forecast = [median(float(row["predicted"]["step_time_s"]) for _, row in same) for same in plans.values()]
-    names = [same[0][0].id for same in plans.values()]
+def judge_group(group: PlanGroup, runs: Sequence[SurveyedRun] = ()) -> dict[str, Any]:
+    """The choice in a group and its regret. runs: all of them as surveyed, for the robust choice."""
+    measured, forecast, names = group.measured, group.forecast, group.names
     best, chosen = min(measured), min(range(len(forecast)), key=forecast.__getitem__)
-    (first, _), *_ = next(iter(plans.values()))
+    first, _ = group.plans[0][0]
     return {
         "source": first.source,
         "model": {"layers": first.spec.model.layers, "hidden": first.spec.model.hidden},
         "gpu": first.spec.gpu,
         "gpus": first.spec.gpus,
-        "plans": len(plans),
+        "plans": len(group.plans),
         "chosen": names[chosen],
         "best": names[measured.index(best)],
         "right": measured[chosen] == best,
         "regret": measured[chosen] / best - 1,
         "random_regret": fmean(measured) / best - 1,
         "rho": rank_correlation(measured, forecast),
+        **(_judge_robust(group, runs) if group.surveyed else {}),
+    }
+
+
+def _judge_robust(group: PlanGroup, runs: Sequence[SurveyedRun]) -> dict[str, Any]:
+    """The choice of the smallest upper end, each the median of the runs of a plan."""
+    own = [row["surveyed"] for same in group.plans for _, row in same]
+    distances = dict(zip((run.id for run in own), held_out_distances(own, runs), strict=True))
+    ends = [
+        median(upper_end(row["surveyed"], distances[row["surveyed"].id]) for _, row in same) for same in group.plans
+    ]
+    measured = group.measured
+    chosen = min(range(len(ends)), key=ends.__getitem__)
+    return {
+        "robust_chosen": group.names[chosen],
+        "robust_right": measured[chosen] == min(measured),
+        "robust_regret": measured[chosen] / min(measured) - 1,
+        "schedules_not_run": sum("schedule" in distances[same[0][0].id].outside for same in group.plans),
     }
 
 

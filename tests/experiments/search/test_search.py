@@ -122,6 +122,32 @@ def test_a_stated_number_of_layers_holds_where_layers_are_recomputed() -> None:
     assert {("none", None), ("full", 2)} <= plans
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"zero": 3},
+        {"zero": 1, "fsdp": True},
+        {"zero": 1, "recompute": "full", "recompute_layers": 1},
+        {"zero": 1, "offload": ["activations"]},
+        {"zero": 0, "sequence_parallel": False, "schedule": "zb-h1"},
+    ],
+)
+def test_stated_fields_hold_in_the_bounds(stated: dict[str, Any]) -> None:
+    check_against_brute_force({**LAYERS, "plan": {"tp": [1, 2], "pp": [1, 2, 5], **stated}})
+
+
+def test_what_a_framework_rules_out_is_not_tried() -> None:
+    plan = {"tp": [1, 2], "pp": [1, 2], "zero": 1}
+    framework = {
+        "name": "megatron-deepspeed",
+        "set": {"launch_blocking": True, "overlap": {"dp": "auto", "pp": "auto"}},
+    }
+    check_against_brute_force({**LAYERS, "plan": plan, "framework": framework})
+    framework["set"] = {"launch_blocking": True, "overlap": {"dp": [False, True]}}
+    with pytest.raises(PlanError, match="overlap"):
+        Space({**LAYERS, "plan": plan, "framework": framework}, Path("."))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 22))
 def test_searches_find_what_brute_force_finds(seed: int) -> None:

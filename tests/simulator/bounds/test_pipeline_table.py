@@ -14,7 +14,6 @@ KINDS = 3
 """The embedding, layers, the output layer."""
 
 
-
 def collectives(elements: np.ndarray, reduction: float, gather: float, each: tuple[int, int] = (0, 0)) -> Collectives:
     """Those of one group of ranks, alike in all pipelines. each: how often they happen in a micro-batch."""
     rates = (np.full((1, 1, len(elements)), one) for one in (reduction, gather))

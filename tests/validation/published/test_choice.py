@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from validation.published.choice import choose_plans, rank_correlation, summarize_choices
+from validation.published.choice import (
+    choose_plans,
+    forecast_choices,
+    group_plans,
+    judge_group,
+    rank_correlation,
+    summarize_choices,
+)
+from validation.published.measured_range.held_out import held_out_distances, upper_end
+from validation.published.measured_range.survey import SurveyedRun, survey
 from validation.published.rows import PublishedRun, UnreadableLine
 
 
@@ -88,37 +98,166 @@ def test_the_rank_correlation_is_that_of_ranks(values: list[tuple[int, int]]) ->
         assert rho == pytest.approx(1 - 6 * sum(gap * gap for gap in gaps) / (n * (n * n - 1)))
 
 
-def test_the_command(tmp_path: Path) -> None:
-    model = {
-        "layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64, "ffn": 4096, "vocab": 32000,
-        "seq": 4096, "gated": False, "norm": "layernorm", "positions": "learned", "tied": True,
-        "attention": "flash", "qk_layernorm": False, "mtp": 0,
+MODEL = {
+    "layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64, "ffn": 4096, "vocab": 32000,
+    "seq": 4096, "gated": False, "norm": "layernorm", "positions": "learned", "tied": True,
+    "attention": "flash", "qk_layernorm": False, "mtp": 0,
+}  # fmt: skip
+
+
+def whole_row(name: str, seconds: float, tp: int = 1, pp: int = 1, **spec: Any) -> dict[str, Any]:
+    """A run that can be forecast."""
+    return {
+        "id": name,
+        "spec": {
+            "class": "dense", "stack": "megatron-core", "gpu": "h100-sxm", "gpus": 8, "precision": "bf16",
+            "model": MODEL, "mesh": {"dp": 8 // (tp * pp), "tp": tp, "pp": pp, "cp": 1, "vpp": 1},
+            "sharding": "none", "recompute": {"kind": "none"}, "schedule": "1f1b", "cuda_graphs": False,
+            "batch": {"micro": 1, "global": 64, "seq": 4096}, **spec,
+        },
+        "measured": {"step_time_s": seconds},
     }  # fmt: skip
-    rows = [
-        {
-            "id": f"lab-{tp}",
-            "spec": {
-                "class": "dense", "stack": "megatron-core", "gpu": "h100-sxm", "gpus": 8, "precision": "bf16",
-                "model": model, "mesh": {"dp": 8 // tp, "tp": tp, "pp": 1, "cp": 1},
-                "sharding": "none", "recompute": {"kind": "none"}, "schedule": "1f1b",
-                "batch": {"micro": 1, "global": 64, "seq": 4096},
-            },
-            "measured": {"step_time_s": 1.0 + tp},
-        }
-        for tp in (1, 2, 4, 8)
-    ]  # fmt: skip
+
+
+def surveyed(row: dict[str, Any]) -> SurveyedRun:
+    found = survey(PublishedRun.model_validate(row))
+    assert found is not None
+    return found
+
+
+def test_the_runs_of_a_group_do_not_count_as_measured() -> None:
+    own = [surveyed(whole_row(f"lab-{pp}", 1.0, pp=pp)) for pp in (1, 2, 4)]
+    other = surveyed(whole_row("other-1", 1.0, pp=2, batch={"micro": 1, "global": 128, "seq": 4096}))
+    alone = held_out_distances(own, own)
+    assert all(one.nearest is None and "schedule" in one.outside for one in alone)
+    beside = held_out_distances(own, [*own, other])
+    assert ["schedule" in one.outside for one in beside] == [True, False, False]
+    assert [one.measured for one in beside] == [False, True, True]
+    ends = [upper_end(run, one) / run.step_time for run, one in zip(own, beside, strict=True)]
+    assert ends[0] > ends[1] and upper_end(own[0], alone[0]) == upper_end(own[0], beside[0])
+
+
+def test_a_robust_choice_is_of_the_smallest_upper_end() -> None:
+    """Of two plans that are forecast nearly alike it takes the one whose schedule was run elsewhere."""
+    rows = [whole_row("lab-1", 1.0, pp=2), whole_row("lab-2", 1.2, pp=4), whole_row("lab-3", 1.1)]
+    runs = [PublishedRun.model_validate(row) for row in rows]
+    seen = surveyed(whole_row("other-1", 1.0, pp=2, batch={"micro": 1, "global": 128, "seq": 4096}))
+    times = {"lab-1": 1.01, "lab-2": 1.3, "lab-3": 1.0}
+    answers = []
+    for run in runs:
+        one = replace(surveyed(rows[runs.index(run)]), step_time=times[run.id])
+        error = one.step_time / (run.step_time or 1) - 1
+        answers.append({"error": error, "predicted": {"step_time_s": one.step_time}, "surveyed": one})
+    (group,) = group_plans(runs, answers)
+    found = judge_group(group, [seen, *group.surveyed])
+    assert (found["chosen"], found["right"], found["regret"]) == ("lab-3", False, pytest.approx(0.1))
+    assert (found["robust_chosen"], found["robust_right"], found["robust_regret"]) == ("lab-1", True, 0)
+    assert found["schedules_not_run"] == 1
+    summary = summarize_choices([found])
+    assert summary["robust_regret"] == 0 and summary["robust_right"] == 1 and summary["regret"] == found["regret"]
+
+
+def test_what_cannot_be_forecast_has_no_row_of_a_choice() -> None:
+    refused = PublishedRun.model_validate(whole_row("a-1", 1.0) | {"spec": {"class": "other", "stack": "none"}})
+    untimed = PublishedRun.model_validate({**whole_row("a-2", 1.0), "measured": {}})
+    rows = list(forecast_choices([refused, untimed, UnreadableLine(reason="no JSON")], 1))
+    assert rows == [{"error": None}] * 3
+
+
+def validate_choice(tmp_path: Path, rows: list[dict[str, Any]], *options: str) -> Any:
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    found = CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1", "--json"])
+    return CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1", *options])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    rows = [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4, 8)]
+    found = validate_choice(tmp_path, rows, "--json")
     assert found.exit_code == 0, found.output
     answer = json.loads(found.stdout)
     (group,) = answer["groups"]
     assert (group["chosen"], group["regret"], group["rho"]) == ("lab-1", 0, pytest.approx(1))
-    page = CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1"])
-    assert page.exit_code == 0 and "lab-1" in page.output and "100% right" in page.output
-    whole = CliRunner().invoke(app, ["validate", "published", "--data", str(path), "--jobs", "1"])
+    assert (group["robust_chosen"], group["robust_regret"]) == ("lab-1", 0)
+    assert (group["search"]["chosen"], group["search"]["agrees"], group["search"]["reason"]) == ("lab-1", True, None)
+    assert answer["summary"]["searches"]["agree"] == answer["summary"]["searches"]["searched"] == 1
+    page = validate_choice(tmp_path, rows)
+    words = " ".join(page.output.split())
+    assert page.exit_code == 0 and "lab-1" in words and "100% right" in words and "robust %" in words
+    assert "choose the shortest forecast that fits in 1 of 1 groups" in words
+    whole = CliRunner().invoke(app, ["validate", "published", "--data", str(tmp_path / "runs.jsonl"), "--jobs", "1"])
     assert "mean regret 0.0 % (random" in whole.output
     assert CliRunner().invoke(app, ["validate", "choice", "--plot", "x.png"]).exit_code != 0
+
+
+FULL = {"recompute": {"kind": "full"}}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [whole_row("a-1", 1.0), whole_row("a-2", 1.1, tp=2, **FULL), whole_row("a-3", 1.2, pp=2)],
+        [whole_row(f"a-{pp}", 1.0 + pp, pp=pp, **FULL) for pp in (1, 2, 4)],
+        [whole_row(f"a-{tp}", 1.0, tp=tp, sharding="fsdp-full") for tp in (1, 2, 4)],
+        [
+            whole_row("a-1", 1.0, pp=2, schedule="interleaved", mesh={"dp": 4, "tp": 1, "pp": 2, "cp": 1, "vpp": 2}),
+            whole_row("a-2", 1.0, pp=2), whole_row("a-3", 1.0, tp=2, sharding="fsdp-full"),
+            whole_row("a-4", 1.0, tp=2, sharding="zero1"),
+        ],
+        [whole_row(f"a-{n}", 1.0, pp=2, recompute={"kind": "full", "layers": n}) for n in (1, 2, 3)],
+    ],
+    ids=["recomputation", "one value", "fsdp", "mixed", "layers"],
+)  # fmt: skip
+def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path: Path, rows: Any) -> None:
+    (group,) = json.loads(validate_choice(tmp_path, rows, "--json").stdout)["groups"]
+    assert group["search"]["reason"] is None and group["search"]["defect"] is None
+    assert group["search"]["agrees"] and group["search"]["chosen"] == group["chosen"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "reason"),
+    [
+        (
+            [whole_row(f"a-{tp}", 1.0, tp=tp, recompute={"kind": "selective", "modules": ["mlp"]}) for tp in (1, 2, 4)],
+            "have what no search varies", "plan.schemes.memory of a-1 is recompute",
+        ),
+        (
+            [whole_row(f"a-{tp}", 1.0, tp=tp, overlap={"ep": True}, compile=tp == 2) for tp in (1, 2, 4)],
+            "differ in settings beside the plan", "the plans differ in framework.set.compile",
+        ),
+        (
+            [
+                whole_row("a-1", 1.0), whole_row("a-2", 1.0, tp=2),
+                whole_row("a-3", 1.0, pp=4, pipeline_split="ends-as-layers", model={**MODEL, "layers": 10}),
+                whole_row("a-4", 1.0, tp=4),
+            ],
+            None, None,
+        ),
+    ],
+    ids=["modules", "compilation", "another model"],
+)  # fmt: skip
+def test_a_group_that_is_no_search_says_why(tmp_path: Path, rows: Any, kind: str | None, reason: str | None) -> None:
+    answer = json.loads(validate_choice(tmp_path, rows, "--json").stdout)
+    (group,) = answer["groups"]
+    assert group["search"]["kind"] == kind
+    if kind is None:
+        assert group["plans"] == 3, "a run of another model is another task"
+        return
+    assert group["search"]["reason"].startswith(reason) and not group["search"]["agrees"]
+    assert answer["summary"]["searches"] | {"reasons": None} == {
+        "groups": 1, "searched": 0, "agree": 0, "defects": 0, "shortest_does_not_fit": 0, "reasons": None,
+    }  # fmt: skip
+    words = " ".join(validate_choice(tmp_path, rows).output.split())
+    assert f"1 group is no search: of 1 the plans {kind}" in words
+
+
+def test_a_plan_that_does_not_fit_is_not_chosen_by_a_search(tmp_path: Path) -> None:
+    """The fastest forecast needs more memory than a GPU has."""
+    wide = {**MODEL, "hidden": 16384, "heads": 128, "kv_heads": 128, "head_dim": 128, "ffn": 65536}
+    rows = [whole_row(f"a-{tp}", 1.0, tp=tp, model=wide) for tp in (1, 2, 8)]
+    answer = json.loads(validate_choice(tmp_path, rows, "--json").stdout)
+    (group,) = answer["groups"]
+    assert not group["search"]["fits"] and group["search"]["agrees"] and group["search"]["chosen"] == "a-8"
+    assert answer["summary"]["searches"]["shortest_does_not_fit"] == 1
 
 
 def test_nothing_to_choose_from(tmp_path: Path) -> None:
@@ -126,3 +265,14 @@ def test_nothing_to_choose_from(tmp_path: Path) -> None:
     path.write_text("", "utf-8")
     found = CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1"])
     assert found.exit_code == 0 and "nothing to choose from" in found.output
+
+
+def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(group: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.search.comparison.published_groups.search_group", interrupt)
+    found = validate_choice(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
+    assert found.exit_code == 130 and "interrupted, 3 runs are not answered" in found.output

@@ -9,6 +9,7 @@ program counts as a field outside, which the regime of the forecast has widened 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.plan.plan import Plan
@@ -87,26 +88,29 @@ class Distance:
 def distance_from_measured(plan: Plan) -> Distance:
     """How far a plan is from the nearest combination that somebody has run on its architecture."""
     task = task_of(plan)
-    found = [_measure(task, fields) for fields in fields_of_plan(plan)]
+    known = known_combinations(task)
+    found = [measure_distance(task, fields, known) for fields in fields_of_plan(plan)]
     return max(found, key=lambda one: (one.nearest is None, len(one.outside)))
 
 
-def known_combinations(task: TrainingTask) -> tuple[Combination, ...]:
-    """The measured combinations that a plan is held against: of its task, or without any of all programs."""
+def known_combinations(task: TrainingTask, table: Sequence[Combination] | None = None) -> tuple[Combination, ...]:
+    """The measured combinations that a plan is held against: of its task, or without any of all programs.
+
+    table: of all combinations; that which ships if None.
+    """
     key = (task.architecture, task.kind)
-    return measured_combinations(task) or tuple(
-        one for one in read_combinations() if (one.task.architecture, one.task.kind) == key
-    )
+    own = measured_combinations(task) if table is None else tuple(one for one in table if one.task == task)
+    every = read_combinations() if table is None else table
+    return own or tuple(one for one in every if (one.task.architecture, one.task.kind) == key)
 
 
-def _measure(task: TrainingTask, fields: PlanFields) -> Distance:
-    if own := measured_combinations(task):
-        nearest, outside = find_nearest(fields, own)
-        return Distance(task, fields, nearest, tuple(outside))
-    if not (other := known_combinations(task)):
+def measure_distance(task: TrainingTask, fields: PlanFields, known: Sequence[Combination]) -> Distance:
+    """How far a plan is from the nearest of some combinations, which are all of its task, or none is."""
+    if not known:
         return Distance(task, fields, None, ("program", *NAMED, *NUMBERS))
-    nearest, outside = find_nearest(fields, other)
-    return Distance(task, fields, nearest, ("program", *outside))
+    nearest, outside = find_nearest(fields, known)
+    program = () if nearest.task == task else ("program",)
+    return Distance(task, fields, nearest, (*program, *outside))
 
 
 def widened_interval(metrics: Metrics, distance: Distance) -> tuple[float, float]:

@@ -29,6 +29,8 @@ class SurveyedRun:
     log_ratio: logarithm of measured over forecast step time.
     others: sigma of the forecast without that of its regime.
     sides: sigmas of the regime below and above the forecast.
+    step_time: forecast [s].
+    fits: whether the forecast fits in memory.
     packed: samples are packed, and attend within themselves.
     job: of the forecast.
     """
@@ -47,6 +49,8 @@ class SurveyedRun:
     log_ratio: float
     others: float
     sides: tuple[float, float]
+    step_time: float
+    fits: bool
     measured: PublishedFigures
     citation: str
     trust: str | None
@@ -94,6 +98,8 @@ def _describe(run: PublishedRun, job: dict[str, Any], report: Report) -> Surveye
         log_ratio=-math.log(faster),
         others=math.hypot(*(sigma for key, sigma in report.sigmas.items() if key != REGIME)),
         sides=(report.residual.below, report.residual.above),
+        step_time=report.step_time,
+        fits=report.fits,
         measured=run.measured,
         citation=run.citation,
         trust=run.trust if isinstance(run.trust, str) else None,

@@ -1,0 +1,107 @@
+"""Whether a plan lies in the space of a search, and which of its fields are outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.search.comparison.short_form import ShortForm
+from experiments.search.fields import FIELDS
+from experiments.search.limits import LimitedSpace
+from experiments.search.space import PARTITIONS, UNLIKE_ENDS, LayerGroup, Pipeline, Space, StepChoice
+
+MOST_NAMED = 12
+"""Values of a field that a sentence names."""
+
+
+@dataclass(frozen=True)
+class OutsideField:
+    """A field of a plan that lies outside of a space.
+
+    value: of the plan. searched: the values of the space; None if no search varies the field. why: in words.
+    """
+
+    field: str
+    value: Any
+    searched: list[Any] | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The field in the answer of ``search --compare --json``."""
+        return {"field": self.field, "value": self.value, "searched": self.searched, "why": self.why}
+
+
+def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
+    """The fields of a plan that are outside of a space; empty if the space holds it.
+
+    A plan whose fields all have values of the space is still outside where the space has no such pipeline, or where a
+    limit of the search excludes it.
+    """
+    others = [_explain_other(field, *pair) for field, pair in form.others.items()]
+    if not form.values:
+        return others
+    found = [_wrong_value(space, field, form.values[name]) for field, name in FIELDS.items()]
+    outside = [one for one in found if one is not None]
+    return [*(outside or _explain_point(space, form.values)), *others]
+
+
+def _explain_other(field: str, own: Any, theirs: Any) -> OutsideField:
+    instead = f"; in short form it would be {state_value(theirs)}" if theirs is not None else ""
+    return OutsideField(field, own, None, f"a search does not vary it{instead}")
+
+
+def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
+    """A field whose value the space does not have; None if it has it, or if the field makes no difference."""
+    name = FIELDS[field]
+    known = space.values[name]
+    if name == "recomputed" or value is None or value in known:  # layers depend on the stages
+        return None
+    if name == "partition" and isinstance(value, tuple) and UNLIKE_ENDS in known:
+        return None
+    searched = [list(one) if isinstance(one, tuple) else one for one in known]
+    value = list(value) if isinstance(value, tuple) else value
+    if field not in space.open and len(searched) == 1:
+        return OutsideField(field, value, searched, f"the job of the search states {state_value(searched[0])}")
+    named = ", ".join(map(state_value, searched[:MOST_NAMED]))
+    more = f" and {len(searched) - MOST_NAMED:,} more" if len(searched) > MOST_NAMED else ""
+    return OutsideField(field, value, searched, f"the search took {named}{more}")
+
+
+def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
+    """Why a space that has all values of a plan does not have it, or admits it not; empty if it does."""
+    group, pipeline, step = find_point(space, values)
+    if pipeline not in space.pipelines(group):
+        if any(one.order == pipeline.order for one in space.pipelines(group)):
+            why = "the search took no such number of layers for stages of this size"
+            return [OutsideField("plan.recompute_layers", values["recomputed"], None, why)]
+        named = {
+            "plan.schedule": values["schedule"],
+            "plan.chunks": values["chunks"],
+            "plan.partition": values["partition"],
+        }
+        stated = ", ".join(f"{key.partition('.')[2]} {state_value(value)}" for key, value in named.items())
+        why = "the search took no such combination of schedule, chunks and partition"
+        return [OutsideField("plan.schedule", stated, None, why)]
+    why = space.explain_exclusion(group, pipeline, step) if isinstance(space, LimitedSpace) else ""
+    return [OutsideField("plan", "this combination", None, why)] if why else []
+
+
+def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
+    """The point of a space that a plan would be: fields that make no difference have the first value of the space."""
+    found = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
+    layers, recomputed = space.loaded.model.layers, values["recomputed"]
+    if found["pp"] > 1:
+        layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))
+    found["recomputed"] = recomputed if recomputed is not None and recomputed < layers else None
+    return (
+        LayerGroup(**{name: found[name] for name in LayerGroup._fields}),
+        Pipeline(**{name: found[name] for name in Pipeline._fields}),
+        StepChoice(**{name: found[name] for name in StepChoice._fields}),
+    )
+
+
+def state_value(value: Any) -> str:
+    """A value of a field in words."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(state_value, value))}]" if value else "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
