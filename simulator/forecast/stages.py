@@ -58,10 +58,13 @@ def lower_stages(
     if plan.job.forward_only:
         return stages, []
     sums, updates = sum_shared_gradients(plan, stages, units), []
-    every = zip(_held_stages(plan, stages), device_params(plan, stages), strict=True)
-    for device, (held, params) in enumerate(every):
+    every_params = device_params(plan, stages)
+    # Micro-batches of another size, and other numbers of chunks, change no parameters.
+    traits = {id(params): tuple((param.traits, count) for param, count in params) for params in every_params}
+    for device, params in enumerate(every_params):
         own = plan.on(device)
-        if (key := (held, sums[device], own if own.mesh.stage else _traits(own))) not in shared.updates:
+        key = traits[id(params)], sums[device], own if own.mesh.stage else _traits(own)
+        if key not in shared.updates:
             shared.updates[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
         updates.append(shared.updates[key])
     return stages, updates
@@ -81,15 +84,21 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
     last = plan.parts - 1
     gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
     stages = []
+    # What plans of equal stages have in common.
+    schemes: Hashable = ()
+    own, repeats = plan, 1 if plan.stage_plans else plan.microbatches_of_unit
     for index in range(plan.shape.stages):
-        part, own = plan.part(index), plan.on(plan.device(index))
-        embeds = part == last and plan.device(index) in plan.holders(0)
+        part, device = plan.part(index), plan.device(index)
+        if plan.stage_plans:
+            own = plan.on(device)
+            repeats = own.microbatches_of_unit
+        if plan.positions:
+            schemes = tuple(scheme.lowering_key for scheme in own.schemes)
+        embeds = part == last and device in plan.holders(0)
         slices = [own.stage(part, blocks) for blocks in own.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
-        schemes = tuple(scheme.lowering_key for scheme in own.schemes) if plan.positions else ()
-        repeats = own.microbatches_of_unit
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
         if key not in known:
             loss = own.batch_loss(part) if index in ends else None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Fragment, Host, Op, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Fragment, Host, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
+    FREE,
+    INPUT,
     SUMS,
     CompiledBlocks,
     Price,
@@ -195,3 +197,46 @@ def make_task(
     inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     return task
+
+
+def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
+    """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
+    alone.
+    """
+    formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
+    sides: dict[SideOps, PricedSideOps] = {}
+    for one in formed:
+        sides[one] = side = _price(one, price)
+        side.after = (sides[one.after[0]], one.after[1]) if one.after else None
+    return list(sides.values())
+
+
+def _ready(task: Task, host: float) -> np.ndarray:
+    """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
+    found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
+    free: dict[str, float] = defaultdict(float)
+    issued = arrived = 0.0
+    for number, part in enumerate(task.parts):
+        block, marks = part.block, task.marks[number]
+        (port,) = block.ports
+        for copy in range(part.count):
+            seen = list[float]()
+            for i, op in enumerate(block.ops):
+                issued += host * op.issued
+                waits = (seen[j] for j in block.after[i])
+                begin = max(
+                    free[op.stream], issued if op.issued else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0
+                )
+                free[op.stream] = begin + part.seconds[i]
+                seen.append(free[op.stream] + part.latency[i])
+            for at, places in enumerate(marks, task.copy_of(number, copy)):
+                found[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
+            arrived = max((seen[place] for place in port.exit), default=0.0 if not port.through else arrived)
+    return found
+
+
+def _price(beside: SideOps, price: Price) -> PricedSideOps:
+    known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
+    seconds, sigma, latency = np.array([known[op] for op in beside.ops]).T
+    latency = latency + np.array(beside.waits) if len(beside.waits) else latency
+    return PricedSideOps(beside.ops, seconds, sigma, latency, beside.params, beside.starts)
