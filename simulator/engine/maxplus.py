@@ -15,7 +15,7 @@ Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -52,6 +52,13 @@ def ahead(late: np.ndarray, usual: np.ndarray) -> float:
     """
     real = late > NEVER
     return float(np.max(late[real] - usual[real], initial=NEVER))
+
+
+CompactMatrix = tuple[float, ...]
+"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
+after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
+after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
+stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,29 @@ class Coordinates:
                 np.maximum(out, seen[j], out=out)
         return BlockMatrices(begin, now)
 
+    def parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
+        """Whether stream `s` is never free later than the compute stream after `parts`, nor delays more in them, if so
+        before them."""
+        others = [i for i in range(self.size) if i != s]
+        state = np.full((self.size, self.size), NEVER)
+        np.fill_diagonal(state, 0.0)
+        for part in parts:
+            table = self.table(part)
+            begin = product(table.begin, state)
+            if (begin[:, s] > begin[:, 0]).any():
+                return False
+            if part.count > 1:
+                # Between copies of a part the same must hold as between tasks.
+                own, out = table.begin, table.out
+                late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
+                if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
+                    return False
+                if (state[s, others] > state[0, others]).any() or state[s, s] > state[0, 0]:
+                    return False
+            state = product(self.power(part), state)
+        late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
+        return not late and bool(state[s, s] <= state[0, 0])
+
     # ------------------------------------------------------------------------------------------- tasks
 
     def patient(self, task: Task) -> bool:
@@ -425,3 +455,18 @@ class Coordinates:
             state = orbit.last
         for _, side, ends in self._behind(task, state, ready) if task.behind else ():
             yield Walked(side, ends - side.seconds[:, None], state)
+
+    def choose_entries(self, matrix: np.ndarray, second: int | None, sends: bool) -> CompactMatrix:
+        """Returns the entries of a task's matrix that matter to a device of the compute stream and one other, `second`,
+        if there is one. sends: whether the result of the task is sent."""
+        lead = NEVER
+        if self.host is not None:
+            rows = [0, self.port] if second is None else [0, self.port, second]
+            lead = ahead(matrix[rows, self.host], matrix[rows, 0])
+            if sends:
+                lead = max(lead, matrix[self.host, self.host] + self.launch - matrix[self.port, 0])
+        a, b = 0, self.port
+        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
+        if (s := second) is not None:
+            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
+        return tuple(map(float, (lead, *numbers)))

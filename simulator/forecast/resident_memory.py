@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from simulator.ir.ops import BYTES, Param
 from simulator.ir.scheme import Scheme
-from simulator.lowering.scope import count_shards, shards_at_rest
+from simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
 from simulator.program.program import Program
@@ -36,7 +36,7 @@ def resident_of_devices(
     counted = known if known is not None else {}
 
     def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
-        key = tuple((param.traits, count) for param, count in params), own.mesh, own.schemes, own.job.framework
+        key = tuple((traits_of(param), count) for param, count in params), own.mesh, own.schemes, own.job.framework
         if key not in counted:
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])

@@ -12,6 +12,7 @@ from simulator.ir.modules import GradientSum, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, Param, StageOps
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
+from simulator.lowering.scope import traits_of
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of, variants_of
 from simulator.scheduling.batch_loss import coupled_stages
@@ -60,7 +61,7 @@ def lower_stages(
     sums, updates = sum_shared_gradients(plan, stages, units), []
     every_params = device_params(plan, stages)
     # Micro-batches of another size, and other numbers of chunks, change no parameters.
-    traits = {id(params): tuple((param.traits, count) for param, count in params) for params in every_params}
+    traits = {id(params): tuple((traits_of(param), count) for param, count in params) for params in every_params}
     for device, params in enumerate(every_params):
         own = plan.on(device)
         key = traits[id(params)], sums[device], own if own.mesh.stage else _traits(own)

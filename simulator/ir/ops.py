@@ -363,23 +363,6 @@ class Param:
     in_layer: bool = True
     shape: tuple[int, ...] = ()
 
-    @property
-    def traits(self) -> tuple[Hashable, ...]:
-        """All but its ops: what schemes, updates and states depend on."""
-        return (
-            self.name,
-            self.size,
-            self.total,
-            self.partial,
-            self.tied,
-            self.copies,
-            self.view,
-            self.trained,
-            self.matrix,
-            self.in_layer,
-            self.shape,
-        )
-
 
 @dataclass(eq=False, slots=True)
 class Fragment:

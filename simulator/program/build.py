@@ -68,17 +68,22 @@ def build(
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices, maker.blocks)
-    sends = [maker.sends(slot) for slot in timetable.slots]
+    # Slots of one stage, kind and variant send and receive alike.
+    kinds = [(slot.stage, slot.kind, slot.variant) for slot in timetable.slots]
+    one_of_kind = dict(zip(kinds, timetable.slots, strict=True))
+    results = {kind: maker.sends(slot) for kind, slot in one_of_kind.items()}
+    received = {kind: maker.received_bytes(slot) for kind, slot in one_of_kind.items()}
+    sends = [results[kind] for kind in kinds]
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
-        [first for first, *_ in sends],
-        [maker.received_bytes(slot) for slot in timetable.slots],
+        [every[0] for every in sends],
+        [received[kind] for kind in kinds],
         tails,
         meetings,
         overlap_sends,
         host,
-        {i: further for i, (_, *further) in enumerate(sends) if further},
+        {i: every[1:] for i, every in enumerate(sends) if len(every) > 1},
     )
 
 
@@ -110,8 +115,6 @@ class _Builder:
         self._together: dict[
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
         ] = {}
-        self._sends: dict[Hashable, list[Send | None]] = {}
-        self._received: dict[Hashable, int] = {}
         self._messages: dict[Hashable, Transfer] = {}
         self._opening: dict[int, str] = {}
 
@@ -142,10 +145,7 @@ class _Builder:
 
     def sends(self, slot: Slot) -> list[Send | None]:
         """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
-        key = slot.stage, slot.kind, slot.variant
-        if key not in self._sends:
-            self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
-        return self._sends[key]
+        return [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
 
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
@@ -178,11 +178,8 @@ class _Builder:
 
     def received_bytes(self, slot: Slot) -> int:
         """Bytes that a rank receives from other devices before an action of a slot."""
-        key = slot.stage, slot.kind, slot.variant
-        if key not in self._received:
-            far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
-            self._received[key] = sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
-        return self._received[key]
+        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
 
     # ------------------------------------------------------------------------------------------- tasks
 

@@ -65,7 +65,7 @@ class Task:
         results = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.results]
         return Profile.in_series([*inputs, *parts, *results])
 
-    @property
+    @cached_property
     def ports(self) -> int:
         """Number of passes that are overlapped in this task."""
         return max((len(part.block.ports) for part in self.parts), default=1)

@@ -20,6 +20,7 @@ from simulator.ir.modules import Module, Operator, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
 from simulator.ir.scheme import LowerModule, LowerStage, Scheme
 from simulator.ir.settings import OptionValues
+from simulator.lowering.scope import traits_of
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Reduction axes of a parameter and its element count; no axes if it needs no collective."""
@@ -259,7 +260,7 @@ class DataScheme(Scheme):
         """
         known, found = self._known_groups[backward], list[tuple[tuple[str, ...], Sizes]]()
         for param, _ in stage_ops.params():
-            if (traits := param.traits) not in known:
+            if (traits := traits_of(param)) not in known:
                 known[traits] = of(param) if param.trained else ((), ())
             found.append(known[traits])
         runs = tuple((len(unit_run.fragment.params), unit_run.count) for unit_run in stage_ops.unit_runs)
