@@ -292,25 +292,36 @@ class Coordinates:
     def parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
         """Whether stream `s` is never free later than the compute stream after `parts`, nor delays more in them, if so
         before them."""
-        others = [i for i in range(self.size) if i != s]
-        state = np.full((self.size, self.size), NEVER)
-        np.fill_diagonal(state, 0.0)
+        state: np.ndarray | None = None
         for part in parts:
             table = self.table(part)
-            begin = product(table.begin, state)
-            if (begin[:, s] > begin[:, 0]).any():
+            first = table.begin if state is None else product(table.begin, state)
+            if (first[:, s] > first[:, 0]).any():
                 return False
-            if part.count > 1:
-                # Between copies of a part the same must hold as between tasks.
-                own, out = table.begin, table.out
-                late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
-                if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
-                    return False
-                if (state[s, others] > state[0, others]).any() or state[s, s] > state[0, 0]:
-                    return False
-            state = product(self.power(part), state)
-        late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
-        return not late and bool(state[s, s] <= state[0, 0])
+            # Between copies of a part the same must hold as between tasks.
+            if part.count > 1 and not self._cached_result(part, ("follows", s), lambda t=table: self._follows(t, s)):
+                return False
+            if part.count > 1 and state is not None and self._late_end(state, s):
+                return False
+            state = self.power(part) if state is None else product(self.power(part), state)
+        return state is None or not (self._late_end(state, s) or self._late_begin(state, s))
+
+    def _follows(self, table: BlockMatrices, s: int) -> bool:
+        """The same of one copy of a part behind another."""
+        ops_wait = bool((table.begin[:, s] > table.begin[:, 0]).any())
+        return not (ops_wait or self._late_begin(table.out, s) or self._late_end(table.out, s))
+
+    def _late_begin(self, matrix: np.ndarray, s: int) -> bool:
+        """Whether another stream is delayed more by stream `s` than by the compute stream."""
+        later = matrix[:, s] > matrix[:, 0]
+        later[s] = False
+        return bool(later.any())
+
+    def _late_end(self, matrix: np.ndarray, s: int) -> bool:
+        """Whether stream `s` ends later than the compute stream."""
+        later = matrix[s] > matrix[0]
+        later[s] = matrix[s, s] > matrix[0, 0]
+        return bool(later.any())
 
     # ------------------------------------------------------------------------------------------- tasks
 

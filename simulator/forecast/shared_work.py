@@ -57,7 +57,7 @@ class SharedWork:
             self.blocks.clear()
         if len(self.units) == 0 or len(self.stages) > MOST_KEPT:
             self.stages.clear()
-            self.blocks.tasks.clear()
+            self.blocks.forget_tasks()
             self.states.clear()
         self.parts_of_plans.forget_excess(100 * MOST_KEPT, MOST_KEPT)
 

@@ -110,7 +110,6 @@ class _Builder:
         self.ahead = {slot.stage for slot in timetable.slots if slot.kind == ActionKind.AHEAD}
         self._tasks: dict[Hashable, Task] = {}
         self._passes: dict[Hashable, Task] = {}
-        self._parts: dict[int, dict[tuple[Fragment, str], PricedBlock]] = defaultdict(dict)
         self._whole: dict[tuple[PricedBlock, ...], tuple[PricedBlock, list[list[Where]]]] = {}
         self._together: dict[
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
@@ -221,27 +220,27 @@ class _Builder:
         stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
         # When weights are gathered again depends on the order of a stage.
-        alike = stage_ops, slot.kind, slot.first, slot.last, price, slot.stage if stage_ops.again else -1
-        known = self._passes.get(alike)
+        own = stage_ops, slot.kind, slot.first, slot.last, price, slot.stage if stage_ops.again else -1
+        known = self._passes.get(own)
         if known is None:
             place = self._place_in_step(slot, stage_ops)
             key = stage_ops, slot.kind, self.prices[price], place, self.again, self.host
             if key not in self.blocks.tasks:
                 self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
-            known = self._passes[alike] = self.blocks.tasks[key]
+            known = self._passes[own] = self.blocks.tasks[key]
         return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         key = stage_ops, slot.kind, self.prices[price], self.again
         if key not in self.blocks.tasks:
-            self.blocks.tasks[key] = make_task(*key[:3], self.again, self._parts[price], self.blocks)
+            self.blocks.tasks[key] = make_task(*key[:3], self.again, self.blocks)
         plain = self.blocks.tasks[key]
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
         def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
-            return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
+            return price_side_ops(besides, plain, self.prices[price], self.host, self.blocks) if wanted else []
 
         return replace(
             plain,

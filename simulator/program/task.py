@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Fragment, Host, Op, SideOps, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Host, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
     FREE,
     INPUT,
@@ -160,17 +160,14 @@ def make_task(
     kind: str,
     price: Price,
     again: bool = True,
-    known: dict[tuple[Fragment, str], PricedBlock] | None = None,
     blocks: CompiledBlocks | None = None,
 ) -> Task:
     """Makes the task of one pass of a stage, without side ops.
 
     kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
     again: recomputation has actions of its own (R).
-    known: priced blocks that were made before at these prices.
-    blocks: blocks that were compiled before.
+    blocks: blocks that were compiled before, also at these prices.
     """
-    parts = known if known is not None else {}
     compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind in (ActionKind.F, ActionKind.AHEAD)
     starts = np.cumsum(
@@ -181,11 +178,10 @@ def make_task(
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
         block = compiled.block(unit_run, kind, again)
-        key = unit_run.fragment, kind
-        if key not in parts:
-            parts[key] = price_block(block, unit_run.count, price)
-        part = parts[key]
-        found.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
+        key = block, price
+        if key not in compiled.prices:
+            compiled.prices[key] = price_block(block, 1, price).prices
+        found.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
     task.parts = tuple(found)
@@ -199,15 +195,24 @@ def make_task(
     return task
 
 
-def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
+def price_side_ops(
+    besides: Sequence[SideOps], task: Task, price: Price, host: float, blocks: CompiledBlocks
+) -> list[PricedSideOps]:
     """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
     alone.
+
+    blocks: side ops that were priced before.
     """
+    fixed = not any(each.formed for each in besides)
+    if fixed and (key := (*besides, price)) in blocks.sides:
+        return list(blocks.sides[key])
     formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
     sides: dict[SideOps, PricedSideOps] = {}
     for one in formed:
         sides[one] = side = _price(one, price)
         side.after = (sides[one.after[0]], one.after[1]) if one.after else None
+    if fixed:
+        blocks.sides[key] = list(sides.values())
     return list(sides.values())
 
 
