@@ -384,7 +384,7 @@ class Coordinates:
                 at[stream] = free(stream)
                 found[stream] = np.full((total, len(at[stream])), NEVER)
             seen = at[stream] + (side.ends + side.latency)[:, None]
-            found[stream][side.params] = np.repeat(seen, np.diff([*side.starts, len(side.params)]), axis=0)
+            found[stream][side.params] = np.repeat(seen, side.lengths, axis=0)
             at[stream] = at[stream] + side.ends[-1]
         return found
 

@@ -106,7 +106,8 @@ def in_flight(program: Program) -> np.ndarray:
     slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
     flying = np.zeros(len(slots))
     if program.overlap_sends:
-        own = np.flatnonzero(~program.sums_gradients[slots])
+        sums = program.sums_gradients
+        own = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
         before, behind = own[:-1], own[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]

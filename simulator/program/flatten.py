@@ -131,8 +131,7 @@ def flatten_task(task: Task, host: float) -> FlatTask:
 
 def _owners(side: PricedSideOps) -> list[int]:
     """Returns for each parameter of side ops the index of the op that it belongs to."""
-    lengths = np.diff([*side.starts, len(side.params)])
-    return np.repeat(np.arange(len(lengths)), lengths).tolist()
+    return np.repeat(np.arange(len(side.lengths)), side.lengths).tolist()
 
 
 def flatten(program: Program) -> FlatProgram:
