@@ -383,7 +383,7 @@ class _Player:
         given = state.copy()
         given[0] = now
         used = self.used[slot]
-        for i in used:
+        for i in used if wait > NEVER else ():
             given[i] = max(given[i], wait)
         if axes.host is not None:
             given[axes.host] = self.host[action]

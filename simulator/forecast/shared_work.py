@@ -70,7 +70,10 @@ class SharedWork:
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
-        return [self.costs(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        distinct = {(id(own), id(cluster)): (own, cluster) for own, cluster in pairs}
+        known = {key: self.costs(*pair) for key, pair in distinct.items()}
+        return [known[id(own), id(cluster)] for own, cluster in pairs]
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""

@@ -200,7 +200,11 @@ def flatten(program: Program) -> FlatProgram:
 def flatten_updates(program: Program) -> FlatProgram:
     """Flattens the updates alone."""
     flat = FlatProgram()
-    tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys(program.updates)}
+    tasks = {}
+    for task in dict.fromkeys(program.updates):
+        if (key := ("flat", program.host)) not in task.engine_results:
+            task.engine_results[key] = flatten_task(task, program.host)
+        tasks[task] = task.engine_results[key]
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 
