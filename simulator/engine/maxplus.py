@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -299,7 +299,7 @@ class Coordinates:
             if (first[:, s] > first[:, 0]).any():
                 return False
             # Between copies of a part the same must hold as between tasks.
-            if part.count > 1 and not self._cached_result(part, ("follows", s), lambda t=table: self._follows(t, s)):
+            if part.count > 1 and not self._cached_result(part, ("follows", s), partial(self._follows, table, s)):
                 return False
             if part.count > 1 and state is not None and self._late_end(state, s):
                 return False

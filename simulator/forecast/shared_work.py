@@ -48,7 +48,7 @@ class SharedWork:
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
-        self._pairs: dict[Cluster, dict[tuple[int, int], Reach]] = {}
+        self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
 
     def forget_excess(self) -> None:
         """Drops all units or stages once there are more than `MOST_KEPT`."""

@@ -191,9 +191,9 @@ class Mesh:
         if not self.places:
             plain = [0]
             for axis in self.parts(axes):
-                if count := self.axes.get(axis, 0):
-                    steps = range(0, count * self.stride(axis), self.stride(axis))
-                    plain = [step + rank for step in steps for rank in plain]
+                if size := self.axes.get(axis, 0):
+                    strides = range(0, size * self.stride(axis), self.stride(axis))
+                    plain = [step + rank for step in strides for rank in plain]
             plain.sort()
             return tuple(plain if members is None else [plain[i] for i in members])
         ranks = [(0, 0)]  # of each position where it would be in the order of ranks, and where it is
