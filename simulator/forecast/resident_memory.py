@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 
 from simulator.ir.ops import BYTES, Param
 from simulator.ir.scheme import Scheme
@@ -15,8 +16,15 @@ from simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
 
-DeviceParams = tuple[tuple[Param, int], ...]
-"""The parameters on one rank of a device, each with its number of copies."""
+
+class DeviceParams(tuple[tuple[Param, int], ...]):
+    """The parameters on one rank of a device, each with its number of copies."""
+
+    @cached_property
+    def traits(self) -> Hashable:
+        """What updates and states depend on, see `traits_of`."""
+        return tuple((traits_of(param), count) for param, count in self)
+
 
 KnownStates = dict[Hashable, dict[str, float]]
 """Bytes of states of one rank by what they depend on: the traits of its parameters, its schemes and framework."""
@@ -36,7 +44,7 @@ def resident_of_devices(
     counted = known if known is not None else {}
 
     def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
-        key = tuple((traits_of(param), count) for param, count in params), own.mesh, own.schemes, own.job.framework
+        key = params.traits, own.mesh, own.schemes, own.job.framework
         if key not in counted:
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])

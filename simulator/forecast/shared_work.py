@@ -55,7 +55,7 @@ class SharedWork:
         if len(self.units) > MOST_KEPT:
             self.units.clear()
             self.blocks.clear()
-        if len(self.units) == 0 or len(self.stages) > MOST_KEPT:
+        if len(self.units) == 0 or max(len(self.stages), len(self.states)) > MOST_KEPT:
             self.stages.clear()
             self.blocks.forget_tasks()
             self.states.clear()
