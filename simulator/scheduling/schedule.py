@@ -483,7 +483,7 @@ def v_shape_device(shape: PipelineShape, stage: int) -> int:
 
 def passes_in_order(stage: int, kind: str, microbatches: Iterable[int], slices: Sequence[int] = (0,)) -> list[Action]:
     """The passes of one kind of some micro-batches through a stage, slice by slice."""
-    # This takes a fifth of the time of one call of `Action` for each.
+    # This takes two thirds of the time of one call of `Action` for each.
     return list(map(partial(tuple.__new__, Action), product((stage,), (kind,), microbatches, slices)))
 
 
