@@ -352,6 +352,12 @@ class Cluster(Strict):
         """Whether several GPUs of a node use one port to the network."""
         return self.node.nics is not None and self.node.nics.count < self.gpus_per_node
 
+    @cached_property
+    def messages_alone(self) -> bool:
+        """Whether no message shares ports, links between blocks or the memory of a host with other messages."""
+        shares_links = any(level.link is not None for level in self.fabric.joins)
+        return not (self.ports_shared or shares_links or self.staged)
+
     @property
     def staged(self) -> bool:
         """Whether data between GPUs that no scale-up link joins passes through the memory of their host."""

@@ -176,7 +176,7 @@ class Bounds:
             pipeline = Pipeline(pipeline.pp, "1f1b", 1, partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
-        step = step._replace(overlap_pp=True)
+        step = step._replace(overlap_pp=self.space.any_step.overlap_pp)
         key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
@@ -258,7 +258,9 @@ class Bounds:
             units = self._lower(plain._replace(micro=1), self._fuses_gradients)
             made = None
             if units is not None:
-                made = UnitLayout(units.elements, units.count_reduced(), units.count_reduced(True), units.of_layer, None)
+                made = UnitLayout(
+                    units.elements, units.count_reduced(), units.count_reduced(True), units.of_layer, None
+                )
             self._layouts[plain] = made, made.with_recomputed() if made is not None else None
         return self._layouts[plain][group.recompute == "full"]
 

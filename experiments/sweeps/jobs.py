@@ -13,6 +13,7 @@ from simulator import load_job, simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.workers import collect_garbage_rarely
 
 
 def read_jobs(file: TextIO, name: str) -> Iterator[str]:
@@ -46,8 +47,10 @@ def forecast_lines(
     engine, skip, calibration: see simulator.forecast.simulate.
     """
     shared_work = SharedWork(calibration)
-    for number, line in enumerate(lines, 1):
-        if line.strip():
+    with collect_garbage_rarely():
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             where, stated = f"{name}:{number}", dict[str, Any]()
             try:
                 stated = _parse_job(line)

@@ -27,7 +27,7 @@ from experiments.sweeps.store import WHOLE, Row, Shard, Store
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import count_cores, open_pool
+from simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool
 from simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
@@ -166,7 +166,8 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
     where = [parse_constraint(*constraint) for constraint in chunk.where]
     if not hasattr(_local, "shared_work"):  # one per thread; a cache that changes no result
         _local.shared_work = SharedWork()
-    rows = (_forecast_point(changes, chunk, names, where) for changes in chunk.points)
+    with collect_garbage_rarely():
+        rows = [_forecast_point(changes, chunk, names, where) for changes in chunk.points]
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
 

@@ -21,9 +21,9 @@ from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, Communication, Fragment, Param, StageOps
+from simulator.ir.ops import COMPUTE, Communication, Param, StageOps
 from simulator.plan.plan import Plan
-from simulator.program.block import FREE, CompiledBlocks, Price, PricedBlock
+from simulator.program.block import FREE, CompiledBlocks, Price
 from simulator.program.memory_profile import Profile
 from simulator.program.task import Task, make_task
 from simulator.schemes.data.shared.data_parallel import DataScheme
@@ -346,12 +346,10 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
     """The prices of the units of a plan."""
-    parts: dict[tuple[Fragment, str], PricedBlock] = {}
     kinds = []
     for stage_ops in units.stages:
         tasks = {
-            action: make_task(stage_ops, action, units.price, again=False, known=parts, blocks=shared.blocks)
-            for action in PASSES
+            action: make_task(stage_ops, action, units.price, again=False, blocks=shared.blocks) for action in PASSES
         }
         kinds.append(UnitKind(stage_ops, tasks))
     coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), units.host)

@@ -95,6 +95,7 @@ class Costs:
         pace: float = 1.0,
         joint: tuple[str, tuple[Costs, ...]] | None = None,
         decomposition: Decomposition | None = None,
+        pairs: dict[tuple[int, int], Reach] | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -108,6 +109,7 @@ class Costs:
         joint: an axis along which other kinds of nodes follow, and the costs on each kind: what ranks on all of them do
             together takes as long as on the slowest.
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
+        pairs: reaches of messages between two ranks of this cluster, on any mesh; new ones are added.
         """
         self._joint, self._decomposition = joint, decomposition
         self.calibration = calibration or Calibration.shipped()
@@ -130,10 +132,11 @@ class Costs:
         )
         self.assumed_experts = self._assumed_kernels("grouped")
         self._communication: dict[Work, Estimate] = {}
-        self._kernels = kernels if kernels is not None else {}
+        self._kernels, self._pairs = kernels if kernels is not None else {}, pairs if pairs is not None else {}
         self._uses: dict[Work, Use] = {}
         self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._offsets: dict[tuple[str, ...], list[int]] = {}
+        self._message_prices: dict[tuple[int, tuple[Reach, ...]], Estimate] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
             Gemm: self._gemm_price(self._kernel_price(self._gemm_rate)),
             Attention: self._attention_price(
@@ -283,7 +286,10 @@ class Costs:
     def _price_transfer(self, work: Transfer) -> Estimate:
         if work.pairs:
             return self._price_resharding(work)
-        return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._pair_reaches(work))
+        reaches = self._pair_reaches(work)
+        if (key := (work.nbytes, reaches)) not in self._message_prices:
+            self._message_prices[key] = _slowest(p2p.price(work.nbytes, one, self.links) for one in reaches)
+        return self._message_prices[key]
 
     def _price_resharding(self, work: Transfer) -> Estimate:
         """Returns the price of the rank that sends or receives longest, its messages one after another."""
@@ -408,9 +414,13 @@ class Costs:
         sends_to = self._peers(axes, hops)
         receives_from = self._peers(axes, {target: source for source, target in hops.items()})
         found: dict[Reach, None] = {}
+        known = self._pairs if self.cluster.messages_alone else {}
         for hop in hops.items():
             pairs = [(offset + hop[0], offset + hop[1]) for offset in self._group_offsets(axes)]
-            reaches = [message_reach(self.cluster, *pair, sends_to, receives_from) for pair in pairs]
+            for pair in pairs:
+                if pair not in known:
+                    known[pair] = message_reach(self.cluster, *pair, sends_to, receives_from)
+            reaches = [known[pair] for pair in pairs]
             most = max(one.nodes.number for one in reaches)
             found |= dict.fromkeys(one for one in reaches if one.nodes.number == most)
         return tuple(found)

@@ -15,9 +15,9 @@ Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -52,6 +52,13 @@ def ahead(late: np.ndarray, usual: np.ndarray) -> float:
     """
     real = late > NEVER
     return float(np.max(late[real] - usual[real], initial=NEVER))
+
+
+CompactMatrix = tuple[float, ...]
+"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
+after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
+after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
+stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,40 @@ class Coordinates:
                 np.maximum(out, seen[j], out=out)
         return BlockMatrices(begin, now)
 
+    def parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
+        """Whether stream `s` is never free later than the compute stream after `parts`, nor delays more in them, if so
+        before them."""
+        state: np.ndarray | None = None
+        for part in parts:
+            table = self.table(part)
+            first = table.begin if state is None else product(table.begin, state)
+            if (first[:, s] > first[:, 0]).any():
+                return False
+            # Between copies of a part the same must hold as between tasks.
+            if part.count > 1 and not self._cached_result(part, ("follows", s), partial(self._follows, table, s)):
+                return False
+            if part.count > 1 and state is not None and self._late_end(state, s):
+                return False
+            state = self.power(part) if state is None else product(self.power(part), state)
+        return state is None or not (self._late_end(state, s) or self._late_begin(state, s))
+
+    def _follows(self, table: BlockMatrices, s: int) -> bool:
+        """The same of one copy of a part behind another."""
+        ops_wait = bool((table.begin[:, s] > table.begin[:, 0]).any())
+        return not (ops_wait or self._late_begin(table.out, s) or self._late_end(table.out, s))
+
+    def _late_begin(self, matrix: np.ndarray, s: int) -> bool:
+        """Whether another stream is delayed more by stream `s` than by the compute stream."""
+        later = matrix[:, s] > matrix[:, 0]
+        later[s] = False
+        return bool(later.any())
+
+    def _late_end(self, matrix: np.ndarray, s: int) -> bool:
+        """Whether stream `s` ends later than the compute stream."""
+        later = matrix[s] > matrix[0]
+        later[s] = matrix[s, s] > matrix[0, 0]
+        return bool(later.any())
+
     # ------------------------------------------------------------------------------------------- tasks
 
     def patient(self, task: Task) -> bool:
@@ -343,7 +384,7 @@ class Coordinates:
                 at[stream] = free(stream)
                 found[stream] = np.full((total, len(at[stream])), NEVER)
             seen = at[stream] + (side.ends + side.latency)[:, None]
-            found[stream][side.params] = np.repeat(seen, np.diff([*side.starts, len(side.params)]), axis=0)
+            found[stream][side.params] = np.repeat(seen, side.lengths, axis=0)
             at[stream] = at[stream] + side.ends[-1]
         return found
 
@@ -425,3 +466,18 @@ class Coordinates:
             state = orbit.last
         for _, side, ends in self._behind(task, state, ready) if task.behind else ():
             yield Walked(side, ends - side.seconds[:, None], state)
+
+    def choose_entries(self, matrix: np.ndarray, second: int | None, sends: bool) -> CompactMatrix:
+        """Returns the entries of a task's matrix that matter to a device of the compute stream and one other, `second`,
+        if there is one. sends: whether the result of the task is sent."""
+        lead = NEVER
+        if self.host is not None:
+            rows = [0, self.port] if second is None else [0, self.port, second]
+            lead = ahead(matrix[rows, self.host], matrix[rows, 0])
+            if sends:
+                lead = max(lead, matrix[self.host, self.host] + self.launch - matrix[self.port, 0])
+        a, b = 0, self.port
+        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
+        if (s := second) is not None:
+            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
+        return tuple(map(float, (lead, *numbers)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import sub
 
 import numpy as np
 
@@ -43,17 +44,31 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     found = []
     every, flying = table.slot_array, in_flight(program)
     grown, high = net[every], top[every]
+    peak_at = _find_peaks(table.starts, grown, high, flying)
     for device, (begin, end) in enumerate(pairwise(table.starts)):
-        slots, grows = every[begin:end], grown[begin:end]
-        ends = np.cumsum(grows)
-        at = int(np.argmax(ends - grows + high[begin:end] + flying[begin:end]))
+        slots, at = every[begin:end], peak_at[device]
         played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
         played[buffers] += flying[begin + at]
         by = dict(static[device])
         for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
             if nbytes:
                 by[category] = by.get(category, 0.0) + nbytes
-        found.append(Peak(sum(by.values()), by, float(grows.sum())))
+        found.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
+    return found
+
+
+def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
+    """By device, the number among its own actions of the first one with the highest peak.
+
+    starts: the first action of every device. grown, high, flying: by action, what it leaves, its own peak, and
+    communication buffers beside it [bytes].
+    """
+    if len({*map(sub, starts[1:], starts)}) > 1:
+        ends = (slice(*own) for own in pairwise(starts))
+        return [at for one in ends for at in _find_peaks((0, one.stop - one.start), grown[one], high[one], flying[one])]
+    # Devices with equally many actions at once.
+    grows, tops, beside = (values.reshape(len(starts) - 1, -1) for values in (grown, high, flying))
+    found: list[int] = np.argmax(np.cumsum(grows, axis=1) - grows + tops + beside, axis=1).tolist()
     return found
 
 
@@ -91,7 +106,8 @@ def in_flight(program: Program) -> np.ndarray:
     slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
     flying = np.zeros(len(slots))
     if program.overlap_sends:
-        own = np.flatnonzero(~program.sums_gradients[slots])
+        sums = program.sums_gradients
+        own = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
         before, behind = own[:-1], own[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]

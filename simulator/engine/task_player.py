@@ -10,14 +10,13 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import add
+from operator import add, sub
 from typing import TypeVar
 
 import numpy as np
 
 from simulator.engine.longest_path import OpTimes, longest_path
-from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
-from simulator.program.block import PricedBlock
+from simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
 from simulator.program.flatten import FlatProgram, flatten_updates
 from simulator.program.program import Program
 from simulator.program.rounds import Repetition, Rounds
@@ -124,12 +123,6 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
 
 T = TypeVar("T")
 
-CompactMatrix = tuple[float, ...]
-"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
-after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
-after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
-stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
-
 
 class _Player:
     def __init__(self, program: Program, coordinates: Coordinates) -> None:
@@ -198,9 +191,14 @@ class _Player:
         for slot, _ in self.program.sent:
             each[slot] += self.axes.launch
         bounds, took = self.table.starts, each[self.table.slot_array]
-        ends = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
-        begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
-        return tasks, np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
+        if len(lengths := {*map(sub, bounds[1:], bounds)}) == 1:  # all devices at once
+            ends = np.cumsum(took.reshape(-1, *lengths), axis=1)
+            begins = np.zeros_like(ends)
+            begins[:, 1:] = ends[:, :-1]
+            return tasks, begins.ravel().tolist(), ends[:, -1].tolist()
+        each_end = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
+        each_begin = [np.concatenate([[0.0], end[:-1]]) for end in each_end]
+        return tasks, np.concatenate(each_begin).tolist(), [float(end[-1]) for end in each_end]
 
     def _follows_everywhere(self, s: int) -> bool:
         """Whether stream `s` is never free later than the compute stream when a task begins, and can be left out.
@@ -215,48 +213,15 @@ class _Player:
         return all(self._follows(task, s) for task in distinct.values())
 
     def _follows(self, task: Task, s: int) -> bool:
-        return self._once(task, ("follows", s), lambda: self._parts_follow(task.parts, s))
-
-    def _parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
-        others = [i for i in range(self.axes.size) if i != s]
-        state = np.full((self.axes.size, self.axes.size), NEVER)
-        np.fill_diagonal(state, 0.0)
-        for part in parts:
-            table = self.axes.table(part)
-            begin = product(table.begin, state)
-            if (begin[:, s] > begin[:, 0]).any():
-                return False
-            if part.count > 1:
-                # Between copies of a part the same must hold as between tasks.
-                own, out = table.begin, table.out
-                late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
-                if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
-                    return False
-                if (state[s, others] > state[0, others]).any() or state[s, s] > state[0, 0]:
-                    return False
-            state = product(self.axes.power(part), state)
-        late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
-        return not late and bool(state[s, s] <= state[0, 0])
+        return self._once(task, ("follows", s), lambda: self.axes.parts_follow(task.parts, s))
 
     def _compact_matrix(self, task: Task, sends: bool) -> CompactMatrix | None:
         """Returns the `CompactMatrix` of a task; None if further streams matter. sends: whether its result is sent."""
         if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
-        matrix = self.axes.matrix(task)
-        return self._once(task, ("compact", self.second, sends), lambda: self._choose_entries(matrix, sends))
-
-    def _choose_entries(self, matrix: np.ndarray, sends: bool) -> CompactMatrix:
-        axes, lead = self.axes, NEVER
-        if axes.host is not None:
-            rows = [0, axes.port] if self.second is None else [0, axes.port, self.second]
-            lead = ahead(matrix[rows, axes.host], matrix[rows, 0])
-            if sends:
-                lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
-        s, (a, b) = self.second, (0, axes.port)
-        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
-        if s is not None:
-            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
-        return tuple(map(float, (lead, *numbers)))
+        axes, second = self.axes, self.second
+        key = "compact", second, sends
+        return self._once(task, key, lambda: axes.choose_entries(axes.matrix(task), second, sends))
 
     def run(self, skip: bool) -> Play:
         rounds = self.table.rounds if skip else None
@@ -267,6 +232,68 @@ class _Player:
 
     def advance(self, actions: Sequence[int]) -> None:
         """Plays `actions`, in which each one follows the actions that it needs."""
+        if self.simple:
+            self._advance_simply(actions)
+        else:
+            self._advance_generally(actions)
+
+    @cached_property
+    def simple(self) -> bool:
+        """Whether devices go on while they send, and every action needs one result and makes one, of one stream."""
+        table = self.table
+        joins = table.further_needs or table.extra_results or any(self.follows)
+        return self.program.overlap_sends and self.second is None and not joins
+
+    @cached_property
+    def _sent_by_slot(self) -> list[tuple[int, float, float, float] | None]:
+        """By slot, the send of its result: its stream (0: forward, 1: backward), seconds, latency, and the time in
+        which the host launches the task before it; None without a send."""
+        return [
+            (int(send.stream == "pipeline-backward"), send.seconds, send.latency, issue) if send else None
+            for send, issue in zip(self.program.sends, self.issue, strict=True)
+        ]
+
+    def _advance_simply(self, actions: Sequence[int]) -> None:
+        """Plays `actions` of a `simple` program: the same as in general, with fewer questions for each."""
+        slot, need, device_of, compact, sends = (
+            self.table.slot,
+            self.table.need,
+            self.table.device_of,
+            self.compact,
+            self._sent_by_slot,
+        )
+        entry, arrival, sent, result = self.log.entry, self.log.arrival, self.log.sent, self.result
+        free, host, ports, seen = self.free, self.host, self.ports, self.seen
+        launch = self.axes.launch if self.axes.host is not None else NEVER
+        for action in actions:
+            device, kind, other = device_of[action], slot[action], need[action]
+            arrival[action] = come = result[other] if other >= 0 else NEVER
+            entry[action] = now = free[device]
+            numbers = compact[kind]
+            if numbers is not None and now - host[action] >= numbers[0]:
+                _, after, late, made, made_late = numbers
+                after, late = now + after, come + late
+                free[device] = after if after > late else late
+                made, made_late = now + made, come + made_late
+                if made_late > made:
+                    made = made_late
+            else:
+                made = self._advance_fully(action, device, kind, now, come, NEVER)
+            if (send := sends[kind]) is None:
+                result[action] = made
+            else:
+                backward, seconds, latency, issue = send
+                port = 2 * device + backward
+                if ports[port] > made:
+                    made = ports[port]
+                if (issued := host[action] + issue + launch) > made:
+                    made = issued
+                    self.bound.add(action)
+                sent[action] = made
+                ports[port] = end = made + seconds
+                seen[port] = result[action] = end + latency
+
+    def _advance_generally(self, actions: Sequence[int]) -> None:
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
         entry, arrival, beside, sent = self.log.entry, self.log.arrival, self.log.beside, self.log.sent
         compact, result, free, free_second = self.compact, self.result, self.free, self.free_second
@@ -356,7 +383,7 @@ class _Player:
         given = state.copy()
         given[0] = now
         used = self.used[slot]
-        for i in used:
+        for i in used if wait > NEVER else ():
             given[i] = max(given[i], wait)
         if axes.host is not None:
             given[axes.host] = self.host[action]
@@ -374,9 +401,11 @@ class _Player:
         rows: list[list[float]] = self._once(task, "rows", self.matrices[slot].tolist)
         out = [max(map(add, row, given)) for row in rows]
         if (h := axes.host) is not None:
-            delayed = (rows[i][h] + given[h] == latest > NEVER for i, latest in enumerate(out) if i != h)
-            if any(delayed):
-                self.bound.add(action)
+            launched = given[h]
+            for i, (row, latest) in enumerate(zip(rows, out, strict=True)):
+                if i != h and row[h] + launched == latest > NEVER:
+                    self.bound.add(action)
+                    break
         self.free[device] = out[0]
         for i in used:
             if i:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 
 from simulator.ir.ops import BYTES, Param
 from simulator.ir.scheme import Scheme
-from simulator.lowering.scope import count_shards, shards_at_rest
+from simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from simulator.lowering.update import by_axes
 from simulator.plan.plan import Plan
 from simulator.program.program import Program
@@ -15,20 +16,38 @@ from simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
 
-DeviceParams = tuple[tuple[Param, int], ...]
-"""The parameters on one rank of a device, each with its number of copies."""
+
+class DeviceParams(tuple[tuple[Param, int], ...]):
+    """The parameters on one rank of a device, each with its number of copies."""
+
+    @cached_property
+    def traits(self) -> Hashable:
+        """What updates and states depend on, see `traits_of`."""
+        return tuple((traits_of(param), count) for param, count in self)
+
+
+KnownStates = dict[Hashable, dict[str, float]]
+"""Bytes of states of one rank by what they depend on: the traits of its parameters, its schemes and framework."""
 
 
 def resident_of_devices(
-    plan: Plan, every_params: Sequence[DeviceParams], program: Program | None = None
+    plan: Plan,
+    every_params: Sequence[DeviceParams],
+    program: Program | None = None,
+    known: KnownStates | None = None,
 ) -> list[dict[str, float]]:
     """By device, the bytes on a GPU that live through the whole step, by category.
 
     every_params: of every device. program: of the step; without it older versions of weights are left out.
+    known: states that were counted before, for this plan or another; new ones are added.
     """
+    counted = known if known is not None else {}
 
     def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
-        states = resident_bytes(own, params)
+        key = params.traits, own.mesh, own.schemes, own.job.framework
+        if key not in counted:
+            counted[key] = resident_bytes(own, params)
+        states = dict(counted[key])
         buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in own.schemes) for each in own.classes)
         if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from hardware.cluster import Cluster
+from hardware.topology import Reach
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.estimate import Estimate
 from simulator.costs.stragglers import slowest_pace
+from simulator.forecast.resident_memory import KnownStates
 from simulator.forecast.stages import LoweredStages
 from simulator.ir.ops import Work
 from simulator.lowering.lower import LoweredUnits
@@ -32,6 +34,7 @@ class SharedWork:
     units: lowered units by what they depend on.
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
+    states: bytes of the states of ranks by what they depend on.
     parts_of_plans: meshes, schemes and architectures, and plans whose dims were found to divide by their axes.
     """
 
@@ -41,18 +44,21 @@ class SharedWork:
         self.stages = LoweredStages()
         self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
+        self.states: KnownStates = {}
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
+        self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
 
     def forget_excess(self) -> None:
         """Drops all units or stages once there are more than `MOST_KEPT`."""
         if len(self.units) > MOST_KEPT:
             self.units.clear()
             self.blocks.clear()
-        if len(self.units) == 0 or len(self.stages) > MOST_KEPT:
+        if len(self.units) == 0 or max(len(self.stages), len(self.states)) > MOST_KEPT:
             self.stages.clear()
-            self.blocks.tasks.clear()
+            self.blocks.forget_tasks()
+            self.states.clear()
         self.parts_of_plans.forget_excess(100 * MOST_KEPT, MOST_KEPT)
 
     def timetable(
@@ -64,7 +70,10 @@ class SharedWork:
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
-        return [self.costs(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        distinct = {(id(own), id(cluster)): (own, cluster) for own, cluster in pairs}
+        known = {key: self.costs(*pair) for key, pair in distinct.items()}
+        return [known[id(own), id(cluster)] for own, cluster in pairs]
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
@@ -86,6 +95,7 @@ class SharedWork:
         decomposition = framework.gemm_decomposition or None
         same = cluster, tuple(rates.items()), attention, launch, hidden, pace, decomposition
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
+        pairs: dict[tuple[int, int], Reach] = _get_or_make(self._pairs, cluster, dict)
         mesh = plan.mesh
         return _get_or_make(
             self._costs,
@@ -102,6 +112,7 @@ class SharedWork:
                 pace=pace,
                 joint=joint,
                 decomposition=decomposition,
+                pairs=pairs,
             ),
         )
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from hardware.errors import PlanError
 from simulator.forecast.lowering import host_waits, make_lowering
+from simulator.forecast.resident_memory import DeviceParams
 from simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
 from simulator.ir.modules import GradientSum, Stage, Update
-from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, Param, StageOps
+from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from simulator.lowering.lower import LoweredUnits
 from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.plan import Plan
@@ -26,18 +27,21 @@ class LoweredStages:
 
     stages: their ops in all variants.
     updates: the optimizer updates of devices that hold such stages.
+    params: the parameters of devices that hold such stages.
     """
 
     stages: StagesByKey = field(default_factory=dict)
     updates: dict[Hashable, Fragment] = field(default_factory=dict)
+    params: dict[tuple[StageOps, ...], DeviceParams] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.stages)
+        return max(len(self.stages), len(self.params))
 
     def clear(self) -> None:
         """Forgets all of them."""
         self.stages.clear()
         self.updates.clear()
+        self.params.clear()
 
 
 def lower_stages(
@@ -58,10 +62,11 @@ def lower_stages(
     if plan.job.forward_only:
         return stages, []
     sums, updates = sum_shared_gradients(plan, stages, units), []
-    every = zip(_held_stages(plan, stages), device_params(plan, stages), strict=True)
-    for device, (held, params) in enumerate(every):
+    for device, params in enumerate(device_params(plan, stages, known)):
         own = plan.on(device)
-        if (key := (held, sums[device], own if own.mesh.stage else _traits(own))) not in shared.updates:
+        # Micro-batches of another size, and other numbers of chunks, change no parameters.
+        key = params.traits, sums[device], own if own.mesh.stage else _traits(own)
+        if key not in shared.updates:
             shared.updates[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
         updates.append(shared.updates[key])
     return stages, updates
@@ -81,15 +86,21 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
     last = plan.parts - 1
     gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
     stages = []
+    # What plans of equal stages have in common.
+    schemes: Hashable = ()
+    own, repeats = plan, 1 if plan.stage_plans else plan.microbatches_of_unit
     for index in range(plan.shape.stages):
-        part, own = plan.part(index), plan.on(plan.device(index))
-        embeds = part == last and plan.device(index) in plan.holders(0)
+        part, device = plan.part(index), plan.device(index)
+        if plan.stage_plans:
+            own = plan.on(device)
+            repeats = own.microbatches_of_unit
+        if plan.positions:
+            schemes = tuple(scheme.lowering_key for scheme in own.schemes)
+        embeds = part == last and device in plan.holders(0)
         slices = [own.stage(part, blocks) for blocks in own.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
-        schemes = tuple(scheme.lowering_key for scheme in own.schemes) if plan.positions else ()
-        repeats = own.microbatches_of_unit
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
         if key not in known:
             loss = own.batch_loss(part) if index in ends else None
@@ -175,18 +186,23 @@ def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]
     return [tuple(own) for own in held]
 
 
-def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
-    """The parameters on one rank of every pipeline device, each with its number of copies; devices that hold the same
-    stages share one tuple."""
+def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None = None) -> list[DeviceParams]:
+    """The parameters on one rank of every pipeline device; devices that hold the same stages share one object.
+
+    known: stages that were lowered before, with the parameters of devices that hold them.
+    """
     held = _held_stages(plan, stages)
-    made = {own: tuple(found for stage in own for found in stage.params()) for own in dict.fromkeys(held)}
+    made = known.params if known is not None else {}
+    for own in dict.fromkeys(held):
+        if own not in made:
+            made[own] = DeviceParams(found for stage in own for found in stage.params())
     return [made[own] for own in held]
 
 
 def _update(
     plan: Plan,
     device: int,
-    params: tuple[tuple[Param, int], ...],
+    params: DeviceParams,
     shared: tuple[GradientSum, ...],
 ) -> Update:
     """The optimizer update of one device."""

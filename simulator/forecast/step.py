@@ -97,13 +97,13 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
         return _assumptions(plan, costs, stages, program, engine)
 
     regime = least_known(plan.job.framework.regime, *(one.regime for one in dict.fromkeys(device_costs)))
-    forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses), regime=regime)
+    forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
     if plan.period == 1:
         return forecast, ()
     usual = build_program(plan, prices, shared, periodic=False)[1]
-    share, other = 1 / plan.period, play_forecast(plan, stages, usual, assume, engine, skip, uses)
+    share, other = 1 / plan.period, play_forecast(plan, stages, usual, assume, engine, skip, uses, shared)
     return forecast, [(share, forecast), (1 - share, other)]
 
 
@@ -126,9 +126,11 @@ def play_forecast(
     engine: Engine = "matrices",
     skip: bool = True,
     uses: Sequence[Uses] = (),
+    shared_work: SharedWork | None = None,
 ) -> Forecast:
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
-    every_params = device_params(plan, stages)
+    shared = shared_work or SharedWork()
+    every_params = device_params(plan, stages, shared.stages)
     offloaded = offloaded_of_devices(plan, every_params)
-    resident = resident_of_devices(plan, every_params, program)
+    resident = resident_of_devices(plan, every_params, program, shared.states)
     return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume)

@@ -106,7 +106,10 @@ class Mesh:
 
     def view_of(self, axis: str) -> str:
         """The view that has this axis; empty for an axis of the mesh itself."""
-        return next((name for name, view in self.views.items() if axis in view), "")
+        for name, view in self.views.items():
+            if axis in view:
+                return name
+        return ""
 
     def of_one_axis(self, parts: Iterable[str]) -> bool:
         """Whether all these parts belong to one axis."""
@@ -115,10 +118,18 @@ class Mesh:
 
     def size(self, axes: str | Iterable[str]) -> int:
         """The product of the sizes of one or more axes; an axis that the mesh does not have counts as 1."""
+        sizes = self._sizes
         if isinstance(axes, str):
-            size = self.axes.get(axes)
-            return size if size is not None else math.prod(self.axes[part] for part in self._parts.get(axes, ()))
-        return math.prod([self.size(axis) for axis in axes])
+            return sizes.get(axes, 1)
+        found = 1
+        for axis in axes:
+            found *= sizes.get(axis, 1)
+        return found
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of all axes and their parts."""
+        return {axis: math.prod(self.axes[part] for part in parts) for axis, parts in self._parts.items()} | self.axes
 
     def stride(self, axis: str) -> int:
         """Difference of the rank numbers of neighbours along `axis`."""
@@ -177,6 +188,14 @@ class Mesh:
 
         members: positions in the group of the ranks to return; None: all.
         """
+        if not self.places:
+            plain = [0]
+            for axis in self.parts(axes):
+                if size := self.axes.get(axis, 0):
+                    strides = range(0, size * self.stride(axis), self.stride(axis))
+                    plain = [step + rank for step in strides for rank in plain]
+            plain.sort()
+            return tuple(plain if members is None else [plain[i] for i in members])
         ranks = [(0, 0)]  # of each position where it would be in the order of ranks, and where it is
         for axis in self.parts(axes):
             count = self.axes.get(axis, 0)

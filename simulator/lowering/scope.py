@@ -7,8 +7,9 @@ read it, the memory keys of tensors, and the stream of each op.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from math import inf
+from operator import attrgetter
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
@@ -215,6 +216,12 @@ class Scope:
     def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
         """Returns the inputs that depend on trained weights."""
         return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
+
+
+traits_of: Callable[[Param], Hashable] = attrgetter(
+    *("name", "size", "total", "partial", "tied", "copies", "view", "trained", "matrix", "in_layer", "shape")
+)
+"""Returns all of a parameter but its ops: what schemes, updates and states depend on."""
 
 
 def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:

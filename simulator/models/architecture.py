@@ -48,7 +48,29 @@ class Architecture(BlockBuilder):
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
 
         Every branch starts with an embedding; the trunk of a model with branches starts with their concatenation.
+        Equal layers make equal stages, which are one object.
         """
+        key = (0 if self._equal_layers else layers.start), len(layers), first, last
+        if key not in self._stages:
+            self._stages[key] = self._make_stage(layers, first, last)
+        return self._stages[key]
+
+    @cached_property
+    def _stages(self) -> dict[tuple[int, int, bool, bool], Stage]:
+        return {}
+
+    @cached_property
+    def _equal_layers(self) -> bool:
+        """Whether all layers are alike, wherever they are."""
+        return not (self.branches or self.borders or self.adapters or self._varied)
+
+    @property
+    def _varied(self) -> bool:
+        """Whether the model has layers of several kinds."""
+        model = self.model
+        return bool(model.moe or model.window or model.attention_chunk or model.ssm or model.frames)
+
+    def _make_stage(self, layers: range, first: bool, last: bool) -> Stage:
         units = [] if self.branches or not first else [self.embedding]
         start = 0
         for branch in self.branches:
@@ -93,7 +115,7 @@ class Architecture(BlockBuilder):
     def runs_of_kinds(self, layers: Sequence[int]) -> tuple[tuple[LayerKind, int], ...]:
         """Groups consecutive layers of one kind; returns each kind with its number of layers."""
         model = self.model
-        if not (model.moe or model.window or model.attention_chunk or model.ssm or model.frames):
+        if not self._varied:
             return ((LayerKind(False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
 

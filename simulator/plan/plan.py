@@ -206,12 +206,25 @@ class Plan:
 
     def holders(self, part: int) -> tuple[int, ...]:
         """The pipeline devices that hold a part of the model."""
-        return tuple(sorted({self.device(s) for s in range(self.shape.stages) if self.part(s) == part}))
+        return self._holders[part]
+
+    @cached_property
+    def _holders(self) -> list[tuple[int, ...]]:
+        """By part of the model, the pipeline devices that hold it."""
+        found: list[set[int]] = [set() for _ in range(self.parts)]
+        for stage in range(self.shape.stages):
+            found[self.part(stage)].add(self.device(stage))
+        return [tuple(sorted(devices)) for devices in found]
 
     def layers_of(self, part: int) -> range:
         """The layers of one part of the model."""
-        start = sum(self.layers[:part])
+        start = self._starts[part]
         return range(start, start + self.layers[part])
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """By part of the model, its first layer."""
+        return [0, *accumulate(self.layers)]
 
     def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
         """The modules of one part of the model. blocks: those of one slice; of whole sequences by default."""

@@ -206,18 +206,28 @@ class CompiledBlocks:
     """Blocks of lowered units, compiled once for each kind of pass.
 
     tasks: the tasks that programs have made of them (`simulator.program.task.Task`), by all that they depend on.
+    prices: the prices of blocks, by block and price function.
+    sides: priced side ops, by the side ops and their price function.
     """
 
     def __init__(self) -> None:
         self.tasks: dict[Hashable, Any] = {}
+        self.prices: dict[tuple[Block, Price], BlockPrices] = {}
+        self.sides: dict[Hashable, list[Any]] = {}
         self._blocks: dict[tuple[Fragment, str, bool], Block] = {}
         self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
 
     def clear(self) -> None:
         """Forgets all blocks."""
-        self.tasks.clear()
+        self.forget_tasks()
         self._blocks.clear()
         self._events.clear()
+
+    def forget_tasks(self) -> None:
+        """Forgets what was made of blocks and side ops at some prices."""
+        self.tasks.clear()
+        self.prices.clear()
+        self.sides.clear()
 
     def block(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
         """Returns the block of one pass of a unit. again: recomputation has passes of its own (R)."""

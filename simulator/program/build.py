@@ -11,12 +11,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from hardware.errors import ScheduleError
 from simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
 from simulator.program.block import (
-    FREE,
     INPUT,
     Block,
     CompiledBlocks,
@@ -36,7 +33,7 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.program.messages import StageEnd, StageMessages
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task
+from simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task, price_side_ops
 from simulator.program.timetable import Slot, Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
 
@@ -71,17 +68,22 @@ def build(
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices, maker.blocks)
-    sends = [maker.sends(slot) for slot in timetable.slots]
+    # Slots of one stage, kind and variant send and receive alike.
+    kinds = [(slot.stage, slot.kind, slot.variant) for slot in timetable.slots]
+    one_of_kind = dict(zip(kinds, timetable.slots, strict=True))
+    results = {kind: maker.sends(slot) for kind, slot in one_of_kind.items()}
+    received = {kind: maker.received_bytes(slot) for kind, slot in one_of_kind.items()}
+    sends = [results[kind] for kind in kinds]
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
-        [first for first, *_ in sends],
-        [maker.received_bytes(slot) for slot in timetable.slots],
+        [every[0] for every in sends],
+        [received[kind] for kind in kinds],
         tails,
         meetings,
         overlap_sends,
         host,
-        {i: further for i, (_, *further) in enumerate(sends) if further},
+        {i: every[1:] for i, every in enumerate(sends) if len(every) > 1},
     )
 
 
@@ -107,13 +109,11 @@ class _Builder:
         self.again = any(slot.kind == "R" for slot in timetable.slots)
         self.ahead = {slot.stage for slot in timetable.slots if slot.kind == ActionKind.AHEAD}
         self._tasks: dict[Hashable, Task] = {}
-        self._parts: dict[int, dict[tuple[Fragment, str], PricedBlock]] = defaultdict(dict)
+        self._passes: dict[Hashable, Task] = {}
         self._whole: dict[tuple[PricedBlock, ...], tuple[PricedBlock, list[list[Where]]]] = {}
         self._together: dict[
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
         ] = {}
-        self._sends: dict[Hashable, list[Send | None]] = {}
-        self._received: dict[Hashable, int] = {}
         self._messages: dict[Hashable, Transfer] = {}
         self._opening: dict[int, str] = {}
 
@@ -144,10 +144,7 @@ class _Builder:
 
     def sends(self, slot: Slot) -> list[Send | None]:
         """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
-        key = slot.stage, slot.kind, slot.variant
-        if key not in self._sends:
-            self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
-        return self._sends[key]
+        return [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
 
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
@@ -169,7 +166,7 @@ class _Builder:
         key = slot.kind in BATCH_LOSS, forward, sender, receiver, slot.variant
         if key not in self._messages:
             source, target = (
-                StageEnd(stage, self.timetable.device(stage), self.stage_ops(stage, slot))
+                StageEnd(stage, self.timetable.stage_device[stage], self.stage_ops(stage, slot))
                 for stage in (sender, receiver)
             )
             coupled = slot.kind in BATCH_LOSS
@@ -180,11 +177,8 @@ class _Builder:
 
     def received_bytes(self, slot: Slot) -> int:
         """Bytes that a rank receives from other devices before an action of a slot."""
-        key = slot.stage, slot.kind, slot.variant
-        if key not in self._received:
-            far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
-            self._received[key] = sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
-        return self._received[key]
+        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
 
     # ------------------------------------------------------------------------------------------- tasks
 
@@ -225,23 +219,28 @@ class _Builder:
             return self._update(self.timetable.device(slot.stage))
         stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
-        place = self._place_in_step(slot, stage_ops)
-        key = stage_ops, slot.kind, self.prices[price], place, self.again, self.host
-        if key not in self.blocks.tasks:
-            self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
-        return self.blocks.tasks[key]
+        # When weights are gathered again depends on the order of a stage.
+        own = stage_ops, slot.kind, slot.first, slot.last, price, slot.stage if stage_ops.again else -1
+        known = self._passes.get(own)
+        if known is None:
+            place = self._place_in_step(slot, stage_ops)
+            key = stage_ops, slot.kind, self.prices[price], place, self.again, self.host
+            if key not in self.blocks.tasks:
+                self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
+            known = self._passes[own] = self.blocks.tasks[key]
+        return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         key = stage_ops, slot.kind, self.prices[price], self.again
         if key not in self.blocks.tasks:
-            self.blocks.tasks[key] = make_task(*key[:3], self.again, self._parts[price], self.blocks)
+            self.blocks.tasks[key] = make_task(*key[:3], self.again, self.blocks)
         plain = self.blocks.tasks[key]
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
         def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
-            return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
+            return price_side_ops(besides, plain, self.prices[price], self.host, self.blocks) if wanted else []
 
         return replace(
             plain,
@@ -455,46 +454,3 @@ def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[t
         own[op] = ops[-1]
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
     return Task((price_block(block, 1, price),), [], []), met
-
-
-def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
-    """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
-    alone.
-    """
-    formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
-    sides: dict[SideOps, PricedSideOps] = {}
-    for one in formed:
-        sides[one] = side = _price(one, price)
-        side.after = (sides[one.after[0]], one.after[1]) if one.after else None
-    return list(sides.values())
-
-
-def _ready(task: Task, host: float) -> np.ndarray:
-    """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
-    found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
-    free: dict[str, float] = defaultdict(float)
-    issued = arrived = 0.0
-    for number, part in enumerate(task.parts):
-        block, marks = part.block, task.marks[number]
-        (port,) = block.ports
-        for copy in range(part.count):
-            seen = list[float]()
-            for i, op in enumerate(block.ops):
-                issued += host * op.issued
-                waits = (seen[j] for j in block.after[i])
-                begin = max(
-                    free[op.stream], issued if op.issued else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0
-                )
-                free[op.stream] = begin + part.seconds[i]
-                seen.append(free[op.stream] + part.latency[i])
-            for at, places in enumerate(marks, task.copy_of(number, copy)):
-                found[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
-            arrived = max((seen[place] for place in port.exit), default=0.0 if not port.through else arrived)
-    return found
-
-
-def _price(beside: SideOps, price: Price) -> PricedSideOps:
-    known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
-    seconds, sigma, latency = np.array([known[op] for op in beside.ops]).T
-    latency = latency + np.array(beside.waits) if len(beside.waits) else latency
-    return PricedSideOps(beside.ops, seconds, sigma, latency, beside.params, beside.starts)

@@ -131,8 +131,7 @@ def flatten_task(task: Task, host: float) -> FlatTask:
 
 def _owners(side: PricedSideOps) -> list[int]:
     """Returns for each parameter of side ops the index of the op that it belongs to."""
-    lengths = np.diff([*side.starts, len(side.params)])
-    return np.repeat(np.arange(len(lengths)), lengths).tolist()
+    return np.repeat(np.arange(len(side.lengths)), side.lengths).tolist()
 
 
 def flatten(program: Program) -> FlatProgram:
@@ -201,7 +200,11 @@ def flatten(program: Program) -> FlatProgram:
 def flatten_updates(program: Program) -> FlatProgram:
     """Flattens the updates alone."""
     flat = FlatProgram()
-    tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys(program.updates)}
+    tasks = {}
+    for task in dict.fromkeys(program.updates):
+        if (key := ("flat", program.host)) not in task.engine_results:
+            task.engine_results[key] = flatten_task(task, program.host)
+        tasks[task] = task.engine_results[key]
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 

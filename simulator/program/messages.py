@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.ir.ops import Collective, StageOps, Transfer
 from simulator.lowering.scatter_gather import has_backward
 
 
-@dataclass(frozen=True)
-class StageEnd:
+class StageEnd(NamedTuple):
     """One end of a message: a virtual stage, its pipeline device, and its ops."""
 
     stage: int
@@ -23,12 +22,16 @@ class StageMessages:
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
+        self._nbytes: dict[tuple[StageOps, StageOps, bool], int] = {}
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
         # What comes back to one of several that were joined is its own share; to frozen layers nothing does.
-        nbytes = (sender if forward else receiver).ops.message_nbytes if forward or has_backward(receiver.ops) else 0
-        return self.plain(nbytes, sender.device, receiver.device)
+        key = sender.ops, receiver.ops, forward
+        if key not in self._nbytes:
+            stated = sender.ops if forward else receiver.ops if has_backward(receiver.ops) else None
+            self._nbytes[key] = stated.message_nbytes if stated else 0
+        return self.plain(self._nbytes[key], sender.device, receiver.device)
 
     def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
         """What carries the outputs of a batch from one stage to another whose loss reads them, or the gradients of

@@ -38,6 +38,11 @@ class PricedSideOps:
         return self.seconds + self.latency
 
     @cached_property
+    def lengths(self) -> np.ndarray:
+        """Number of parameters of each op."""
+        return np.diff(self.starts, append=len(self.params))
+
+    @cached_property
     def ends(self) -> np.ndarray:
         """Time from the begin of the first op to the end of each op if none waits [s]."""
         return np.cumsum(self.seconds)

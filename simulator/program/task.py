@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Fragment, Host, Op, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Host, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
+    FREE,
+    INPUT,
     SUMS,
     CompiledBlocks,
     Price,
@@ -63,7 +65,7 @@ class Task:
         results = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.results]
         return Profile.in_series([*inputs, *parts, *results])
 
-    @property
+    @cached_property
     def ports(self) -> int:
         """Number of passes that are overlapped in this task."""
         return max((len(part.block.ports) for part in self.parts), default=1)
@@ -158,17 +160,14 @@ def make_task(
     kind: str,
     price: Price,
     again: bool = True,
-    known: dict[tuple[Fragment, str], PricedBlock] | None = None,
     blocks: CompiledBlocks | None = None,
 ) -> Task:
     """Makes the task of one pass of a stage, without side ops.
 
     kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
     again: recomputation has actions of its own (R).
-    known: priced blocks that were made before at these prices.
-    blocks: blocks that were compiled before.
+    blocks: blocks that were compiled before, also at these prices.
     """
-    parts = known if known is not None else {}
     compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind in (ActionKind.F, ActionKind.AHEAD)
     starts = np.cumsum(
@@ -179,11 +178,10 @@ def make_task(
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
         block = compiled.block(unit_run, kind, again)
-        key = unit_run.fragment, kind
-        if key not in parts:
-            parts[key] = price_block(block, unit_run.count, price)
-        part = parts[key]
-        found.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
+        key = block, price
+        if key not in compiled.prices:
+            compiled.prices[key] = price_block(block, 1, price).prices
+        found.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
     task.parts = tuple(found)
@@ -195,3 +193,55 @@ def make_task(
     inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     return task
+
+
+def price_side_ops(
+    besides: Sequence[SideOps], task: Task, price: Price, host: float, blocks: CompiledBlocks
+) -> list[PricedSideOps]:
+    """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
+    alone.
+
+    blocks: side ops that were priced before.
+    """
+    fixed = not any(each.formed for each in besides)
+    if fixed and (key := (*besides, price)) in blocks.sides:
+        return list(blocks.sides[key])
+    formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
+    sides: dict[SideOps, PricedSideOps] = {}
+    for one in formed:
+        sides[one] = side = _price(one, price)
+        side.after = (sides[one.after[0]], one.after[1]) if one.after else None
+    if fixed:
+        blocks.sides[key] = list(sides.values())
+    return list(sides.values())
+
+
+def _ready(task: Task, host: float) -> np.ndarray:
+    """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
+    found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
+    free: dict[str, float] = defaultdict(float)
+    issued = arrived = 0.0
+    for number, part in enumerate(task.parts):
+        block, marks = part.block, task.marks[number]
+        (port,) = block.ports
+        for copy in range(part.count):
+            seen = list[float]()
+            for i, op in enumerate(block.ops):
+                issued += host * op.issued
+                waits = (seen[j] for j in block.after[i])
+                begin = max(
+                    free[op.stream], issued if op.issued else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0
+                )
+                free[op.stream] = begin + part.seconds[i]
+                seen.append(free[op.stream] + part.latency[i])
+            for at, places in enumerate(marks, task.copy_of(number, copy)):
+                found[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
+            arrived = max((seen[place] for place in port.exit), default=0.0 if not port.through else arrived)
+    return found
+
+
+def _price(beside: SideOps, price: Price) -> PricedSideOps:
+    known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
+    seconds, sigma, latency = np.array([known[op] for op in beside.ops]).T
+    latency = latency + np.array(beside.waits) if len(beside.waits) else latency
+    return PricedSideOps(beside.ops, seconds, sigma, latency, beside.params, beside.starts)

@@ -24,6 +24,7 @@ from simulator.scheduling.schedule import (
     Schedule,
     SliceDuration,
     one_forward_one_backward,
+    passes_in_order,
 )
 
 MAX_SLICES = 1024
@@ -215,7 +216,7 @@ def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[l
     groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
 
     def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
-        return [Action(stage, kind, k, j) for some in groups for stage in order for k in some for j in slices]
+        return [one for some in groups for stage in order for one in passes_in_order(stage, kind, some, slices)]
 
     forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
     return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.schedule import (
-    Action,
     PassOverlap,
     PipelineSetting,
     PipelineShape,
@@ -27,6 +26,7 @@ from simulator.scheduling.schedule import (
     ScheduleItem,
     one_forward_one_backward,
     overlapped_1f1b,
+    passes_in_order,
 )
 
 
@@ -37,8 +37,7 @@ class OneFOneB(Schedule):
         pass
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
-        forward = [Action(device, "F", k) for k in shape.microbatches]
-        backward = [Action(device, "BW", k) for k in shape.microbatches]
+        forward, backward = (passes_in_order(device, kind, shape.microbatches) for kind in ("F", "BW"))
         make = overlapped_1f1b if self.options.overlap_passes else one_forward_one_backward
         return list(make(forward, backward, shape.p - 1 - device))
 

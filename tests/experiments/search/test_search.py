@@ -138,12 +138,11 @@ def test_stated_fields_hold_in_the_bounds(stated: dict[str, Any]) -> None:
 
 def test_what_a_framework_rules_out_is_not_tried() -> None:
     plan = {"tp": [1, 2], "pp": [1, 2], "zero": 1}
-    framework = {
-        "name": "megatron-deepspeed",
-        "set": {"launch_blocking": True, "overlap": {"dp": "auto", "pp": "auto"}},
-    }
+    nothing = {"sharded_weights": False, "gradients": False}
+    settings: dict[str, Any] = {"launch_blocking": True, "overlap": {**nothing, "dp": "auto", "pp": "auto"}}
+    framework = {"name": "megatron-deepspeed", "set": settings}
     check_against_brute_force({**LAYERS, "plan": plan, "framework": framework})
-    framework["set"] = {"launch_blocking": True, "overlap": {"dp": [False, True]}}
+    settings["overlap"] = {**nothing, "dp": [False, True]}
     with pytest.raises(PlanError, match="overlap"):
         Space({**LAYERS, "plan": plan, "framework": framework}, Path("."))
 

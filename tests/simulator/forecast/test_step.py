@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import json
+from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +14,9 @@ from hardware.errors import PlanError
 from simulator import SharedWork, load_job, simulate
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
+from simulator.ir.ops import Op, Param
+from simulator.lowering.scope import traits_of
 from simulator.report.report import Report
 from tests.golden.rewrite import names, playable, stored
 
@@ -54,6 +61,45 @@ def test_plans_that_share_their_work() -> None:
         alone.append(of_report(simulate(job)))
         assert forecast_step(job, shared) == forecast_step(resolve_plan(job, shared), shared) == alone[-1]
     assert len({one.step_time for one in alone}) == len(plans)
+
+
+def test_answers_of_plans_with_the_same_parameters() -> None:
+    """Micro-batches of several sizes, and several numbers of chunks, share updates, states and buckets of gradients:
+    every answer is that of the job alone, to the byte."""
+    shared = SharedWork()
+    for micro, chunks in product((1, 2, 4), (1, 2, 3)):
+        job = {**GPT3, "batch": {"global": 1536, "micro": micro}, "plan": {"tp": 8, "pp": 8, "chunks": chunks}}
+        together, alone = (simulate(load_job(job), shared_work=work) for work in (shared, SharedWork()))
+        assert json.dumps(together.to_dict()) == json.dumps(alone.to_dict())
+    assert len(shared.states) == len(shared.stages.updates) == 9
+
+
+@pytest.mark.parametrize("node, networks", [("dgx-a100", 1), ("p4d", 0)])
+def test_reaches_of_messages_on_several_meshes(node: str, networks: int) -> None:
+    """They are kept by cluster, except where messages share ports."""
+    shared = SharedWork()
+    for pp in (2, 4, 8):
+        job = load_job({"model": "llama3-8b", "cluster": f"{node}:8", "plan": {"tp": 4, "pp": pp}})
+        assert forecast_step(job, shared) == forecast_step(job)
+    assert sum(bool(pairs) for pairs in shared._pairs.values()) == networks
+
+
+def test_what_schemes_may_know_of_a_parameter() -> None:
+    """`traits_of` has every field of a parameter but its ops."""
+    one = Param("w", 2, 4, ("dp",), Op("ready"), Op("used"))
+    others: dict[str, Any] = {"size": 3, "total": 5, "name": "v", "partial": (), "view": "experts", "matrix": 2}
+    others |= {"tied": True, "copies": (("tp",), 2), "trained": False, "in_layer": False, "shape": (1, 2)}
+    assert {*others} == {field.name for field in fields(Param)} - {"ready", "used"}
+    assert all(traits_of(replace(one, **{name: value})) != traits_of(one) for name, value in others.items())
+    assert traits_of(replace(one, ready=Op("other"))) == traits_of(one)
+
+
+def test_garbage_is_looked_for_as_before_behind_many_forecasts() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ValueError), collect_garbage_rarely():
+        assert gc.get_threshold()[0] == ALLOCATIONS
+        raise ValueError
+    assert gc.get_threshold() == before
 
 
 def test_plans_that_do_not_fit_or_break_a_rule() -> None:

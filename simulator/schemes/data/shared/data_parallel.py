@@ -20,6 +20,7 @@ from simulator.ir.modules import Module, Operator, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
 from simulator.ir.scheme import LowerModule, LowerStage, Scheme
 from simulator.ir.settings import OptionValues
+from simulator.lowering.scope import traits_of
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Reduction axes of a parameter and its element count; no axes if it needs no collective."""
@@ -264,12 +265,21 @@ class DataScheme(Scheme):
 
         Stages whose parameters have equal sizes share them: micro-batches of another size change no gradient.
         """
-        found = [of(param) if param.trained else ((), ()) for param, _ in stage_ops.params()]
+        known, found = self._known_groups[backward], list[tuple[tuple[str, ...], Sizes]]()
+        for param, _ in stage_ops.params():
+            if (traits := traits_of(param)) not in known:
+                known[traits] = of(param) if param.trained else ((), ())
+            found.append(known[traits])
         runs = tuple((len(unit_run.fragment.params), unit_run.count) for unit_run in stage_ops.unit_runs)
         key = backward, tuple(found), runs
         if key not in self._known_buckets:
             self._known_buckets[key] = list(self._fill(stage_ops, found, make, backward))
         return self._known_buckets[key]
+
+    @cached_property
+    def _known_groups(self) -> tuple[dict[Hashable, tuple[tuple[str, ...], Sizes]], ...]:
+        """Axes and sizes of parameters by their traits: of weights that are gathered, and of gradients."""
+        return {}, {}
 
     @cached_property
     def _known_buckets(self) -> dict[Hashable, Sequence[SideOps]]:
