@@ -173,7 +173,7 @@ class Bounds:
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
         step = step._replace(overlap_pp=True)
-        key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, pipeline, step
+        key = group.tp, group.cp, group.ep, group.etp, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
             job = self.space.job_of(plain, pipeline, step)
@@ -342,7 +342,7 @@ class Bounds:
 
     def plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
         """A plan of the degrees of a group, for prices of messages; None if there is none."""
-        key = group.tp, group.cp, group.ep, pp
+        key = group.tp, group.cp, group.ep, group.etp, pp
         if key not in self._plans:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
             job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))

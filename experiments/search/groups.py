@@ -254,7 +254,7 @@ class GroupBounds:
 
     def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes."""
-        key = group.tp, group.cp, group.ep, pp, axes
+        key = group.tp, group.cp, group.ep, group.etp, pp, axes
         if key not in self._known_rates:
             plan = self.bounds.plain_plan(group, pp)
             self._known_rates[key] = collective_rates(plan, axes, self.bounds.shared) if plan else (0.0, 0.0, 0.0)

@@ -104,6 +104,8 @@ class PointConstraint:
         """The parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
         if field == DEGREE:
             return ("tp", "cp", "pp")
+        if field == "plan.etp":
+            return ("tp", "ep", "etp")
         if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with one chunk
             return ("pp", FIELDS[field])
         if field in ("plan.zero", "plan.fsdp"):
@@ -143,6 +145,8 @@ class PointConstraint:
     def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
         if name == DEGREE:
             return self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+        if name == "plan.etp":
+            return group.expert_tensor_ranks
         found = self._names.find(name, self.space.changes(group, pipeline, step))
         if found is not MISSING:
             return found

@@ -7,12 +7,24 @@ fields of the pipeline (`Pipeline`) and fields that act between the passes (`Ste
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, CLUSTER, FIELDS, split_open_fields
+from experiments.search.fields import (
+    AUTO,
+    CLUSTER,
+    FIELDS,
+    PARTITIONS,
+    check_partition,
+    check_values,
+    data_name,
+    schedule_name,
+    split_open_fields,
+    values_of,
+)
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
@@ -30,8 +42,6 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
-PARTITIONS = ("even", "ends-as-layers")
-
 UNLIKE_ENDS = "unlike-ends"
 """Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
@@ -41,9 +51,9 @@ WORDS = ("schedule", "recompute", "data", "offload")
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
 
-MOST_TENSOR_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 32, 2048
-"""Largest tensor-parallel degree and micro-batch that are tried by default, and least tokens of a sequence on a rank
-with context parallelism."""
+MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
+"""Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
+least tokens of a sequence on a rank with context parallelism."""
 
 
 class LayerGroup(NamedTuple):
@@ -57,6 +67,13 @@ class LayerGroup(NamedTuple):
     sequence_parallel: bool
     overlap_tp: bool
     offload: tuple[str, ...]
+    etp: int | None = None
+    """Expert tensor parallel; None: the default of a plan."""
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that share the matrices of an expert."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
 
 
 class Pipeline(NamedTuple):
@@ -102,33 +119,36 @@ class Space:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         _check_job(self.loaded, self.job)
+        if not self.loaded.model.moe and job.get("plan", AUTO) == AUTO:
+            del given["plan.etp"]
         self.open = tuple(given)
+        self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
         _check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
-        self._sizes: dict[tuple[int, int, bool, bool], int] = {}
+        self._counts_by_degree: dict[tuple[int, int, bool], Counter[int]] = {}
         self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
 
     # ------------------------------------------------------------------------------------------- values
 
     def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-        fixed = _values_of(self.loaded, self.job)
+        fixed = values_of(self.loaded, self.job)
         found: dict[str, tuple[Any, ...]] = {}
         for field, name in FIELDS.items():
             value = given.get(field, fixed[name])
             if field not in given:
                 found[name] = (value,)
             elif value == AUTO:
-                found[name] = self._automatic(name)
+                found[name] = self._automatic(name, found)
             else:
-                _check_values(field, name, value, fixed[name])
+                check_values(field, name, value, fixed[name])
                 if name in WORDS:  # a job says which words are valid
                     for one in value:
                         load_job(apply_changes(self.job, {field: one}), base=self.base)
                 ways: dict[str, Callable[[Any], Any]] = {
-                    "data": _data_name,
+                    "data": data_name,
                     "offload": tuple,
-                    "schedule": _schedule_name,
+                    "schedule": schedule_name,
                 }
                 one_of = ways.get(name, lambda one: one)
                 found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
@@ -137,8 +157,8 @@ class Space:
             found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
 
-    def _automatic(self, name: str) -> tuple[Any, ...]:
-        """The values that are tried of a field that is ``auto``."""
+    def _automatic(self, name: str, found: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+        """The values that are tried of a field that is ``auto``. found: those of the fields before it."""
         job, gpus = self.loaded, self.loaded.cluster.gpus
         model, batch = job.model, job.batch
         assert batch.total is not None and batch.sequence is not None
@@ -148,6 +168,7 @@ class Space:
             "tp": [n for n in _divisors(math.gcd(gpus, model.heads)) if n <= most],
             "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence],
             "ep": _divisors(math.gcd(gpus, experts)),
+            "etp": (None, *(_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],
             "recompute": ("none", "selective", "full"),
             "recomputed": (None, *range(1, model.layers)),
@@ -193,13 +214,23 @@ class Space:
         """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
         found = []
-        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in LayerGroup._fields)):
+        fields = [name for name in LayerGroup._fields if name != "etp"]
+        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in fields)):
             if self.loaded.cluster.gpus % (tp * cp):
                 continue
             if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
                 continue
-            found.append(LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload))
+            plain = LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload)
+            found += [plain._replace(etp=etp) for etp in self._expert_degrees(tp, ep)]
         return found
+
+    def _expert_degrees(self, tp: int, ep: int) -> list[int | None]:
+        """The expert-tensor-parallel degrees at other degrees; 1 is the default with expert parallelism."""
+        values = list(self.values["etp"])
+        if "etp" in self._automatic_fields:
+            # Without expert parallelism experts are sharded as everything else is, or whole on every rank.
+            values = [one for one in values if one is None or (one == 1 if ep == 1 else tp % one == 0)]
+        return [*dict.fromkeys(None if one == 1 and (ep > 1 or tp == 1) else one for one in values)]
 
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
@@ -240,8 +271,9 @@ class Space:
 
     def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
         """The choices between the passes that differ at the degrees of a plan."""
-        dp = self.loaded.cluster.gpus // (group.tp * group.cp * pp)
-        key = dp * group.cp > 1, pp > 1
+        ranks = self.loaded.cluster.gpus // pp
+        shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
+        key = ranks > group.tp or shards_experts, pp > 1
         if key not in self._steps:
             v = self.values
             found = dict.fromkeys(
@@ -282,10 +314,10 @@ class Space:
 
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full", group.cp > 1
-        if key not in self._sizes:
-            self._sizes[key] = sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
-        return self._sizes[key]
+        key = group.tp * group.cp, group.micro, group.recompute == "full"
+        if key not in self._counts_by_degree:
+            self._counts_by_degree[key] = Counter(one.pp for one in self.pipelines(group))
+        return sum(count * len(self.steps(group, pp)) for pp, count in self._counts_by_degree[key].items())
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
@@ -325,7 +357,7 @@ def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[i
     return [(first, *[most] * (parts - 2), left - first) for first in ends]
 
 
-CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
+CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
 
 
@@ -344,13 +376,7 @@ def _check_plan(plan: Any) -> None:
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
     if (partition := plan.get("partition")) is not None:
-        _check_partition(partition)
-
-
-def _check_partition(partition: Any) -> None:
-    if partition not in PARTITIONS:
-        rule = f"a search takes the partitions {' and '.join(PARTITIONS)}"
-        raise PlanError("plan.partition", rule, "Write one of them, or use `meshcast sweep`", partition)
+        check_partition(partition)
 
 
 def _check_schedules(names: Sequence[str]) -> None:
@@ -385,58 +411,10 @@ def _check_job(job: Job, written: Mapping[str, Any]) -> None:
             raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
 
 
-def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
-    """Refuses an empty list, and values that are not of the kind of a field."""
-    if not values:
-        raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    kind = int if name in ("data", "recomputed") else list if name == "offload" else type(usual)
-    wrong = [one for one in values if type(one) is not kind and (name, one) != ("recomputed", None)]
-    if wrong:
-        known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
-        rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
-        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
-    if name == "partition":
-        for one in values:
-            _check_partition(one)
-    numbers = [one for one in values if kind is int and one is not None]
-    if numbers and min(numbers) < (least := 0 if name == "data" else 1):
-        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
-
-
-def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the fields that a job states, or their defaults."""
-    plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
-    overlap = job.framework.overlap
-    chunks = plan.get("chunks", 1)
-    schedule = _schedule_name(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b"))
-    return {
-        "tp": plan.get("tp", 1),
-        "cp": plan.get("cp", 1),
-        "ep": plan.get("ep", 1),
-        "micro": job.batch.micro,
-        "recompute": plan.get("recompute", "none"),
-        "recomputed": plan.get("recompute_layers"),
-        "sequence_parallel": plan.get("sequence_parallel", True),
-        "overlap_tp": overlap.tp,
-        "offload": tuple(plan.get("offload", ())),
-        "pp": plan.get("pp", 1),
-        "schedule": schedule,
-        "chunks": chunks,
-        "partition": plan.get("partition", "even"),
-        "data": "fsdp" if plan.get("fsdp") else _data_name(plan.get("zero", 1)),
-        "overlap_dp": overlap.dp,
-        "updated_weights": overlap.updated_weights,
-        "overlap_pp": overlap.pp,
-    }
-
-
-def _data_name(zero: Any) -> str:
-    return f"zero-{zero}" if zero else "ddp"
-
-
-def _schedule_name(given: Any) -> str:
-    return str(given).removeprefix("pipeline/")
-
-
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
+    """Divisors of any of some numbers, up to `most`."""
+    return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]
