@@ -131,7 +131,7 @@ class Bounds:
     def _units(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
         """The units of a group: lowered for the smallest micro-batches, scaled for others.
 
-        fused: gradients are added by no kernels of their own.
+        fused: gradients are added by no kernels of their own, and not by GEMMs either.
         """
         if group.recompute == "full":
             kept, recomputed = self._units(group._replace(recompute="none"), fused), self._scale(group, fused)
@@ -154,7 +154,8 @@ class Bounds:
             if fused:
                 job = apply_changes(job, {"framework.set.fused_gradients": True})
             total = group.micro * self.space.loaded.cluster.gpus // (group.tp * group.cp)
-            self._lowered[key] = self._make_for_plan(job, total, lambda plan: lower_units(plan, self.shared))
+            units = self._make_for_plan(job, total, lambda plan: lower_units(plan, self.shared))
+            self._lowered[key] = units.of_new_gradients if fused and units is not None else units
         return self._lowered[key]
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
@@ -266,8 +267,10 @@ class Bounds:
 
     def kernel_group(self, group: LayerGroup) -> LayerGroup:
         """The group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
-        plain = group._replace(recompute="none", offload=())
-        return plain._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else plain
+        plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
+        # A host that waits for routers launches more collectives with sequence parallelism.
+        sharded = group.tp > 1 and self.space.loaded.model.moe is None
+        return plain._replace(sequence_parallel=True) if sharded else plain
 
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""
