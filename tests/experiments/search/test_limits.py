@@ -67,6 +67,16 @@ def test_a_constraint_excludes_what_violates_it(
     assert total(found.certificate) == found.certificate.plans == len(points)
 
 
+def test_a_constraint_knows_the_default_degree_of_experts() -> None:
+    plan = {"tp": 4, "ep": [1, 2], "etp": "auto"}
+    batch = {"global": 16, "sequence": 2048}
+    job = {**TINY, "model": {"preset": "mixtral-8x7b", "layers": 2}, "batch": batch, "plan": plan}
+    space = open_search(job, limits=make_limits(where=["plan.etp <= 2"])).space
+    assert isinstance(space, Space)
+    left = [(group.ep, group.etp) for group in space.groups() if space.size(group)]
+    assert left == [(1, 1), (2, None), (2, 2)]
+
+
 @pytest.mark.parametrize("margin", [0.25, 0.6, 0.8])
 def test_memory_stays_free(points: list[Point], margin: float) -> None:
     found = search(memory_margin=margin)

@@ -122,6 +122,46 @@ def test_a_stated_number_of_layers_holds_where_layers_are_recomputed() -> None:
     assert {("none", None), ("full", 2)} <= plans
 
 
+EXPERTS: dict[str, Any] = {
+    "model": {"preset": "mixtral-8x7b", "layers": 2},
+    "cluster": "dgx-h100:1",
+    "batch": {"global": 16, "micro": 1, "sequence": 2048},
+    "plan": {"tp": [1, 4, 8], "ep": [1, 2, 4], "etp": "auto", "pp": [1, 2], "zero": [1, 3]},
+}
+"""A layer with experts on eight GPUs."""
+
+
+def test_expert_tensor_parallelism_is_searched() -> None:
+    check_against_brute_force(EXPERTS)
+    space = search(EXPERTS).space
+    found = dict[tuple[int, int], list[int | None]]()
+    for group in space.groups():
+        found.setdefault((group.tp, group.ep), []).append(group.etp)
+    # Without expert parallelism experts are sharded like everything else, or whole on every rank; with it, 1 is usual.
+    assert found[1, 1] == found[1, 4] == [None] and found[4, 1] == [None, 1] and found[4, 2] == [None, 2, 4]
+    assert found[8, 4] == [None, 2, 4, 8]
+    assert space.stated_values()["plan.etp"] == [None, 1, 2, 4, 8]
+
+
+def test_listed_degrees_of_experts_are_all_tried_once() -> None:
+    plan = {"tp": 4, "ep": [1, 2], "etp": [None, 1, 2]}
+    space = Space({**EXPERTS, "plan": plan}, Path("."))
+    assert [(group.ep, group.etp) for group in space.groups()] == [(1, None), (1, 1), (1, 2), (2, None), (2, 2)]
+
+
+def test_experts_alone_shard_states_where_ranks_hold_the_same_ones() -> None:
+    # Eight tensor ranks hold two halves of the experts, four times each.
+    space = Space({**EXPERTS, "plan": {"tp": 8, "ep": [2, 8], "zero": [1, 3]}}, Path("."))
+    few, all_of_them = ([step.data for step in space.steps(group, 1)] for group in space.groups())
+    assert few == ["zero-1", "zero-3"] and all_of_them == ["zero-1"]
+
+
+def test_experts_open_their_degrees() -> None:
+    dense = Space({**SMALL, "plan": "auto"}, Path("."))
+    experts = Space({**EXPERTS, "plan": "auto"}, Path("."))
+    assert "plan.etp" not in dense.open and "plan.etp" in experts.open
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 22))
 def test_searches_find_what_brute_force_finds(seed: int) -> None:
@@ -237,6 +277,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
             {**SMALL, "plan": {"tp": "auto", "schedule": "from-file"}},
             "plan.schedule is 'from-file': it needs the option",
         ),
+        ({**SMALL, "plan": {"etp": [0, None]}}, "plan.etp is 0: its values are 1 or more"),
         ({**SMALL, "plan": {"tp": [2, None]}}, "plan.tp: its values are whole numbers, not null"),
         ({**SMALL, "plan": {"tp": "Auto"}, "batch": {"global": 32}}, "plan.tp is 'Auto': must be a whole number"),
         ({**SMALL, "plan": {"dp": "auto"}}, "plan.dp is 'auto': a search does not vary this field. Leave it out: data"),
