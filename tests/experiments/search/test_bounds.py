@@ -38,6 +38,10 @@ def open_space(job: dict[str, Any]) -> Space:
     return Space({**job, "framework": framework, "plan": "auto"}, Path("."))
 
 
+def space_of(name: str) -> Space:
+    return open_space(JOBS[name])
+
+
 Point = tuple[LayerGroup, Pipeline, StepChoice]
 
 
@@ -76,7 +80,7 @@ def audit(
     name: str, seed: int, wanted: int, keep: Callable[[LayerGroup, StepChoice], bool] = lambda group, step: True
 ) -> list[tuple[float, float]]:
     """Bounds over forecasts, of time and of memory, of `wanted` drawn points. keep: which points to draw."""
-    rng, space = random.Random(seed), open_space(JOBS[name])
+    rng, space = random.Random(seed), space_of(name)
     every_group, found = space.groups(), list[tuple[float, float]]()
     groups = GroupBounds(space, Bounds(space))
     while len(found) < wanted:
