@@ -229,7 +229,9 @@ class Space:
         values = list(self.values["etp"])
         if "etp" in self._automatic_fields:
             # Without expert parallelism experts are sharded as everything else is, or whole on every rank.
-            values = [one for one in values if one is None or (one == 1 if ep == 1 else tp % one == 0)]
+            gpus = self.loaded.cluster.gpus
+            fits = [one for one in values if one and (one == 1 if ep == 1 else not (tp % one or gpus % (ep * one)))]
+            values = [None, *fits]
         return [*dict.fromkeys(None if one == 1 and (ep > 1 or tp == 1) else one for one in values)]
 
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
