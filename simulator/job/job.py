@@ -78,6 +78,9 @@ class ShortStage(JobPart):
     """ZeRO stage; 0: data/ddp, 1 to 3: data/zero-1 to data/zero-3."""
     fsdp: bool = False
     """Use data/fsdp in place of `zero`."""
+    shard: Count | None = None
+    """Data-parallel ranks that share one copy of what is sharded over them; the other dp / shard hold copies of it
+    (hybrid sharding, the option `replicate` of data/fsdp and data/zero-1). Default: all of them."""
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""

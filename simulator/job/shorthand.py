@@ -100,8 +100,9 @@ def _expand_entry(common: Mapping[str, Any], given: Mapping[str, Any], model: Mo
 def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[str, Any]:
     """The axes inside a stage, and the schemes over them."""
     data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
+    shard = _shard_ranks(short, dp, data, where)
     schemes: list[dict[str, Any]] = [
-        {"use": data, "over": "dp"},
+        {"use": data, "over": "dp"} if shard == dp else {"use": data, "over": "shard", "replicate": "replicate"},
         *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
     ]
@@ -119,8 +120,21 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     if short.offload:
         schemes.append({"use": "memory/offload", "what": list(short.offload)})
-    mesh = {"dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
+    replicas = {"dp": dp} if shard == dp else {"replicate": dp // shard, "shard": shard}
+    mesh = {**replicas, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
     return {"mesh": mesh, "views": views, "schemes": schemes}
+
+
+def _shard_ranks(short: ShortStage, dp: int, data: str, where: str) -> int:
+    """The data-parallel ranks that share one copy of the states."""
+    shard = short.shard or dp
+    if dp % shard:
+        near = min((n for n in range(1, dp + 1) if dp % n == 0), key=lambda n: abs(n - shard))
+        raise PlanError(f"{where}.shard", f"it must divide dp = {dp}", f"shard = {near} would work", shard)
+    if shard < dp and "replicate" not in find_scheme(data).Options.model_fields:
+        rule = f"{data} keeps no copies of what it shards; data/zero-1 and data/fsdp may"
+        raise PlanError(f"{where}.shard", rule, "Write zero: 1 or fsdp: true, or leave it out", shard)
+    return shard
 
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:

@@ -72,6 +72,46 @@ def test_the_short_form_is_the_long_form() -> None:
     assert {k: v for k, v in short["job"].items()} == {k: LONG[k] for k in short["job"]}
 
 
+@pytest.mark.parametrize(
+    ("plan", "data"),
+    [
+        ({}, {"use": "data/zero-1", "over": "shard", "replicate": "replicate"}),
+        ({"fsdp": True}, {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}),
+    ],
+)
+@pytest.mark.parametrize("cp", [1, 2])
+def test_shards_have_copies_along_an_axis_of_their_own(plan: dict[str, Any], data: dict[str, Any], cp: int) -> None:
+    """Megatron-Core's optimizer instances, and torchtitan's dp_replicate x dp_shard x cp: copies are the outer axis."""
+    job = {**SHORT, "cluster": {"gpu": "h100-sxm", "gpus": 16 * cp}}
+    short = {**job, "plan": {"tp": 2, "pp": 2, "cp": cp, "shard": 2, **plan}}
+    schemes = [
+        {"use": "pipeline/1f1b", "over": "pp", "chunks": 1},
+        data,
+        *([{"use": "sequence/all-gather", "over": "cp"}] if cp > 1 else []),
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ]
+    mesh = {"pp": 2, "replicate": 2, "shard": 2, **({"cp": cp} if cp > 1 else {}), "tp": 2}
+    long = {**job, "plan": {"mesh": mesh, "partition": "even", "schemes": schemes}}
+    assert json.dumps(report(short)) == json.dumps(report(long))
+    everywhere = {**job, "plan": {**short["plan"], "shard": 4}}
+    assert json.dumps(report(everywhere)) == json.dumps(report(everywhere, "plan.shard=null"))
+
+
+def test_copies_of_shards_leave_more_memory_and_less_to_gather() -> None:
+    cluster = {"gpu": "h100-sxm", "gpus": 32}
+    job = {**SHORT, "cluster": cluster, "batch": {"global": 32, "micro": 1, "sequence": 48}}
+    peaks = []
+    for shard in (None, 4, 2, 1):
+        plan = {"tp": 2, "cp": 2, "fsdp": True, **({"shard": shard} if shard else {})}
+        found = simulate({**job, "plan": plan})
+        (data,) = found.play.plan.family("data")
+        replicas, sharded = found.play.plan.mesh.size("replicate"), found.play.plan.mesh.size(("shard", "cp"))
+        assert shard is None or (replicas, sharded) == (8 // shard, shard * 2)
+        assert found.play.plan.replicas == 8 and data.axes
+        peaks.append(found.peak_device)
+    assert sorted(peaks) == peaks and len({*peaks}) == 4
+
+
 def test_the_job_of_an_answer_gives_the_same_answer() -> None:
     first = report(SHORT)
     assert report(first["job"]) == first
@@ -222,6 +262,9 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
         "plan.recompute_layers",
         ["recompute: full", "selective"],
     ),
+    "shards do not divide": ("plan", {"tp": 4, "shard": 3}, P, "plan.shard", ["dp = 4", "shard = 2 would work"]),
+    "shards without copies": ("plan", {"zero": 2, "shard": 2}, P, "plan.shard", ["data/zero-2", "fsdp: true"]),
+    "no shards": ("plan", {"shard": 0}, P, "plan.shard", ["above 0"]),
     "recompute word": ("plan.recompute", "selectiv", P, "plan.recompute", ["'selective'"]),
     "tp is zero": ("plan.tp", 0, P, "plan.tp", ["above 0"]),
     "tp is negative": ("plan.tp", -2, P, "plan.tp", ["above 0"]),
