@@ -343,12 +343,14 @@ class Bounds:
         paths = self._critical_paths(pipeline, stages, times)
         return 0.0 if paths is None else float(paths.seconds(times)[0]) + overhead
 
-    def plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
-        """A plan of the degrees of a group, for prices of messages; None if there is none."""
-        key = group.tp, group.cp, group.ep, group.etp, pp
+    def plain_plan(self, group: LayerGroup, pp: int, shard: int | None = None) -> Plan | None:
+        """A plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that share one
+        copy of the states, if not all."""
+        key = group.tp, group.cp, group.ep, group.etp, pp, shard
         if key not in self._plans:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
-            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), StepChoice("ddp", True, True, True))
+            step = StepChoice("ddp" if shard is None else "zero-1", True, True, True, shard)
+            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), step)
             total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]
@@ -363,7 +365,9 @@ class Bounds:
 
         What overlaps in one of them counts as overlapping in all.
         """
-        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))
+        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))._replace(
+            shard=steps[0].shard
+        )
         prices = self.prices(group, step.data in SHARDED)
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = self.states(group, pipeline, step) if stages is not None else None
@@ -386,25 +390,27 @@ class Bounds:
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
-            sides = state.collectives.of_stages(stages.layers, place.part)
-            every = place.sum(place.turns * sides.each + sides.once)
-            beside = max(stages.shape.m * copies, float(every.max()))
-            if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
-                # Nothing of a pass computes while weights are gathered for it.
-                kernels = times.busy[place.part, :, 0]
-                backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
-                serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))
-                beside = max(beside, float(serial.max()))
             bound = bound._replace(computed=bound.computed + state.summed)
-            seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
-            if stages.schedule.barrier:
-                last = self._last_in_order(pipeline, stages, times, sides)
-                if (paths := self._critical_paths(pipeline, stages, times)) is not None:
-                    # All chains begin with the first forward pass of the first stage, which waits for its weights.
-                    late = max(float(sides.first[0] - times.stream[place.part[0], 0, 0]), 0.0)
-                    last = max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
-                last += float(state.summed.min())
-                seconds = max(seconds, last + float(state.update.max()))
+            for collectives in state.collectives:  # streams run side by side
+                sides = collectives.of_stages(stages.layers, place.part)
+                every = place.sum(place.turns * sides.each + sides.once)
+                beside = max(stages.shape.m * copies, float(every.max()))
+                if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
+                    # Nothing of a pass computes while weights are gathered for it.
+                    kernels = times.busy[place.part, :, 0]
+                    backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
+                    serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))
+                    beside = max(beside, float(serial.max()))
+                own = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
+                seconds = max(seconds, own)
+                if stages.schedule.barrier:
+                    last = self._last_in_order(pipeline, stages, times, sides)
+                    if (paths := self._critical_paths(pipeline, stages, times)) is not None:
+                        # All chains begin with the first forward pass of the first stage, which waits for its weights.
+                        late = max(float(sides.first[0] - times.stream[place.part[0], 0, 0]), 0.0)
+                        last = max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
+                    last += float(state.summed.min())
+                    seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
 
     def _gathers_ahead(self, step: StepChoice) -> bool:

@@ -17,7 +17,7 @@ FIELDS: dict[str, str] = {
     "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "plan.etp": "etp", "batch.micro": "micro",
     "plan.recompute": "recompute", "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
     "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload", "plan.pp": "pp", "plan.schedule": "schedule",
-    "plan.chunks": "chunks", "plan.partition": "partition", "plan.zero": "data",
+    "plan.chunks": "chunks", "plan.partition": "partition", "plan.zero": "data", "plan.shard": "shard",
     "framework.set.overlap.dp": "overlap_dp", "framework.set.overlap.updated_weights": "updated_weights",
     "framework.set.overlap.pp": "overlap_pp",
 }  # fmt: skip
@@ -25,7 +25,7 @@ FIELDS: dict[str, str] = {
 
 PARTITIONS = ("even", "ends-as-layers")
 
-OPTIONAL = ("recomputed", "etp")
+OPTIONAL = ("recomputed", "etp", "shard")
 """Fields of a point whose values may be null: the default of a plan."""
 
 FOLLOWING = {
@@ -153,6 +153,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "chunks": chunks,
         "partition": plan.get("partition", "even"),
         "data": "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1)),
+        "shard": plan.get("shard"),
         "overlap_dp": overlap.dp,
         "updated_weights": overlap.updated_weights,
         "overlap_pp": overlap.pp,

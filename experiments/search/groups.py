@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.search.bounds import Bounds, UnitLayout
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import NODE, LayerGroup, Pipeline, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
 from simulator.bounds.unit_prices import kinds_of_layers
+from simulator.ir.mesh import Mesh
 from simulator.ir.ops import BYTES
 from simulator.scheduling.schedule import PipelineShape
 
@@ -109,8 +110,13 @@ class GroupBounds:
         self._opened: dict[Hashable, tuple[OpenGroup | None, int]] = {}
         self._devices: dict[Hashable, DeviceUnits] = {}
         self._known_rates: dict[Hashable, tuple[float, ...]] = {}
+        self._known_copies: dict[Hashable, np.ndarray] = {}
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
-        self._schemes = {name: number for number, name in enumerate(space.values["data"])}
+        # The copies of what a data scheme shards are another scheme, whatever their number.
+        pairs: list[tuple[str, int | str | None]] = [(name, None) for name in space.values["data"]]
+        shards = [one for one in space.values["shard"] if one is not None]
+        pairs += [(name, one) for name in space.values["data"] if name in space.with_copies for one in shards]
+        self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
         """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
@@ -166,7 +172,12 @@ class GroupBounds:
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
         """The choices of a pipeline with a data scheme."""
         choices, scheme = self.space.choices(opened.group, opened.pipeline(at)), opened.schemes[at]
-        return [step for step in choices if self._schemes[step.data] == scheme]
+        return [step for step in choices if self.scheme_of(step) == scheme]
+
+    def scheme_of(self, step: StepChoice) -> int:
+        """The number of the data scheme of a choice."""
+        shard = step.shard
+        return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
 
     def _points(self, group: LayerGroup, pipelines: list[Pipeline]) -> np.ndarray:
         """Numbers of the points of pipelines [pipelines, data schemes]."""
@@ -183,7 +194,7 @@ class GroupBounds:
     def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
         """Numbers of choices [data schemes]."""
         if choices not in self._numbers:
-            schemes = [self._schemes[step.data] for step in choices]
+            schemes = [self.scheme_of(step) for step in choices]
             self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
         return self._numbers[choices]
 
@@ -242,15 +253,48 @@ class GroupBounds:
         """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
-        sharded = np.array([name != "ddp" for name in self._schemes])[:, None]
+        sharded = np.array([name != "ddp" for name, _ in self._schemes])[:, None]
+        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), len(layout.elements))
         for devices in np.unique(table.devices).tolist():
             rates = np.array([self._rates(group, devices, axes) for axes in groups]).reshape(-1, 3).T
             reduce, scatter, gather = rates * BYTES[framework.gradients]
             at = table.devices == devices
             found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
+            for (_, value), number in self._schemes.items():
+                if value is not None:
+                    own = self._copy_rates(group, devices, value, groups, elements)
+                    found[:, at, number] = own[:, None] * BYTES[framework.gradients]
         found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
-        elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), len(layout.elements))
         return Collectives(elements, *found)
+
+    def _copy_rates(
+        self, group: LayerGroup, pp: int, value: int | str, groups: tuple[tuple[str, ...], ...], elements: np.ndarray
+    ) -> np.ndarray:
+        """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
+
+        Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
+        value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
+        """
+        key = group.tp, group.cp, group.ep, group.etp, pp, value, groups
+        if key not in self._known_copies:
+            self._known_copies[key] = self._make_copy_rates(group, pp, value, groups, elements)
+        return self._known_copies[key]
+
+    def _make_copy_rates(
+        self, group: LayerGroup, pp: int, value: int | str, groups: tuple[tuple[str, ...], ...], elements: np.ndarray
+    ) -> np.ndarray:
+        shared, among = np.zeros((2, len(groups))), np.zeros((2, len(groups)))
+        shard = self.space.shard_ranks(value, *self.space.data_ranks(group, pp))
+        usual, plan = self.bounds.plain_plan(group, pp), self.bounds.plain_plan(group, pp, shard) if shard else None
+        if usual is None or plan is None:
+            return shared
+        for number, axes in enumerate(groups):
+            copies, inside = split_copies(usual.mesh, plan.mesh, axes)
+            _, *shared[:, number] = collective_rates(plan, inside, self.bounds.shared)
+            reduce, *_ = collective_rates(plan, copies, self.bounds.shared)
+            among[0, number] = reduce / plan.mesh.size(inside)
+        totals = [float((one.sum(axis=0) @ elements).sum()) for one in (shared, among)]
+        return shared if totals[0] >= totals[1] else among
 
     def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes."""
@@ -270,9 +314,25 @@ class GroupBounds:
         }
         if group.offload or self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0
-        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name in self._schemes])
+        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name, _ in self._schemes])
         shared = sum(nbytes.values()) - whole
-        return whole + shared * (devices / self.space.loaded.cluster.gpus)[:, None]
+        parts = np.tile((self.space.loaded.cluster.gpus / devices)[:, None], len(self._schemes))
+        for (_, value), number in self._schemes.items():
+            degrees: list[int] = np.unique(devices).tolist() if value is not None else []
+            for pp in degrees:
+                dp, inside = self.space.data_ranks(group, pp)
+                copies = dp // (self.space.shard_ranks(value, dp, inside) or dp)
+                parts[devices == pp, number] /= copies
+        return whole + shared / parts
+
+
+def split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts of a mesh with copies that join the same ranks as some axes of the usual one: those along which copies
+    lie, and the others."""
+    spans = [(usual.stride(axis), usual.stride(axis) * usual.size(axis)) for axis in axes if axis in usual.axes]
+    parts = [one for one in mesh.axes if any(low <= mesh.stride(one) < high for low, high in spans)]
+    copies = mesh.parts("replicate")
+    return tuple(one for one in parts if one in copies), tuple(one for one in parts if one not in copies)
 
 
 def count_units(layers: tuple[int, ...], of_layer: np.ndarray, kinds: int) -> np.ndarray:

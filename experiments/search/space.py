@@ -51,6 +51,9 @@ WORDS = ("schedule", "recompute", "data", "offload")
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
 
+NODE = "node"
+"""As many ranks share one copy of the states as a scale-up domain has of a stage."""
+
 MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
 """Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
 least tokens of a sequence on a rank with context parallelism."""
@@ -99,6 +102,8 @@ class StepChoice(NamedTuple):
     overlap_dp: bool
     updated_weights: bool
     overlap_pp: bool
+    shard: int | None = None
+    """Data-parallel ranks that share one copy of the states; None: all."""
 
 
 class Space:
@@ -119,15 +124,19 @@ class Space:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         _check_job(self.loaded, self.job)
-        if not self.loaded.model.moe and job.get("plan", AUTO) == AUTO:
-            del given["plan.etp"]
+        if job.get("plan", AUTO) == AUTO:
+            for field in _without_choice(self.loaded):
+                del given[field]
         self.open = tuple(given)
         self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
         _check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
         self._counts_by_degree: dict[tuple[int, int, bool], Counter[int]] = {}
-        self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
+        self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
+        data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
+        self.with_copies = {name for name, options in data.items() if "replicate" in options}
+        """Data schemes that may keep copies of what they shard."""
 
     # ------------------------------------------------------------------------------------------- values
 
@@ -180,6 +189,7 @@ class Space:
             "chunks": range(1, model.layers + 1),
             "partition": (*PARTITIONS, UNLIKE_ENDS),
             "data": DATA,
+            "shard": (None, NODE),
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
@@ -200,7 +210,7 @@ class Space:
         rule = (
             f"no values of the open fields make a plan: tp x cp x pp must divide the {job.cluster.gpus:,} GPUs, "
             f"batch.micro x dp the global batch of {job.batch.total:,}, pp x chunks the {job.model.layers:,} layers "
-            "(two more with the partition ends-as-layers)"
+            "(two more with the partition ends-as-layers), plan.shard the data-parallel ranks"
         )
         remedy = "Give values that divide them, or write auto"
         if len(self.open) != 1:
@@ -275,7 +285,8 @@ class Space:
         """The choices between the passes that differ at the degrees of a plan."""
         ranks = self.loaded.cluster.gpus // pp
         shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
-        key = ranks > group.tp or shards_experts, pp > 1
+        shards = self.data_ranks(group, pp) if self.values["shard"] != (None,) else (1, 1)
+        key = ranks > group.tp or shards_experts, pp > 1, shards
         if key not in self._steps:
             v = self.values
             found = dict.fromkeys(
@@ -284,14 +295,36 @@ class Space:
                     overlap,
                     updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
                     sends,
+                    shard,
                 )
                 for data in (v["data"] if key[0] else v["data"][:1])
+                for shard in self._shards(data, *shards)
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]
                 for sends in (v["overlap_pp"] if key[1] else v["overlap_pp"][:1])
             )
             self._steps[key] = tuple(found)
         return self._steps[key]
+
+    def _shards(self, data: str, dp: int, inside: int) -> list[int | None]:
+        """Numbers of ranks that may share one copy of the states. inside: ranks between neighbours along dp."""
+        found = [self.shard_ranks(value, dp, inside) for value in self.values["shard"]]
+        valid = [one for one in found if one == dp or (one and data in self.with_copies)]
+        return [*dict.fromkeys(None if one == dp else one for one in valid)]
+
+    def data_ranks(self, group: LayerGroup, pp: int) -> tuple[int, int]:
+        """The data-parallel ranks, and the distance between neighbours of them."""
+        inside = group.tp * group.cp
+        return self.loaded.cluster.gpus // (inside * pp), inside
+
+    def shard_ranks(self, value: int | str | None, dp: int, inside: int) -> int:
+        """The ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its own."""
+        if value == NODE:
+            value = self.loaded.cluster.scale_up_domain // inside
+            if not 1 < value < dp:
+                return 0
+        ranks = dp if value is None else int(value)
+        return ranks if ranks and dp % ranks == 0 else 0
 
     memory_margin = 0.0
     """Share of the memory of a GPU that must stay free."""
@@ -344,6 +377,9 @@ class Space:
         job = apply_changes(self.job, self.changes(group, pipeline, step))
         if group.recompute != "full":
             job["plan"].pop("recompute_layers", None)
+        job["plan"].pop("shard", None)
+        if step.shard is not None:
+            job["plan"]["shard"] = step.shard
         return job
 
 
@@ -411,6 +447,12 @@ def _check_job(job: Job, written: Mapping[str, Any]) -> None:
     for where, (rule, broken) in reasons.items():
         if broken:
             raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
+
+
+def _without_choice(job: Job) -> list[str]:
+    """The fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
+    found = [] if job.model.moe else ["plan.etp"]
+    return found + (["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else [])
 
 
 def _divisors(number: int) -> list[int]:

@@ -58,7 +58,7 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
     assert bound is not None, point
     found = bound[0] / forecast.step_time, bound[1] / forecast.peak_device
     assert max(found) <= 1 + ROUNDING, point
-    family = [one for one in space.steps(group, pipeline.pp) if one.data == step.data]
+    family = [one for one in space.steps(group, pipeline.pp) if groups.scheme_of(one) == groups.scheme_of(step)]
     together = bounds.bound_points(group, pipeline, family)
     assert together is not None
     assert together[0] <= forecast.step_time * (1 + ROUNDING), point
@@ -112,6 +112,12 @@ def test_no_bound_is_above_its_forecast_at_many_points(name: str, seed: int) -> 
 
 def test_bounds_hold_with_expert_tensor_parallelism() -> None:
     ratios = audit("experts", 0, 12, lambda group, step: group.etp is not None)
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
+
+
+@pytest.mark.parametrize("name", ["cp", "experts"])
+def test_bounds_hold_with_copies_of_shards(name: str) -> None:
+    ratios = audit(name, 0, 12, lambda group, step: step.shard is not None)
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 

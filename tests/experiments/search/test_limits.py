@@ -77,6 +77,15 @@ def test_a_constraint_knows_the_default_degree_of_experts() -> None:
     assert left == [(1, 1), (2, None), (2, 2)]
 
 
+def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
+    plan = {"tp": 2, "pp": [1, 2], "zero": 1, "shard": "auto"}
+    space = open_search({**TINY, "cluster": "dgx-h100:2", "plan": plan}, limits=make_limits(where=["plan.shard <= 4"]))
+    (one, two), *_ = ([p for p in space.space.pipelines(group)] for group in space.space.groups())
+    group = space.space.groups()[0]
+    assert [step.shard for step in space.space.choices(group, one)] == [4]
+    assert [step.shard for step in space.space.choices(group, two)] == [None]
+
+
 @pytest.mark.parametrize("margin", [0.25, 0.6, 0.8])
 def test_memory_stays_free(points: list[Point], margin: float) -> None:
     found = search(memory_margin=margin)

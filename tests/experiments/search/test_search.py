@@ -45,7 +45,7 @@ def search_small() -> Search:
 def every_job(space: Space) -> Iterator[dict[str, Any]]:
     for group in space.groups():
         for pipeline in space.pipelines(group):
-            for step in space.steps(group, pipeline.pp):
+            for step in space.choices(group, pipeline):
                 yield space.job_of(group, pipeline, step)
 
 
@@ -160,6 +160,56 @@ def test_experts_open_their_degrees() -> None:
     dense = Space({**SMALL, "plan": "auto"}, Path("."))
     experts = Space({**EXPERTS, "plan": "auto"}, Path("."))
     assert "plan.etp" not in dense.open and "plan.etp" in experts.open
+
+
+COPIES: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 16, "micro": 1, "sequence": 4096},
+    "plan": {"tp": [2, 8], "cp": [1, 2], "pp": [1, 2], "zero": "auto", "shard": "auto"},
+}
+"""Two nodes, of which each may hold a copy of the states."""
+
+
+def shards_of(space: Space) -> set[tuple[int, str, int | None]]:
+    """The data-parallel ranks of all points, their data scheme, and the ranks that share a copy."""
+    return {
+        (space.data_ranks(group, pipeline.pp)[0], step.data, step.shard)
+        for group in space.groups()
+        for pipeline in space.pipelines(group)
+        for step in space.choices(group, pipeline)
+    }
+
+
+def test_copies_of_shards_are_searched() -> None:
+    check_against_brute_force(COPIES)
+    found = shards_of(Space(COPIES, Path(".")))
+    # Four ranks of a node share tp = 2 with neighbours; two with cp = 2 as well. With tp = 8 a node has one rank.
+    assert {shard for _, _, shard in found} == {None, 2, 4}
+    assert {(dp, shard) for dp, data, shard in found if data == "fsdp" and shard} == {(8, 4), (4, 2)}
+    assert {data for _, data, shard in found if shard} == {"zero-1", "fsdp"}
+    assert all((dp, data, None) in found for dp in (1, 2, 4, 8) for data in ("ddp", "zero-3") if dp > 1)
+
+
+def test_listed_shards_are_tried_where_they_divide_the_replicas() -> None:
+    job = {**COPIES, "plan": {"tp": 2, "pp": [1, 2, 4], "zero": [0, 1], "shard": [1, 4, None]}}
+    found = shards_of(Space(job, Path(".")))
+    both = {(dp, data, None) for dp in (8, 4, 2) for data in ("ddp", "zero-1")}
+    assert found == both | {(8, "zero-1", 1), (4, "zero-1", 1), (2, "zero-1", 1), (8, "zero-1", 4)}
+    check_against_brute_force(job)
+
+
+def test_a_stated_shard_holds_at_all_degrees() -> None:
+    job = {**COPIES, "plan": {"tp": [2, 4], "zero": "auto", "shard": 4}}
+    four = {(4, data, None) for data in ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")}
+    assert shards_of(Space(job, Path("."))) == four | {(8, "zero-1", 4), (8, "fsdp", 4)}
+    check_against_brute_force(job)
+
+
+def test_one_node_has_no_copies_of_shards() -> None:
+    one = Space({**COPIES, "cluster": "dgx-h100:1", "plan": "auto"}, Path("."))
+    two = Space({**COPIES, "plan": "auto"}, Path("."))
+    assert "plan.shard" not in one.open and two.values["shard"] == (None, "node")
 
 
 @pytest.mark.slow
