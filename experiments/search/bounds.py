@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
@@ -160,7 +160,7 @@ class Bounds:
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        pipeline = pipeline.order
+        pipeline = pipeline._replace(recomputed=None)
         schedule, shape = self.schedule(pipeline)
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
         layout = self.unit_layout(group)
@@ -170,7 +170,7 @@ class Bounds:
             partition = pipeline.partition
             if not isinstance(partition, str):
                 partition = tuple(sum(partition[device :: pipeline.pp]) for device in range(pipeline.pp))
-            pipeline = Pipeline(pipeline.pp, "1f1b", 1, partition)
+            pipeline = pipeline._replace(schedule="1f1b", chunks=1, partition=partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
         step = step._replace(overlap_pp=True)
@@ -338,19 +338,20 @@ class Bounds:
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         if prices is None or stages is None or not stages.known or not stages.schedule.barrier:
             return 0.0
-        plan = self.plain_plan(group, pipeline.pp)
+        plan = self.plain_plan(group, pipeline.place)
         times = prices.stage_times(stages.units, hop_seconds(plan, prices.message_nbytes, self.shared) if plan else 0.0)
         paths = self._critical_paths(pipeline, stages, times)
         return 0.0 if paths is None else float(paths.seconds(times)[0]) + overhead
 
-    def plain_plan(self, group: LayerGroup, pp: int, shard: int | None = None) -> Plan | None:
+    def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
         """A plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that share one
         copy of the states, if not all."""
-        key = group.tp, group.cp, group.ep, group.etp, pp, shard
+        key = group.tp, group.cp, group.ep, group.etp, place, shard
         if key not in self._plans:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
             step = StepChoice("ddp" if shard is None else "zero-1", True, True, True, shard)
-            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), step)
+            pipeline = Pipeline(place.pp, "1f1b", 1, "even", None, place.mesh_order)
+            job = self.space.job_of(plain, pipeline, step)
             total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]

@@ -17,13 +17,17 @@ FIELDS: dict[str, str] = {
     "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "plan.etp": "etp", "batch.micro": "micro",
     "plan.recompute": "recompute", "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
     "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload", "plan.pp": "pp", "plan.schedule": "schedule",
-    "plan.chunks": "chunks", "plan.partition": "partition", "plan.zero": "data", "plan.shard": "shard",
-    "framework.set.overlap.dp": "overlap_dp", "framework.set.overlap.updated_weights": "updated_weights",
+    "plan.chunks": "chunks", "plan.partition": "partition", "plan.order": "mesh_order", "plan.zero": "data",
+    "plan.shard": "shard", "framework.set.overlap.dp": "overlap_dp",
+    "framework.set.overlap.updated_weights": "updated_weights",
     "framework.set.overlap.pp": "overlap_pp",
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
 PARTITIONS = ("even", "ends-as-layers")
+
+MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
+"""Orders of the axes of the mesh, the usual one first."""
 
 OPTIONAL = ("recomputed", "etp", "shard")
 """Fields of a point whose values may be null: the default of a plan."""
@@ -152,6 +156,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": schedule,
         "chunks": chunks,
         "partition": plan.get("partition", "even"),
+        "mesh_order": plan.get("order", MESH_ORDERS[0]),
         "data": "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1)),
         "shard": plan.get("shard"),
         "overlap_dp": overlap.dp,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.search.bounds import Bounds, UnitLayout
-from experiments.search.space import NODE, LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
@@ -24,6 +24,9 @@ from simulator.scheduling.schedule import PipelineShape
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
 
+AxesOfGroups = tuple[tuple[str, ...], ...]
+"""The axes of several groups of ranks."""
+
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
 
@@ -33,6 +36,7 @@ class GroupPipelines(NamedTuple):
 
     pipelines: those that exist. wrong: those that break a rule. units: what the devices of the former run and hold.
     micro_batches, devices: of each of them [pipelines].
+    places: numbers of pipelines with equal stages and order of the mesh, by these.
     """
 
     pipelines: list[Pipeline]
@@ -40,6 +44,7 @@ class GroupPipelines(NamedTuple):
     units: PipelineTable
     micro_batches: np.ndarray
     devices: np.ndarray
+    places: dict[Place, np.ndarray]
 
 
 class Known(IntEnum):
@@ -134,12 +139,13 @@ class GroupBounds:
         if layout is None or kernels is None:
             return None, self.space.size(group)
         table = self._table(group, layout)
-        points = self._points(group, table.pipelines)
+        points = self._points(group, table.pipelines, table.places)
         places, schemes = np.nonzero(points)
         seconds = self._seconds(group, table, kernels, layout)[places, schemes]
         columns = places, schemes, seconds, np.zeros(len(places)), points[places, schemes]
         opened = OpenGroup(group, table, *columns, self.by_memory)
-        return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
+        wrong = self._points(group, table.wrong, find_places(table.wrong))
+        return opened.in_order() if len(places) else None, int(wrong.sum())
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
         """The pipelines that may fit in memory, by what their devices hold at least."""
@@ -147,7 +153,7 @@ class GroupBounds:
         layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
         if layout is None or grown is None:
             return None
-        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table.devices))
+        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
         nbytes = (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
         left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
         return left.in_order() if len(left.places) else None
@@ -179,16 +185,15 @@ class GroupBounds:
         shard = step.shard
         return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
 
-    def _points(self, group: LayerGroup, pipelines: list[Pipeline]) -> np.ndarray:
-        """Numbers of the points of pipelines [pipelines, data schemes]."""
+    def _points(self, group: LayerGroup, pipelines: list[Pipeline], places: Mapping[Place, np.ndarray]) -> np.ndarray:
+        """Numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives them."""
         found = np.zeros((len(pipelines), len(self._schemes)), int)
         if self.space.limits_points:
             for row, pipeline in zip(found, pipelines, strict=True):
                 row += self._count(self.space.choices(group, pipeline))
         else:
-            degrees, at = np.unique([one.pp for one in pipelines], return_inverse=True)
-            for number, pp in enumerate(degrees.tolist()):
-                found[at == number] = self._count(self.space.steps(group, pp))
+            for place, at in places.items():
+                found[at] = self._count(self.space.steps(group, *place))
         return found
 
     def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
@@ -220,7 +225,7 @@ class GroupBounds:
             )
         shapes = [one.shape for one in units for _ in one.devices.work[0]]
         micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
-        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices)
+        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
 
     def _device_units(
         self,
@@ -255,37 +260,36 @@ class GroupBounds:
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded = np.array([name != "ddp" for name, _ in self._schemes])[:, None]
         elements = np.array([layout.reduced[axes] for axes in groups]).reshape(len(groups), len(layout.elements))
-        for devices in np.unique(table.devices).tolist():
-            rates = np.array([self._rates(group, devices, axes) for axes in groups]).reshape(-1, 3).T
+        for place, at in table.places.items():
+            rates = np.array([self._rates(group, place, axes) for axes in groups]).reshape(-1, 3).T
             reduce, scatter, gather = rates * BYTES[framework.gradients]
-            at = table.devices == devices
             found[0, at], found[1, at] = np.where(sharded, scatter, reduce), sharded * gather
             for (_, value), number in self._schemes.items():
                 if value is not None:
-                    own = self._copy_rates(group, devices, value, groups, elements)
+                    own = self._copy_rates(group, place, value, groups, elements)
                     found[:, at, number] = own[:, None] * BYTES[framework.gradients]
         found[1] *= BYTES[framework.weights] / BYTES[framework.gradients]
         return Collectives(elements, *found)
 
     def _copy_rates(
-        self, group: LayerGroup, pp: int, value: int | str, groups: tuple[tuple[str, ...], ...], elements: np.ndarray
+        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
     ) -> np.ndarray:
         """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
 
         Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
         value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
         """
-        key = group.tp, group.cp, group.ep, group.etp, pp, value, groups
+        key = group.tp, group.cp, group.ep, group.etp, place, value, groups
         if key not in self._known_copies:
-            self._known_copies[key] = self._make_copy_rates(group, pp, value, groups, elements)
+            self._known_copies[key] = self._make_copy_rates(group, place, value, groups, elements)
         return self._known_copies[key]
 
     def _make_copy_rates(
-        self, group: LayerGroup, pp: int, value: int | str, groups: tuple[tuple[str, ...], ...], elements: np.ndarray
+        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
     ) -> np.ndarray:
         shared, among = np.zeros((2, len(groups))), np.zeros((2, len(groups)))
-        shard = self.space.shard_ranks(value, *self.space.data_ranks(group, pp))
-        usual, plan = self.bounds.plain_plan(group, pp), self.bounds.plain_plan(group, pp, shard) if shard else None
+        shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
+        usual, plan = (self.bounds.plain_plan(group, place, one) if shard else None for one in (None, shard))
         if usual is None or plan is None:
             return shared
         for number, axes in enumerate(groups):
@@ -296,15 +300,15 @@ class GroupBounds:
         totals = [float((one.sum(axis=0) @ elements).sum()) for one in (shared, among)]
         return shared if totals[0] >= totals[1] else among
 
-    def _rates(self, group: LayerGroup, pp: int, axes: tuple[str, ...]) -> tuple[float, ...]:
+    def _rates(self, group: LayerGroup, place: Place, axes: tuple[str, ...]) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes."""
-        key = group.tp, group.cp, group.ep, group.etp, pp, axes
+        key = group.tp, group.cp, group.ep, group.etp, place, axes
         if key not in self._known_rates:
-            plan = self.bounds.plain_plan(group, pp)
+            plan = self.bounds.plain_plan(group, place)
             self._known_rates[key] = collective_rates(plan, axes, self.bounds.shared) if plan else (0.0, 0.0, 0.0)
         return self._known_rates[key]
 
-    def _state_nbytes(self, group: LayerGroup, devices: np.ndarray) -> np.ndarray:
+    def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
         """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
         framework = self.space.loaded.framework
         nbytes = {
@@ -316,14 +320,20 @@ class GroupBounds:
             nbytes["gradients"] = nbytes["optimizer"] = 0
         whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name, _ in self._schemes])
         shared = sum(nbytes.values()) - whole
-        parts = np.tile((self.space.loaded.cluster.gpus / devices)[:, None], len(self._schemes))
+        parts = np.tile((self.space.loaded.cluster.gpus / table.devices)[:, None], len(self._schemes))
         for (_, value), number in self._schemes.items():
-            degrees: list[int] = np.unique(devices).tolist() if value is not None else []
-            for pp in degrees:
-                dp, inside = self.space.data_ranks(group, pp)
-                copies = dp // (self.space.shard_ranks(value, dp, inside) or dp)
-                parts[devices == pp, number] /= copies
+            for place, at in table.places.items() if value is not None else ():
+                dp, inside = self.space.data_ranks(group, place)
+                parts[at, number] /= dp // (self.space.shard_ranks(value, dp, inside) or dp)
         return whole + shared / parts
+
+
+def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:
+    """The numbers of pipelines with equal stages and order of the mesh."""
+    found: dict[Place, list[int]] = {}
+    for number, pipeline in enumerate(pipelines):
+        found.setdefault(pipeline.place, []).append(number)
+    return {place: np.array(numbers) for place, numbers in found.items()}
 
 
 def split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

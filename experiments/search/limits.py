@@ -78,7 +78,7 @@ class LimitedSpace(Space):
             admitted, violating, unmeasured = 0, 0, 0
             for pipeline in self.pipelines(group):
                 left = len(self._choices_by_constraints(group, pipeline))
-                violating += len(self.steps(group, pipeline.pp)) - left
+                violating += len(self.steps(group, *pipeline.place)) - left
                 measured = self._measured is None or self._measured.may_admit(group, pipeline)
                 admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
             self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
@@ -146,11 +146,11 @@ class PointConstraint:
 
     def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
         if name == DEGREE:
-            return self.space.data_ranks(group, pipeline.pp)[0]
+            return self.space.data_ranks(group, pipeline.place)[0]
         if name == "plan.etp":
             return group.expert_tensor_ranks
         if name == "plan.shard":
-            return step.shard or self.space.data_ranks(group, pipeline.pp)[0]
+            return step.shard or self.space.data_ranks(group, pipeline.place)[0]
         found = self._names.find(name, self.space.changes(group, pipeline, step))
         if found is not MISSING:
             return found

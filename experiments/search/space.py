@@ -17,6 +17,7 @@ from experiments.search.fields import (
     AUTO,
     CLUSTER,
     FIELDS,
+    MESH_ORDERS,
     PARTITIONS,
     check_partition,
     check_values,
@@ -45,7 +46,7 @@ TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 UNLIKE_ENDS = "unlike-ends"
 """Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
-WORDS = ("schedule", "recompute", "data", "offload")
+WORDS = ("schedule", "recompute", "data", "offload", "mesh_order")
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
@@ -79,6 +80,13 @@ class LayerGroup(NamedTuple):
         return self.etp or (1 if self.ep > 1 else self.tp)
 
 
+class Place(NamedTuple):
+    """Number of stages of a pipeline, and axes of the mesh, outermost first."""
+
+    pp: int
+    mesh_order: str = MESH_ORDERS[0]
+
+
 class Pipeline(NamedTuple):
     """Values of the fields of the pipeline."""
 
@@ -88,11 +96,18 @@ class Pipeline(NamedTuple):
     partition: str | tuple[int, ...]
     recomputed: int | None = None
     """Layers of every stage that are recomputed with full recompute; None: all."""
+    mesh_order: str = MESH_ORDERS[0]
+    """Axes of the mesh, outermost first."""
 
     @property
     def order(self) -> Pipeline:
         """The pipeline without what its order of passes does not depend on."""
-        return self._replace(recomputed=None)
+        return self._replace(recomputed=None, mesh_order=MESH_ORDERS[0])
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks of the pipeline are."""
+        return Place(self.pp, self.mesh_order)
 
 
 class StepChoice(NamedTuple):
@@ -132,7 +147,7 @@ class Space:
         self.values = self._every_value(given)
         _check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
-        self._counts_by_degree: dict[tuple[int, int, bool], Counter[int]] = {}
+        self._counts_by_place: dict[tuple[int, int, bool], Counter[Place]] = {}
         self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
@@ -188,6 +203,7 @@ class Space:
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
             "partition": (*PARTITIONS, UNLIKE_ENDS),
+            "mesh_order": MESH_ORDERS,
             "data": DATA,
             "shard": (None, NODE),
             "overlap_dp": (True, False),
@@ -258,8 +274,9 @@ class Space:
         for pp in v["pp"]:
             if gpus % (ranks * pp) or total % (micro * (gpus // (ranks * pp))):
                 continue
+            orders = v["mesh_order"] if 1 < pp < gpus // ranks else v["mesh_order"][:1]
             if pp == 1:
-                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0])
+                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0], None, *orders)
                 found += self._recompute(one, layers) if recomputes else [one]
                 continue
             for schedule, partition in product(v["schedule"], v["partition"]):
@@ -270,9 +287,10 @@ class Space:
                         or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
                     )
                     for divided in () if wrong else divide_layers(partition, layers, pp * chunks):
-                        one = Pipeline(pp, schedule, chunks, divided)
                         most = -(-(layers + 2 * (divided == "ends-as-layers")) // (pp * chunks))
-                        found += self._recompute(one, most) if recomputes else [one]
+                        for order in orders:
+                            one = Pipeline(pp, schedule, chunks, divided, None, order)
+                            found += self._recompute(one, most) if recomputes else [one]
         return found
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
@@ -281,11 +299,11 @@ class Space:
         counts = dict.fromkeys(one if one is not None and one < layers else None for one in values)
         return [pipeline._replace(recomputed=one) for one in counts]
 
-    def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
+    def steps(self, group: LayerGroup, pp: int, mesh_order: str = MESH_ORDERS[0]) -> tuple[StepChoice, ...]:
         """The choices between the passes that differ at the degrees of a plan."""
         ranks = self.loaded.cluster.gpus // pp
         shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
-        shards = self.data_ranks(group, pp) if self.values["shard"] != (None,) else (1, 1)
+        shards = self.data_ranks(group, Place(pp, mesh_order)) if self.values["shard"] != (None,) else (1, 1)
         key = ranks > group.tp or shards_experts, pp > 1, shards
         if key not in self._steps:
             v = self.values
@@ -312,10 +330,11 @@ class Space:
         valid = [one for one in found if one == dp or (one and data in self.with_copies)]
         return [*dict.fromkeys(None if one == dp else one for one in valid)]
 
-    def data_ranks(self, group: LayerGroup, pp: int) -> tuple[int, int]:
+    def data_ranks(self, group: LayerGroup, place: Place) -> tuple[int, int]:
         """The data-parallel ranks, and the distance between neighbours of them."""
         inside = group.tp * group.cp
-        return self.loaded.cluster.gpus // (inside * pp), inside
+        dp = self.loaded.cluster.gpus // (inside * place.pp)
+        return dp, inside if place.mesh_order == MESH_ORDERS[0] else inside * place.pp
 
     def shard_ranks(self, value: int | str | None, dp: int, inside: int) -> int:
         """The ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its own."""
@@ -341,7 +360,7 @@ class Space:
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
         """The choices between the passes of a pipeline that a search admits."""
-        return self.steps(group, pipeline.pp)
+        return self.steps(group, *pipeline.place)
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether a search admits a point of `choices`: asked once its bound is among the smallest."""
@@ -350,9 +369,9 @@ class Space:
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
         key = group.tp * group.cp, group.micro, group.recompute == "full"
-        if key not in self._counts_by_degree:
-            self._counts_by_degree[key] = Counter(one.pp for one in self.pipelines(group))
-        return sum(count * len(self.steps(group, pp)) for pp, count in self._counts_by_degree[key].items())
+        if key not in self._counts_by_place:
+            self._counts_by_place[key] = Counter(one.place for one in self.pipelines(group))
+        return sum(count * len(self.steps(group, *place)) for place, count in self._counts_by_place[key].items())
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
@@ -452,7 +471,8 @@ def _check_job(job: Job, written: Mapping[str, Any]) -> None:
 def _without_choice(job: Job) -> list[str]:
     """The fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
     found = [] if job.model.moe else ["plan.etp"]
-    return found + (["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else [])
+    found += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
+    return found + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])
 
 
 def _divisors(number: int) -> list[int]:

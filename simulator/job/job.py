@@ -122,6 +122,10 @@ class ShortPlan(ShortStage):
     chunks: Count | None = None
     """Virtual stages per device. Default: that of the schedule."""
     partition: str | tuple[int, ...] = "even"
+    order: Literal["pp-dp-cp-tp", "dp-pp-cp-tp"] = "pp-dp-cp-tp"
+    """The axes of the mesh, outermost (slowest links) first; dp is both axes of hybrid sharding, and tp the ranks of a
+    matrix in either. dp-pp-cp-tp: replicas on other nodes, stages next to each other (`--use-tp-pp-dp-mapping` of
+    Megatron-LM)."""
     pad_heads: bool = False
     """See `LongPlan.pad_heads`."""
     stages: tuple[dict[str, Any], ...] = ()

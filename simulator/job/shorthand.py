@@ -61,11 +61,17 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
     stage = _expand_stage(short, dp, model, "plan")
-    stage["mesh"] = {"pp": short.pp, **stage["mesh"]}
+    stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
     long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
     long["replicas"] = tuple(one.model_dump() for one in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
+
+
+def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
+    """The axes of a mesh in an order of degrees, outermost first; dp may be two axes."""
+    axes = {"dp": ("dp", "replicate", "shard")}
+    return {axis: mesh[axis] for name in order.split("-") for axis in axes.get(name, (name,)) if axis in mesh}
 
 
 def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> LongPlan:
@@ -73,6 +79,9 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> L
     for key in ("pp", "dp"):
         if key in plan:
             raise PlanError(f"plan.{key}", "every stage has degrees of its own", "Leave it out", plan[key])
+    if short.order != ShortPlan.model_fields["order"].default:
+        rule = "the ranks of a stage with degrees of its own follow those of the stage before"
+        raise PlanError("plan.order", rule, "Leave it out", short.order)
     common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
 
     def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:

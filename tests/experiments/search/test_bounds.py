@@ -58,7 +58,7 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
     assert bound is not None, point
     found = bound[0] / forecast.step_time, bound[1] / forecast.peak_device
     assert max(found) <= 1 + ROUNDING, point
-    family = [one for one in space.steps(group, pipeline.pp) if groups.scheme_of(one) == groups.scheme_of(step)]
+    family = [one for one in space.choices(group, pipeline) if groups.scheme_of(one) == groups.scheme_of(step)]
     together = bounds.bound_points(group, pipeline, family)
     assert together is not None
     assert together[0] <= forecast.step_time * (1 + ROUNDING), point
@@ -90,7 +90,7 @@ def audit(
             continue
         for _ in range(4):
             pipeline = rng.choice(pipelines)
-            step = rng.choice(space.steps(group, pipeline.pp))
+            step = rng.choice(space.choices(group, pipeline))
             if keep(group, step) and (ratios := hold_bounds(groups, (group, pipeline, step))) is not None:
                 found.append(ratios)
     return found

@@ -174,7 +174,7 @@ COPIES: dict[str, Any] = {
 def shards_of(space: Space) -> set[tuple[int, str, int | None]]:
     """The data-parallel ranks of all points, their data scheme, and the ranks that share a copy."""
     return {
-        (space.data_ranks(group, pipeline.pp)[0], step.data, step.shard)
+        (space.data_ranks(group, pipeline.place)[0], step.data, step.shard)
         for group in space.groups()
         for pipeline in space.pipelines(group)
         for step in space.choices(group, pipeline)
