@@ -77,7 +77,7 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
 
 
 def audit(
-    name: str, seed: int, wanted: int, keep: Callable[[LayerGroup, StepChoice], bool] = lambda group, step: True
+    name: str, seed: int, wanted: int, keep: Callable[[LayerGroup, Pipeline, StepChoice], bool] = lambda *_: True
 ) -> list[tuple[float, float]]:
     """Bounds over forecasts, of time and of memory, of `wanted` drawn points. keep: which points to draw."""
     rng, space = random.Random(seed), space_of(name)
@@ -91,7 +91,7 @@ def audit(
         for _ in range(4):
             pipeline = rng.choice(pipelines)
             step = rng.choice(space.choices(group, pipeline))
-            if keep(group, step) and (ratios := hold_bounds(groups, (group, pipeline, step))) is not None:
+            if keep(group, pipeline, step) and (ratios := hold_bounds(groups, (group, pipeline, step))) is not None:
                 found.append(ratios)
     return found
 
@@ -111,13 +111,19 @@ def test_no_bound_is_above_its_forecast_at_many_points(name: str, seed: int) -> 
 
 
 def test_bounds_hold_with_expert_tensor_parallelism() -> None:
-    ratios = audit("experts", 0, 12, lambda group, step: group.etp is not None)
+    ratios = audit("experts", 0, 12, lambda group, pipeline, step: group.etp is not None)
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
 @pytest.mark.parametrize("name", ["cp", "experts"])
 def test_bounds_hold_with_copies_of_shards(name: str) -> None:
-    ratios = audit(name, 0, 12, lambda group, step: step.shard is not None)
+    ratios = audit(name, 0, 12, lambda group, pipeline, step: step.shard is not None)
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
+
+
+@pytest.mark.parametrize("name", ["dense", "cp", "experts"])
+def test_bounds_hold_with_replicas_on_other_nodes(name: str) -> None:
+    ratios = audit(name, 0, 8, lambda group, pipeline, step: pipeline.mesh_order == "dp-pp-cp-tp")
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
@@ -141,6 +147,15 @@ WHOLE = Pipeline(2, "breadth-first", 5, "ends-as-layers")
         (
             {"cluster": "dgx-h100:2", "batch": {"global": 64}, "framework": "torchtitan"},
             (LayerGroup(4, 1, 1, 32, "none", True, False, (), 1), WHOLE, StepChoice("zero-2", True, False, True)),
+        ),
+        # A backward pass does not wait for the reductions of the stage before, which take longer than it.
+        (
+            {"model": {"preset": "gpt3-175b", "layers": 24}, "cluster": "dgx-a100:16", "batch": {"global": 192}},
+            (
+                LayerGroup(2, 1, 1, 1, "selective", False, True, ()),
+                Pipeline(2, "breadth-first", 13, "ends-as-layers", None, "dp-pp-cp-tp"),
+                StepChoice("zero-1", True, True, True, 2),
+            ),
         ),
     ],
 )

@@ -77,6 +77,16 @@ def test_a_constraint_knows_the_default_degree_of_experts() -> None:
     assert left == [(1, 1), (2, None), (2, 2)]
 
 
+def test_a_constraint_knows_the_order_of_the_mesh() -> None:
+    plan = {"tp": 2, "pp": [1, 2], "order": "auto"}
+    limits = make_limits(where=["plan.pp == 1 or plan.order == 'dp-pp-cp-tp'"])
+    space = open_search({**TINY, "plan": plan}, limits=limits).space
+    group = space.groups()[0]
+    left = [(one.pp, one.mesh_order) for one in space.pipelines(group) if space.choices(group, one)]
+    assert left == [(1, "pp-dp-cp-tp"), (2, "dp-pp-cp-tp")]
+    assert space.count_excluded(group)["where"] == 1
+
+
 def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
     plan = {"tp": 2, "pp": [1, 2], "zero": 1, "shard": "auto"}
     space = open_search({**TINY, "cluster": "dgx-h100:2", "plan": plan}, limits=make_limits(where=["plan.shard <= 4"]))

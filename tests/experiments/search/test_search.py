@@ -206,10 +206,34 @@ def test_a_stated_shard_holds_at_all_degrees() -> None:
     check_against_brute_force(job)
 
 
+def test_orders_of_the_mesh_are_searched() -> None:
+    plan = {"tp": [1, 4], "pp": "auto", "zero": 1, "shard": "auto", "order": "auto"}
+    job = {**COPIES, "batch": {"global": 32, "micro": 1, "sequence": 2048}, "plan": plan}
+    check_against_brute_force(job)
+    space = Space(job, Path("."))
+    usual, replicas_out = "pp-dp-cp-tp", "dp-pp-cp-tp"
+    found = {
+        (pipeline.pp, space.data_ranks(group, pipeline.place)[0], pipeline.mesh_order, step.shard)
+        for group in space.groups()
+        for pipeline in space.pipelines(group)
+        for step in space.choices(group, pipeline)
+    }
+    # Without a pipeline, or without replicas, both are one plan.
+    several = {(pp, dp) for pp, dp, _, _ in found if pp > 1 and dp > 1}
+    assert {(pp, dp) for pp, dp, order, _ in found if order == replicas_out} == several == {(2, 8), (4, 4), (2, 2)}
+    # Of the ranks along dp a node has fewer if the stages of a pipeline are in it as well.
+    assert {shard for *_, order, shard in found if order == usual} == {None, 2, 8}
+    assert {(pp, dp, shard) for pp, dp, order, shard in found if order == replicas_out and shard} == {
+        (2, 8, 4),
+        (4, 4, 2),
+    }
+
+
 def test_one_node_has_no_copies_of_shards() -> None:
     one = Space({**COPIES, "cluster": "dgx-h100:1", "plan": "auto"}, Path("."))
     two = Space({**COPIES, "plan": "auto"}, Path("."))
-    assert "plan.shard" not in one.open and two.values["shard"] == (None, "node")
+    assert not {"plan.shard", "plan.order"} & {*one.open} and "plan.order" in two.open
+    assert two.values["shard"] == (None, "node")
 
 
 @pytest.mark.slow
@@ -318,6 +342,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
             {**SMALL, "plan": {"tp": "auto", "schemes": []}},
             r"plan.schemes is \[\]: a search takes a plan in short form",
         ),
+        ({**SMALL, "plan": {"order": ["tp-pp-dp"]}}, "plan.order is 'tp-pp-dp': not one of the valid words"),
         ({**SMALL, "plan": {"zero": [1, 5]}}, "plan.zero is 5: not one of the valid words"),
         ({**SMALL, "plan": {"recompute": ["none", "selectiv"]}}, "plan.recompute is 'selectiv'.* mean 'selective'"),
         ({**SMALL, "plan": {"offload": [["optimiser"]]}}, "plan.offload.0. is 'optimiser'.* mean 'optimizer'"),
