@@ -379,14 +379,8 @@ class Space:
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
-        values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        found: dict[str, Any] = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
-        for field in self.open:
-            value = values[FIELDS[field]]
-            if field == "plan.zero":
-                found["plan.fsdp"] = value == "fsdp"
-                value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
-            found[field] = list(value) if isinstance(value, tuple) else value
+        found = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
+        found |= _state_values(self.open, {**group._asdict(), **pipeline._asdict(), **step._asdict()})
         if "plan.schedule" in self.open and pipeline.pp == 1:
             found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
         return found
@@ -394,12 +388,29 @@ class Space:
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data."""
         job = apply_changes(self.job, self.changes(group, pipeline, step))
+        # Bounds ask for the layers of other points than those of the space, such as without recompute.
+        values = {"plan.recompute": group.recompute, "plan.offload": group.offload, "plan.zero": step.data}
+        other = {FIELDS[field]: value for field, value in values.items() if value not in self.values[FIELDS[field]]}
+        if other:
+            job = apply_changes(job, _state_values([field for field in values if FIELDS[field] in other], other))
         if group.recompute != "full":
             job["plan"].pop("recompute_layers", None)
         job["plan"].pop("shard", None)
         if step.shard is not None:
             job["plan"]["shard"] = step.shard
         return job
+
+
+def _state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of fields as a job states them. values: by their names in a point."""
+    found: dict[str, Any] = {}
+    for field in fields:
+        value = values[FIELDS[field]]
+        if field == "plan.zero":
+            found["plan.fsdp"] = value == "fsdp"
+            value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
+        found[field] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:

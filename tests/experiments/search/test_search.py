@@ -242,6 +242,16 @@ def test_searches_find_what_brute_force_finds(seed: int) -> None:
     check_against_brute_force(draw(seed))
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [{"zero": 3}, {"fsdp": True}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}]
+    + [{"offload": ["activations", "optimizer"]}, {"order": "dp-pp-cp-tp", "shard": "auto", "fsdp": True}],
+)
+def test_bounds_hold_with_stated_fields(stated: dict[str, Any]) -> None:
+    # Bounds ask for layers without recompute and offloading, of replicas with whole states.
+    check_against_brute_force({**COPIES, "plan": {"tp": [2, 4], "pp": [1, 2], **stated}})
+
+
 def test_few_plans_are_forecast() -> None:
     found = search_small()
     assert found.certificate.exact < found.certificate.plans / 3
