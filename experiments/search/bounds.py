@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
@@ -135,7 +135,7 @@ class Bounds:
     def _units(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
         """The units of a group: lowered for the smallest micro-batches, scaled for others.
 
-        fused: gradients are added by no kernels of their own.
+        fused: gradients are added by no kernels of their own, and not by GEMMs either.
         """
         if group.recompute == "full":
             kept, recomputed = self._units(group._replace(recompute="none"), fused), self._scale(group, fused)
@@ -158,12 +158,13 @@ class Bounds:
             if fused:
                 job = apply_changes(job, {"framework.set.fused_gradients": True})
             total = group.micro * self.space.loaded.cluster.gpus // (group.tp * group.cp)
-            self._lowered[key] = self._make_for_plan(job, total, lambda plan: lower_units(plan, self.shared))
+            units = self._make_for_plan(job, total, lambda plan: lower_units(plan, self.shared))
+            self._lowered[key] = units.of_new_gradients if fused and units is not None else units
         return self._lowered[key]
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """The states of devices for degrees, partition and data scheme; None if they break a rule."""
-        pipeline = pipeline.order
+        pipeline = pipeline._replace(recomputed=None)
         schedule, shape = self.schedule(pipeline)
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
         layout = self.unit_layout(group)
@@ -173,11 +174,11 @@ class Bounds:
             partition = pipeline.partition
             if not isinstance(partition, str):
                 partition = tuple(sum(partition[device :: pipeline.pp]) for device in range(pipeline.pp))
-            pipeline = Pipeline(pipeline.pp, "1f1b", 1, partition)
+            pipeline = pipeline._replace(schedule="1f1b", chunks=1, partition=partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
         step = step._replace(overlap_pp=self.space.any_step.overlap_pp)
-        key = group.tp, group.cp, group.ep, group.sequence_parallel, offload, pipeline, step
+        key = group.tp, group.cp, group.ep, group.etp, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
             job = self.space.job_of(plain, pipeline, step)
@@ -274,8 +275,10 @@ class Bounds:
 
     def kernel_group(self, group: LayerGroup) -> LayerGroup:
         """The group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
-        plain = group._replace(recompute="none", offload=())
-        return plain._replace(sequence_parallel=True, overlap_tp=False) if group.tp > 1 else plain
+        plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
+        # A host that waits for routers launches more collectives with sequence parallelism.
+        sharded = group.tp > 1 and self.space.loaded.model.moe is None
+        return plain._replace(sequence_parallel=True) if sharded else plain
 
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""
@@ -343,17 +346,21 @@ class Bounds:
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         if prices is None or stages is None or not stages.known or not stages.schedule.barrier:
             return 0.0
-        plan = self.plain_plan(group, pipeline.pp)
+        plan = self.plain_plan(group, pipeline.place)
         times = prices.stage_times(stages.units, hop_seconds(plan, prices.message_nbytes, self.shared) if plan else 0.0)
         paths = self._critical_paths(pipeline, stages, times)
         return 0.0 if paths is None else float(paths.seconds(times)[0]) + overhead
 
-    def plain_plan(self, group: LayerGroup, pp: int) -> Plan | None:
-        """A plan of the degrees of a group, for prices of messages; None if there is none."""
-        key = group.tp, group.cp, group.ep, pp
+    def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
+        """A plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that share one
+        copy of the states, if not all."""
+        key = group.tp, group.cp, group.ep, group.etp, place, shard
         if key not in self._plans:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
-            job = self.space.job_of(plain, Pipeline(pp, "1f1b", 1, "even"), self.space.any_step)
+            step = self.space.any_step
+            step = step if shard is None else step._replace(data="zero-1", shard=shard)
+            pipeline = Pipeline(place.pp, "1f1b", 1, "even", None, place.mesh_order)
+            job = self.space.job_of(plain, pipeline, step)
             total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]
@@ -368,7 +375,9 @@ class Bounds:
 
         What overlaps in one of them counts as overlapping in all.
         """
-        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))
+        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))._replace(
+            shard=steps[0].shard
+        )
         prices = self.prices(group, step.data in SHARDED)
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = self.states(group, pipeline, step) if stages is not None else None
@@ -391,25 +400,27 @@ class Bounds:
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
-            sides = state.collectives.of_stages(stages.layers, place.part)
-            every = place.sum(place.turns * sides.each + sides.once)
-            beside = max(stages.shape.m * copies, float(every.max()))
-            if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
-                # Nothing of a pass computes while weights are gathered for it.
-                kernels = times.busy[place.part, :, 0]
-                backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
-                serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))
-                beside = max(beside, float(serial.max()))
             bound = bound._replace(computed=bound.computed + state.summed)
-            seconds = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
-            if stages.schedule.barrier:
-                last = self._last_in_order(pipeline, stages, times, sides)
-                if (paths := self._critical_paths(pipeline, stages, times)) is not None:
-                    # All chains begin with the first forward pass of the first stage, which waits for its weights.
-                    late = max(float(sides.first[0] - times.stream[place.part[0], 0, 0]), 0.0)
-                    last = max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
-                last += float(state.summed.min())
-                seconds = max(seconds, last + float(state.update.max()))
+            for collectives in state.collectives:  # streams run side by side
+                sides = collectives.of_stages(stages.layers, place.part)
+                every = place.sum(place.turns * sides.each + sides.once)
+                beside = max(stages.shape.m * copies, float(every.max()))
+                if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
+                    # Nothing of a pass computes while weights are gathered for it.
+                    kernels = times.busy[place.part, :, 0]
+                    backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
+                    serial = place.sum(place.turns * (kernels[:, FORWARD] + backward + sides.each_between))
+                    beside = max(beside, float(serial.max()))
+                own = shortest_step(stages.schedule, bound, state.update, place.least(sides.last), beside)
+                seconds = max(seconds, own)
+                if stages.schedule.barrier:
+                    last = self._last_in_order(pipeline, stages, times, sides)
+                    if (paths := self._critical_paths(pipeline, stages, times)) is not None:
+                        # All chains begin with the first forward pass of the first stage, which waits for its weights.
+                        late = max(float(sides.first[0] - times.stream[place.part[0], 0, 0]), 0.0)
+                        last = max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
+                    last += float(state.summed.min())
+                    seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
 
     def _gathers_ahead(self, step: StepChoice) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hardware.errors import PlanError, nearest
+from simulator.job.job import Job
 
 AUTO = "auto"
 
@@ -13,14 +14,23 @@ CLUSTER = "cluster"
 """The field of which a search takes a list of values, each with a space of its own."""
 
 FIELDS: dict[str, str] = {
-    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "batch.micro": "micro", "plan.recompute": "recompute",
-    "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
+    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "plan.etp": "etp", "batch.micro": "micro",
+    "plan.recompute": "recompute", "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
     "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload", "plan.pp": "pp", "plan.schedule": "schedule",
-    "plan.chunks": "chunks", "plan.partition": "partition", "plan.zero": "data",
-    "framework.set.overlap.dp": "overlap_dp", "framework.set.overlap.updated_weights": "updated_weights",
+    "plan.chunks": "chunks", "plan.partition": "partition", "plan.order": "mesh_order", "plan.zero": "data",
+    "plan.shard": "shard", "framework.set.overlap.dp": "overlap_dp",
+    "framework.set.overlap.updated_weights": "updated_weights",
     "framework.set.overlap.pp": "overlap_pp",
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
+
+PARTITIONS = ("even", "ends-as-layers")
+
+MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
+"""Orders of the axes of the mesh, the usual one first."""
+
+OPTIONAL = ("recomputed", "etp", "shard")
+"""Fields of a point whose values may be null: the default of a plan."""
 
 FOLLOWING = {
     "plan.dp": "Leave it out: data parallelism takes the remaining GPUs",
@@ -99,3 +109,77 @@ def _move_open_fields(part: dict[str, Any], where: str, found: dict[str, Any]) -
             _move_open_fields(inner, f"{name}.", found)
         elif is_open(name, value):
             found[name] = part.pop(key)
+
+
+def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
+    """Refuses an empty list, and values that are not of the kind of a field."""
+    if not values:
+        raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
+    kind = int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
+    wrong = [one for one in values if type(one) is not kind and not (name in OPTIONAL and one is None)]
+    if wrong:
+        known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
+        rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
+        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
+    if name == "partition":
+        for one in values:
+            check_partition(one)
+    numbers = [one for one in values if kind is int and one is not None]
+    if numbers and min(numbers) < (least := 0 if name == "data" else 1):
+        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
+
+
+def check_partition(partition: Any) -> None:
+    if partition not in PARTITIONS:
+        rule = f"a search takes the partitions {' and '.join(PARTITIONS)}"
+        raise PlanError("plan.partition", rule, "Write one of them, or use `meshcast sweep`", partition)
+
+
+def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields that a job states, or their defaults."""
+    plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
+    overlap = job.framework.overlap
+    chunks = plan.get("chunks", 1)
+    schedule = schedule_name(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b"))
+    return {
+        "tp": plan.get("tp", 1),
+        "cp": plan.get("cp", 1),
+        "ep": plan.get("ep", 1),
+        "etp": plan.get("etp"),
+        "micro": job.batch.micro,
+        "recompute": plan.get("recompute", "none"),
+        "recomputed": plan.get("recompute_layers"),
+        "sequence_parallel": plan.get("sequence_parallel", True),
+        "overlap_tp": overlap.tp,
+        "offload": tuple(plan.get("offload", ())),
+        "pp": plan.get("pp", 1),
+        "schedule": schedule,
+        "chunks": chunks,
+        "partition": plan.get("partition", "even"),
+        "mesh_order": plan.get("order", MESH_ORDERS[0]),
+        "data": "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1)),
+        "shard": plan.get("shard"),
+        "overlap_dp": overlap.dp,
+        "updated_weights": overlap.updated_weights,
+        "overlap_pp": overlap.pp,
+    }
+
+
+def data_name(zero: Any) -> str:
+    return f"zero-{zero}" if zero else "ddp"
+
+
+def schedule_name(given: Any) -> str:
+    return str(given).removeprefix("pipeline/")
+
+
+def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of fields as a job states them. values: by their names in a point."""
+    found: dict[str, Any] = {}
+    for field in fields:
+        value = values[FIELDS[field]]
+        if field == "plan.zero":
+            found["plan.fsdp"] = value == "fsdp"
+            value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
+        found[field] = list(value) if isinstance(value, tuple) else value
+    return found

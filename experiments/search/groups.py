@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
@@ -11,17 +11,21 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.search.bounds import Bounds, UnitLayout
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
 from simulator.bounds.unit_prices import kinds_of_layers
+from simulator.ir.mesh import Mesh
 from simulator.ir.ops import BYTES
 from simulator.scheduling.schedule import PipelineShape
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
+
+AxesOfGroups = tuple[tuple[str, ...], ...]
+"""The axes of several groups of ranks."""
 
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
@@ -36,6 +40,7 @@ class GroupPipelines(NamedTuple):
 
     pipelines: those that exist. wrong: those that break a rule. units: what the devices of the former run and hold.
     micro_batches, devices: of each of them [pipelines].
+    places: numbers of pipelines with equal stages and order of the mesh, by these.
     """
 
     pipelines: list[Pipeline]
@@ -43,6 +48,7 @@ class GroupPipelines(NamedTuple):
     units: PipelineTable
     micro_batches: np.ndarray
     devices: np.ndarray
+    places: dict[Place, np.ndarray]
 
 
 class Known(IntEnum):
@@ -113,8 +119,13 @@ class GroupBounds:
         self._opened: dict[Hashable, tuple[OpenGroup | None, int]] = {}
         self._devices: dict[Hashable, DeviceUnits] = {}
         self._known_rates: dict[Hashable, tuple[float, ...]] = {}
+        self._known_copies: dict[Hashable, np.ndarray] = {}
         self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
-        self._schemes = {name: number for number, name in enumerate(space.values["data"])}
+        # The copies of what a data scheme shards are another scheme, whatever their number.
+        pairs: list[tuple[str, int | str | None]] = [(name, None) for name in space.values["data"]]
+        shards = [one for one in space.values["shard"] if one is not None]
+        pairs += [(name, one) for name in space.values["data"] if name in space.with_copies for one in shards]
+        self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
         """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
@@ -132,12 +143,13 @@ class GroupBounds:
         if layout is None or kernels is None:
             return None, self.space.size(group)
         table = self._table(group, layout)
-        points = self._points(group, table.pipelines)
+        points = self._points(group, table.pipelines, table.places)
         places, schemes = np.nonzero(points)
         seconds = self._seconds(group, table, kernels, layout)[places, schemes]
         columns = places, schemes, seconds, np.zeros(len(places)), points[places, schemes]
         opened = OpenGroup(group, table, *columns, self.by_memory)
-        return opened.in_order() if len(places) else None, int(self._points(group, table.wrong).sum())
+        wrong = self._points(group, table.wrong, find_places(table.wrong))
+        return opened.in_order() if len(places) else None, int(wrong.sum())
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
         """The pipelines that may fit in memory, by what their devices hold at least."""
@@ -145,7 +157,7 @@ class GroupBounds:
         layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
         if layout is None or grown is None:
             return None
-        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table.devices))
+        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
         nbytes = (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
         left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
         return left.in_order() if len(left.places) else None
@@ -170,24 +182,28 @@ class GroupBounds:
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
         """The choices of a pipeline with a data scheme."""
         choices, scheme = self.space.choices(opened.group, opened.pipeline(at)), opened.schemes[at]
-        return [step for step in choices if self._schemes[step.data] == scheme]
+        return [step for step in choices if self.scheme_of(step) == scheme]
 
-    def _points(self, group: LayerGroup, pipelines: list[Pipeline]) -> np.ndarray:
-        """Numbers of the points of pipelines [pipelines, data schemes]."""
+    def scheme_of(self, step: StepChoice) -> int:
+        """The number of the data scheme of a choice."""
+        shard = step.shard
+        return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
+
+    def _points(self, group: LayerGroup, pipelines: list[Pipeline], places: Mapping[Place, np.ndarray]) -> np.ndarray:
+        """Numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives them."""
         found = np.zeros((len(pipelines), len(self._schemes)), int)
         if self.space.limits_points:
             for row, pipeline in zip(found, pipelines, strict=True):
                 row += self._count(self.space.choices(group, pipeline))
         else:
-            degrees, at = np.unique([one.pp for one in pipelines], return_inverse=True)
-            for number, pp in enumerate(degrees.tolist()):
-                found[at == number] = self._count(self.space.steps(group, pp))
+            for place, at in places.items():
+                found[at] = self._count(self.space.steps(group, *place))
         return found
 
     def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
         """Numbers of choices [data schemes]."""
         if choices not in self._numbers:
-            schemes = [self._schemes[step.data] for step in choices]
+            schemes = [self.scheme_of(step) for step in choices]
             self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
         return self._numbers[choices]
 
@@ -213,7 +229,7 @@ class GroupBounds:
             )
         shapes = [one.shape for one in units for _ in one.devices.work[0]]
         micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
-        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices)
+        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
 
     def _device_units(
         self,
@@ -247,49 +263,81 @@ class GroupBounds:
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         each_reduction, each_gather = self._turns(table)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
-        sharded = np.array([name != "ddp" for name in self._schemes])[:, None]
+        sharded = np.array([name != "ddp" for name, _ in self._schemes])[:, None]
         # What happens in every micro-batch happens unit by unit.
         of_unit = [(layout.reduced[axes].max(), layout.matrices[axes].max()) for axes in groups]
-        for devices in np.unique(table.devices).tolist():
-            at = table.devices == devices
-            for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
-                rates = [self._rates(group, devices, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
-                reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
-                own = ((each_reduction[at] > 0) == each)[:, :, None]
-                found[0, at] += own * np.where(sharded, scatter, reduce)
-                found[1, at] += own * sharded * gather
-        found[0] *= BYTES[framework.gradients]
-        found[1] *= BYTES[framework.weights]
         shape = len(groups), len(layout.elements)
         elements, matrices = (
             np.array([one[axes] for axes in groups]).reshape(shape) for one in (layout.reduced, layout.matrices)
         )
+        for place, at in table.places.items():
+            for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
+                rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
+                reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
+                own = ((each_reduction[at] > 0) == each)[:, :, None]
+                found[0, at] += own * np.where(sharded, scatter, reduce)
+                found[1, at] += own * sharded * gather
+            for (_, value), number in self._schemes.items():
+                if value is not None:
+                    found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
+        found[0] *= BYTES[framework.gradients]
+        found[1] *= BYTES[framework.weights]
         return Collectives(elements, matrices, found[0], found[1], each_reduction, each_gather)
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
         """How often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
-        alone = np.array([EACH.get(name, (0, 0)) for name in self._schemes])
+        names = [name for name, _ in self._schemes]
+        alone = np.array([EACH.get(name, (0, 0)) for name in names])
         # Under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
         overlaps = any(self.space.values["overlap_dp"])
-        piped = np.array([(0, 0) if name == "fsdp" and overlaps else EACH.get(name, (0, 0)) for name in self._schemes])
+        piped = np.array([(0, 0) if name == "fsdp" and overlaps else EACH.get(name, (0, 0)) for name in names])
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
         return turns[:, :, 0], turns[:, :, 1]
 
+    def _copy_rates(
+        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
+    ) -> np.ndarray:
+        """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
+
+        Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
+        value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
+        """
+        key = group.tp, group.cp, group.ep, group.etp, place, value, groups
+        if key not in self._known_copies:
+            self._known_copies[key] = self._make_copy_rates(group, place, value, groups, elements)
+        return self._known_copies[key]
+
+    def _make_copy_rates(
+        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
+    ) -> np.ndarray:
+        shared, among = np.zeros((2, len(groups))), np.zeros((2, len(groups)))
+        shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
+        usual, plan = (self.bounds.plain_plan(group, place, one) if shard else None for one in (None, shard))
+        if usual is None or plan is None:
+            return shared
+        for number, axes in enumerate(groups):
+            copies, inside = split_copies(usual.mesh, plan.mesh, axes)
+            _, *shared[:, number] = collective_rates(plan, inside, self.bounds.shared)
+            reduce, *_ = collective_rates(plan, copies, self.bounds.shared)
+            among[0, number] = reduce / plan.mesh.size(inside)
+        totals = [float((one.sum(axis=0) @ elements).sum()) for one in (shared, among)]
+        return shared if totals[0] >= totals[1] else among
+
     def _rates(
-        self, group: LayerGroup, pp: int, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
+        self, group: LayerGroup, place: Place, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
     ) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
         most parameters of a collective; 0: any number."""
-        key = group.tp, group.cp, group.ep, pp, axes, reduced, gathered
+        key = group.tp, group.cp, group.ep, group.etp, place, axes, reduced, gathered
         if key not in self._known_rates:
-            plan, framework = self.bounds.plain_plan(group, pp), self.space.loaded.framework
+            plan, framework = self.bounds.plain_plan(group, place), self.space.loaded.framework
             reduction = int(reduced) * BYTES[framework.gradients] or LARGE
             nbytes = reduction, reduction, int(gathered) * BYTES[framework.weights] or LARGE
             found = collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
             self._known_rates[key] = found
         return self._known_rates[key]
 
-    def _state_nbytes(self, group: LayerGroup, devices: np.ndarray) -> np.ndarray:
+    def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
         """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
         framework = self.space.loaded.framework
         nbytes = {
@@ -299,9 +347,31 @@ class GroupBounds:
         }
         if group.offload or self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0
-        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name in self._schemes])
+        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name, _ in self._schemes])
         shared = sum(nbytes.values()) - whole
-        return whole + shared * (devices / self.space.loaded.cluster.gpus)[:, None]
+        parts = np.tile((self.space.loaded.cluster.gpus / table.devices)[:, None], len(self._schemes))
+        for (_, value), number in self._schemes.items():
+            for place, at in table.places.items() if value is not None else ():
+                dp, inside = self.space.data_ranks(group, place)
+                parts[at, number] /= dp // (self.space.shard_ranks(value, dp, inside) or dp)
+        return whole + shared / parts
+
+
+def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:
+    """The numbers of pipelines with equal stages and order of the mesh."""
+    found: dict[Place, list[int]] = {}
+    for number, pipeline in enumerate(pipelines):
+        found.setdefault(pipeline.place, []).append(number)
+    return {place: np.array(numbers) for place, numbers in found.items()}
+
+
+def split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts of a mesh with copies that join the same ranks as some axes of the usual one: those along which copies
+    lie, and the others."""
+    spans = [(usual.stride(axis), usual.stride(axis) * usual.size(axis)) for axis in axes if axis in usual.axes]
+    parts = [one for one in mesh.axes if any(low <= mesh.stride(one) < high for low, high in spans)]
+    copies = mesh.parts("replicate")
+    return tuple(one for one in parts if one in copies), tuple(one for one in parts if one not in copies)
 
 
 def count_units(layers: tuple[int, ...], of_layer: np.ndarray, kinds: int) -> np.ndarray:

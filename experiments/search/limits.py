@@ -78,7 +78,7 @@ class LimitedSpace(Space):
             admitted, violating, unmeasured = 0, 0, 0
             for pipeline in self.pipelines(group):
                 left = len(self._choices_by_constraints(group, pipeline))
-                violating += len(self.steps(group, pipeline.pp)) - left
+                violating += len(self.steps(group, *pipeline.place)) - left
                 measured = self._measured is None or self._measured.may_admit(group, pipeline)
                 admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
             self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
@@ -114,6 +114,10 @@ class PointConstraint:
         """The parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
         if field == DEGREE:
             return ("tp", "cp", "pp")
+        if field == "plan.etp":
+            return ("tp", "ep", "etp")
+        if field == "plan.shard":
+            return ("tp", "cp", "pp", "shard")
         if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with one chunk
             return ("pp", FIELDS[field])
         if field in ("plan.zero", "plan.fsdp"):
@@ -152,7 +156,11 @@ class PointConstraint:
 
     def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
         if name == DEGREE:
-            return self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+            return self.space.data_ranks(group, pipeline.place)[0]
+        if name == "plan.etp":
+            return group.expert_tensor_ranks
+        if name == "plan.shard":
+            return step.shard or self.space.data_ranks(group, pipeline.place)[0]
         found = self._names.find(name, self.space.changes(group, pipeline, step))
         if found is not MISSING:
             return found
@@ -209,7 +217,7 @@ class MeasuredPoints:
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
         plain = group._replace(recompute="none", offload=())
-        key = plain, pipeline, step.data
+        key = plain, pipeline, step.data, step.shard
         if key not in self._known:
             try:
                 plan = resolve_plan(

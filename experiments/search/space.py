@@ -7,12 +7,26 @@ fields of the pipeline (`Pipeline`) and fields that act between the passes (`Ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, CLUSTER, FIELDS, split_open_fields
+from experiments.search.fields import (
+    AUTO,
+    CLUSTER,
+    FIELDS,
+    MESH_ORDERS,
+    PARTITIONS,
+    check_partition,
+    check_values,
+    data_name,
+    schedule_name,
+    split_open_fields,
+    state_values,
+    values_of,
+)
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
@@ -30,12 +44,10 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
-PARTITIONS = ("even", "ends-as-layers")
-
 UNLIKE_ENDS = "unlike-ends"
 """Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
-WORDS = ("schedule", "recompute", "data", "offload")
+WORDS = ("schedule", "recompute", "data", "offload", "mesh_order")
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
@@ -44,9 +56,12 @@ OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
 """Ways to shard states over data-parallel ranks."""
 
-MOST_TENSOR_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 32, 2048
-"""Largest tensor-parallel degree and micro-batch that are tried by default, and least tokens of a sequence on a rank
-with context parallelism."""
+NODE = "node"
+"""As many ranks share one copy of the states as a scale-up domain has of a stage."""
+
+MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
+"""Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
+least tokens of a sequence on a rank with context parallelism."""
 
 
 class LayerGroup(NamedTuple):
@@ -60,6 +75,20 @@ class LayerGroup(NamedTuple):
     sequence_parallel: bool
     overlap_tp: bool
     offload: tuple[str, ...]
+    etp: int | None = None
+    """Expert tensor parallel; None: the default of a plan."""
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that share the matrices of an expert."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
+
+class Place(NamedTuple):
+    """Number of stages of a pipeline, and axes of the mesh, outermost first."""
+
+    pp: int
+    mesh_order: str = MESH_ORDERS[0]
 
 
 class Pipeline(NamedTuple):
@@ -71,11 +100,18 @@ class Pipeline(NamedTuple):
     partition: str | tuple[int, ...]
     recomputed: int | None = None
     """Layers of every stage that are recomputed with full recompute; None: all."""
+    mesh_order: str = MESH_ORDERS[0]
+    """Axes of the mesh, outermost first."""
 
     @property
     def order(self) -> Pipeline:
         """The pipeline without what its order of passes does not depend on."""
-        return self._replace(recomputed=None)
+        return self._replace(recomputed=None, mesh_order=MESH_ORDERS[0])
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks of the pipeline are."""
+        return Place(self.pp, self.mesh_order)
 
 
 class StepChoice(NamedTuple):
@@ -85,6 +121,8 @@ class StepChoice(NamedTuple):
     overlap_dp: bool
     updated_weights: bool
     overlap_pp: bool
+    shard: int | None = None
+    """Data-parallel ranks that share one copy of the states; None: all."""
 
 
 class Space:
@@ -105,35 +143,42 @@ class Space:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         _check_job(self.loaded, self.job)
+        if job.get("plan", AUTO) == AUTO:
+            for field in _without_choice(self.loaded):
+                del given[field]
         self.open = tuple(given)
+        self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
         _check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
-        self._sizes: dict[tuple[int, int, bool, bool], int] = {}
-        self._steps: dict[tuple[bool, bool], tuple[StepChoice, ...]] = {}
+        self._counts_by_place: dict[tuple[int, int, bool], Counter[Place]] = {}
+        self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
+        data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
+        self.with_copies = {name for name, options in data.items() if "replicate" in options}
+        """Data schemes that may keep copies of what they shard."""
 
     # ------------------------------------------------------------------------------------------- values
 
     def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-        fixed = _values_of(self.loaded, self.job)
+        fixed = values_of(self.loaded, self.job)
         found: dict[str, tuple[Any, ...]] = {}
         for field, name in FIELDS.items():
             value = given.get(field, fixed[name])
             if field not in given:
                 found[name] = (value,)
             elif value == AUTO:
-                found[name] = self._automatic(name)
+                found[name] = self._automatic(name, found)
                 if name in OVERLAPS:
                     found[name] = tuple(one for one in found[name] if self._is_valid(field, one))
             else:
-                _check_values(field, name, value, fixed[name])
+                check_values(field, name, value, fixed[name])
                 if name in WORDS or name in OVERLAPS:  # a job says which are valid
                     for one in value:
                         load_job(apply_changes(self.job, {field: one}), base=self.base)
                 ways: dict[str, Callable[[Any], Any]] = {
-                    "data": _data_name,
+                    "data": data_name,
                     "offload": tuple,
-                    "schedule": _schedule_name,
+                    "schedule": schedule_name,
                 }
                 one_of = ways.get(name, lambda one: one)
                 found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
@@ -145,18 +190,17 @@ class Space:
     def _is_valid(self, field: str, value: Any) -> bool:
         """Whether a job with this value of a field is a job."""
         try:
-            load_job(apply_changes(self.job, {field: value}), base=self.base)
+            return bool(load_job(apply_changes(self.job, {field: value}), base=self.base))
         except PlanError:
             return False
-        return True
 
     @property
     def any_step(self) -> StepChoice:
         """A choice between the passes of which nothing in a layer depends: what may overlap does."""
-        return StepChoice("ddp", *(any(self.values[name]) for name in StepChoice._fields[1:]))
+        return StepChoice("ddp", *(any(self.values[name]) for name in OVERLAPS[1:]))
 
-    def _automatic(self, name: str) -> tuple[Any, ...]:
-        """The values that are tried of a field that is ``auto``."""
+    def _automatic(self, name: str, found: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+        """The values that are tried of a field that is ``auto``. found: those of the fields before it."""
         job, gpus = self.loaded, self.loaded.cluster.gpus
         model, batch = job.model, job.batch
         assert batch.total is not None and batch.sequence is not None
@@ -166,6 +210,7 @@ class Space:
             "tp": [n for n in _divisors(math.gcd(gpus, model.heads)) if n <= most],
             "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence],
             "ep": _divisors(math.gcd(gpus, experts)),
+            "etp": (None, *(_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],
             "recompute": ("none", "selective", "full"),
             "recomputed": (None, *range(1, model.layers)),
@@ -176,7 +221,9 @@ class Space:
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
             "partition": (*PARTITIONS, UNLIKE_ENDS),
+            "mesh_order": MESH_ORDERS,
             "data": DATA,
+            "shard": (None, NODE),
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
@@ -197,13 +244,12 @@ class Space:
         rule = (
             f"no values of the open fields make a plan: tp x cp x pp must divide the {job.cluster.gpus:,} GPUs, "
             f"batch.micro x dp the global batch of {job.batch.total:,}, pp x chunks the {job.model.layers:,} layers "
-            "(two more with the partition ends-as-layers)"
+            "(two more with the partition ends-as-layers), plan.shard the data-parallel ranks"
         )
         remedy = "Give values that divide them, or write auto"
         if len(self.open) != 1:
             return PlanError("plan", rule, remedy)
-        where = self.open[0]
-        return PlanError(where, rule, remedy, [*self.values[FIELDS[where]]])
+        return PlanError(self.open[0], rule, remedy, [*self.values[FIELDS[self.open[0]]]])
 
     # ------------------------------------------------------------------------------------------- points
 
@@ -211,13 +257,25 @@ class Space:
         """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
         found = []
-        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in LayerGroup._fields)):
+        fields = [name for name in LayerGroup._fields if name != "etp"]
+        for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in fields)):
             if self.loaded.cluster.gpus % (tp * cp):
                 continue
             if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
                 continue
-            found.append(LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload))
+            plain = LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload)
+            found += [plain._replace(etp=etp) for etp in self._expert_degrees(tp, ep)]
         return found
+
+    def _expert_degrees(self, tp: int, ep: int) -> list[int | None]:
+        """The expert-tensor-parallel degrees at other degrees; 1 is the default with expert parallelism."""
+        values = list(self.values["etp"])
+        if "etp" in self._automatic_fields:
+            # Without expert parallelism experts are sharded as everything else is, or whole on every rank.
+            gpus = self.loaded.cluster.gpus
+            fits = [one for one in values if one and (one == 1 if ep == 1 else not (tp % one or gpus % (ep * one)))]
+            values = [None, *fits]
+        return [*dict.fromkeys(None if one == 1 and (ep > 1 or tp == 1) else one for one in values)]
 
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
@@ -233,8 +291,9 @@ class Space:
         for pp in v["pp"]:
             if gpus % (ranks * pp) or total % (micro * (gpus // (ranks * pp))):
                 continue
+            orders = v["mesh_order"] if 1 < pp < gpus // ranks else v["mesh_order"][:1]
             if pp == 1:
-                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0])
+                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0], None, *orders)
                 found += self._recompute(one, layers) if recomputes else [one]
                 continue
             for schedule, partition in product(v["schedule"], v["partition"]):
@@ -245,9 +304,10 @@ class Space:
                         or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
                     )
                     for divided in () if wrong else divide_layers(partition, layers, pp * chunks):
-                        one = Pipeline(pp, schedule, chunks, divided)
                         most = -(-(layers + 2 * (divided == "ends-as-layers")) // (pp * chunks))
-                        found += self._recompute(one, most) if recomputes else [one]
+                        for order in orders:
+                            one = Pipeline(pp, schedule, chunks, divided, None, order)
+                            found += self._recompute(one, most) if recomputes else [one]
         return found
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
@@ -256,10 +316,12 @@ class Space:
         counts = dict.fromkeys(one if one is not None and one < layers else None for one in values)
         return [pipeline._replace(recomputed=one) for one in counts]
 
-    def steps(self, group: LayerGroup, pp: int) -> tuple[StepChoice, ...]:
+    def steps(self, group: LayerGroup, pp: int, mesh_order: str = MESH_ORDERS[0]) -> tuple[StepChoice, ...]:
         """The choices between the passes that differ at the degrees of a plan."""
-        dp = self.loaded.cluster.gpus // (group.tp * group.cp * pp)
-        key = dp * group.cp > 1, pp > 1
+        ranks = self.loaded.cluster.gpus // pp
+        shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
+        shards = self.data_ranks(group, Place(pp, mesh_order)) if self.values["shard"] != (None,) else (1, 1)
+        key = ranks > group.tp or shards_experts, pp > 1, shards
         if key not in self._steps:
             v = self.values
             found = dict.fromkeys(
@@ -268,14 +330,37 @@ class Space:
                     overlap,
                     updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
                     sends,
+                    shard,
                 )
                 for data in (v["data"] if key[0] else v["data"][:1])
+                for shard in self._shards(data, *shards)
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]
                 for sends in (v["overlap_pp"] if key[1] else v["overlap_pp"][:1])
             )
             self._steps[key] = tuple(found)
         return self._steps[key]
+
+    def _shards(self, data: str, dp: int, inside: int) -> list[int | None]:
+        """Numbers of ranks that may share one copy of the states. inside: ranks between neighbours along dp."""
+        found = [self.shard_ranks(value, dp, inside) for value in self.values["shard"]]
+        valid = [one for one in found if one == dp or (one and data in self.with_copies)]
+        return [*dict.fromkeys(None if one == dp else one for one in valid)]
+
+    def data_ranks(self, group: LayerGroup, place: Place) -> tuple[int, int]:
+        """The data-parallel ranks, and the distance between neighbours of them."""
+        inside = group.tp * group.cp
+        dp = self.loaded.cluster.gpus // (inside * place.pp)
+        return dp, inside if place.mesh_order == MESH_ORDERS[0] else inside * place.pp
+
+    def shard_ranks(self, value: int | str | None, dp: int, inside: int) -> int:
+        """The ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its own."""
+        if value == NODE:
+            value = self.loaded.cluster.scale_up_domain // inside
+            if not 1 < value < dp:
+                return 0
+        ranks = dp if value is None else int(value)
+        return ranks if ranks and dp % ranks == 0 else 0
 
     memory_margin = 0.0
     """Share of the memory of a GPU that must stay free."""
@@ -292,7 +377,7 @@ class Space:
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
         """The choices between the passes of a pipeline that a search admits."""
-        return self.steps(group, pipeline.pp)
+        return self.steps(group, *pipeline.place)
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether a search admits a point of `choices`: asked once its bound is among the smallest."""
@@ -300,10 +385,10 @@ class Space:
 
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full", group.cp > 1
-        if key not in self._sizes:
-            self._sizes[key] = sum(len(self.steps(group, one.pp)) for one in self.pipelines(group))
-        return self._sizes[key]
+        key = group.tp * group.cp, group.micro, group.recompute == "full"
+        if key not in self._counts_by_place:
+            self._counts_by_place[key] = Counter(one.place for one in self.pipelines(group))
+        return sum(count * len(self.steps(group, *place)) for place, count in self._counts_by_place[key].items())
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
@@ -311,19 +396,8 @@ class Space:
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
-        return self._values_of(self.open, group, pipeline, step)
-
-    def _values_of(
-        self, fields: Iterable[str], group: LayerGroup, pipeline: Pipeline, step: StepChoice
-    ) -> dict[str, Any]:
-        values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        found: dict[str, Any] = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
-        for field in fields:
-            value = values[FIELDS[field]]
-            if field == "plan.zero":
-                found["plan.fsdp"] = value == "fsdp"
-                value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
-            found[field] = list(value) if isinstance(value, tuple) else value
+        found = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
+        found |= state_values(self.open, {**group._asdict(), **pipeline._asdict(), **step._asdict()})
         if "plan.schedule" in self.open and pipeline.pp == 1:
             found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
         return found
@@ -331,11 +405,16 @@ class Space:
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data, also of one that has other values of fields that are not open."""
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        others = [field for field, name in FIELDS.items() if values[name] != self.values[name][0]]
-        fields = [field for field in FIELDS if field in self.open or field in others]
-        job = apply_changes(self.job, self._values_of(fields, group, pipeline, step))
+        others = [
+            field for field, name in FIELDS.items() if field not in self.open and values[name] != self.values[name][0]
+        ]
+        changes = self.changes(group, pipeline, step) | state_values(others, values)
+        job = apply_changes(self.job, changes)
         if group.recompute != "full":
             job["plan"].pop("recompute_layers", None)
+        job["plan"].pop("shard", None)
+        if step.shard is not None:
+            job["plan"]["shard"] = step.shard
         return job
 
 
@@ -351,7 +430,7 @@ def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[i
     return [(first, *[most] * (parts - 2), left - first) for first in ends]
 
 
-CLOSED = ("dp", "etp", "stages", "replicas", "share", "mesh", "schemes")
+CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
 
 
@@ -370,13 +449,7 @@ def _check_plan(plan: Any) -> None:
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
     if (partition := plan.get("partition")) is not None:
-        _check_partition(partition)
-
-
-def _check_partition(partition: Any) -> None:
-    if partition not in PARTITIONS:
-        rule = f"a search takes the partitions {' and '.join(PARTITIONS)}"
-        raise PlanError("plan.partition", rule, "Write one of them, or use `meshcast sweep`", partition)
+        check_partition(partition)
 
 
 def _check_schedules(names: Sequence[str]) -> None:
@@ -411,58 +484,17 @@ def _check_job(job: Job, written: Mapping[str, Any]) -> None:
             raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
 
 
-def _check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
-    """Refuses an empty list, and values that are not of the kind of a field."""
-    if not values:
-        raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    kind = int if name in ("data", "recomputed") else list if name == "offload" else type(usual)
-    wrong = [one for one in values if type(one) is not kind and (name, one) != ("recomputed", None)]
-    if wrong:
-        known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
-        rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
-        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
-    if name == "partition":
-        for one in values:
-            _check_partition(one)
-    numbers = [one for one in values if kind is int and one is not None]
-    if numbers and min(numbers) < (least := 0 if name == "data" else 1):
-        raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
-
-
-def _values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the fields that a job states, or their defaults."""
-    plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
-    overlap = job.framework.overlap
-    chunks = plan.get("chunks", 1)
-    schedule = _schedule_name(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b"))
-    return {
-        "tp": plan.get("tp", 1),
-        "cp": plan.get("cp", 1),
-        "ep": plan.get("ep", 1),
-        "micro": job.batch.micro,
-        "recompute": plan.get("recompute", "none"),
-        "recomputed": plan.get("recompute_layers"),
-        "sequence_parallel": plan.get("sequence_parallel", True),
-        "overlap_tp": overlap.tp,
-        "offload": tuple(plan.get("offload", ())),
-        "pp": plan.get("pp", 1),
-        "schedule": schedule,
-        "chunks": chunks,
-        "partition": plan.get("partition", "even"),
-        "data": "fsdp" if plan.get("fsdp") else _data_name(plan.get("zero", 1)),
-        "overlap_dp": overlap.dp,
-        "updated_weights": overlap.updated_weights,
-        "overlap_pp": overlap.pp,
-    }
-
-
-def _data_name(zero: Any) -> str:
-    return f"zero-{zero}" if zero else "ddp"
-
-
-def _schedule_name(given: Any) -> str:
-    return str(given).removeprefix("pipeline/")
+def _without_choice(job: Job) -> list[str]:
+    """The fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
+    found = [] if job.model.moe else ["plan.etp"]
+    found += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
+    return found + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])
 
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
+    """Divisors of any of some numbers, up to `most`."""
+    return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]

@@ -14,8 +14,8 @@ from simulator.plan.plan import Plan
 from simulator.program.block import Price
 from simulator.program.program import EveryStageOps, one_of
 
-DATA = "data"
-"""The stream of data-parallel collectives."""
+DATA, COPIES = "data", "data-replicas"
+"""The streams of data-parallel collectives, and of those between copies of the states."""
 
 LARGE = 2**50
 """Bytes of a collective whose latency does not matter."""
@@ -35,7 +35,7 @@ def collective_rates(
 
 @dataclass(frozen=True, eq=False)
 class UnitCollectives:
-    """Times of data-parallel collectives on their stream, of the embedding, of every layer and of the output layer; or
+    """Times of data-parallel collectives on one stream, of the embedding, of every layer and of the output layer; or
     of the parts or the virtual stages that they make up [s].
 
     first: gathers of weights before their first use in a step. again: those before the first backward pass.
@@ -68,15 +68,15 @@ class UnitCollectives:
         return UnitCollectives(**{name: (column * (units > 0))[part] for name, column in columns.items()})
 
 
-def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork) -> UnitCollectives:
-    """The collectives of a plan; of a layer that several devices hold, the least."""
+def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stream: str = DATA) -> UnitCollectives:
+    """The collectives of a plan on a stream; of a layer that several devices hold, the least."""
     found = np.full((6, plan.model.layers + 2), inf)
     costs, known = shared.device_costs(plan), dict[tuple[int, int], np.ndarray]()
     for index, stage in enumerate(stages):
         device, part = plan.device(index), plan.part(index)
         key = id(stage), id(costs[device])
         if key not in known:
-            known[key] = _of_stage(one_of(stage), costs[device].estimate)
+            known[key] = _of_stage(one_of(stage), costs[device].estimate, stream)
         layers, units = plan.layers_of(part), known[key]
         before = units.shape[1] - len(layers) - (plan.parts == 1) if part == 0 else 0
         ends = [(0, units[:, :before]), (-1, units[:, before + len(layers) :])]
@@ -87,8 +87,8 @@ def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork) -> U
     return UnitCollectives(*found)
 
 
-def _of_stage(stage_ops: StageOps, price: Price) -> np.ndarray:
-    """The collectives of the units of a stage, in the order of `UnitCollectives` [6, units] [s].
+def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
+    """The collectives of the units of a stage on a stream, in the order of `UnitCollectives` [6, units] [s].
 
     Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
     kind: no other division of the same bytes takes less.
@@ -103,7 +103,7 @@ def _of_stage(stage_ops: StageOps, price: Price) -> np.ndarray:
         parts = list[tuple[Hashable, float, np.ndarray]]()
         for side in sides:
             for op, params in zip(side.ops, np.split(side.params, side.starts[1:]), strict=True):
-                if op.stream == DATA and isinstance(work := op.work, Collective) and work.nbytes:
+                if op.stream == stream and isinstance(work := op.work, Collective) and work.nbytes:
                     kind = work.operation, work.axes
                     rates[kind] = min(rates.get(kind, inf), price(work)[0] / work.nbytes)
                     parts.append((kind, work.nbytes / sizes[params].sum(), params))
@@ -112,7 +112,7 @@ def _of_stage(stage_ops: StageOps, price: Price) -> np.ndarray:
     at = 0
     for run in runs:
         ops = (*run.fragment.forward, *run.fragment.backward)
-        own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == DATA and op.work is not None]
+        own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == stream and op.work is not None]
         between = [phase for phase, name in (("F", run.residual_in), ("B", run.residual_out)) if name]
         for row, phases in zip(found[3:], ("FBWR", "W", between), strict=True):
             row[at : at + run.count] = sum(seconds for phase, seconds in own if phase in phases)

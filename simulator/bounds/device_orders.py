@@ -81,8 +81,9 @@ class DeviceOrder:
         late = free = 0.0  # how late the passes are; when the stream of the collectives is free
         for number in np.flatnonzero(self.begins_weights | self.ends_gradients).tolist():
             part, kind = self.part[number], self.kind[number]
-            if self.begins_weights[number]:
-                free += (times.again if kind else times.gathers)[part]
+            gathers = (times.again if kind else times.gathers)[part] if self.begins_weights[number] else 0.0
+            if gathers:  # a pass without gathers does not wait for their stream
+                free += gathers
                 late = max(late, free + times.last[part, kind] - ends[number])
             if self.ends_gradients[number]:
                 free = max(free, ends[number] - own[number] + late) + times.reductions[part]

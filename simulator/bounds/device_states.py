@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.bounds.collectives import DATA, UnitCollectives, unit_collectives
+from simulator.bounds.collectives import COPIES, DATA, UnitCollectives, unit_collectives
 from simulator.forecast.resident_memory import resident_of_devices
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
@@ -29,7 +29,7 @@ class DeviceStates:
     resident: bytes on a GPU that live through the whole step [devices].
     update: time of the update, from the end of all passes [devices] [s].
     summed: time of the gradient reductions after all passes, before the norm [devices] [s].
-    collectives: the data-parallel collectives of every unit.
+    collectives: the data-parallel collectives of every unit, by their stream.
     whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
         last micro-batch [devices].
     plan: the plan.
@@ -38,7 +38,7 @@ class DeviceStates:
     resident: np.ndarray
     update: np.ndarray
     summed: np.ndarray
-    collectives: UnitCollectives
+    collectives: tuple[UnitCollectives, ...]
     whole_weights: np.ndarray
     whole_gradients: np.ndarray
     plan: Plan
@@ -66,7 +66,9 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     for index, stage in enumerate(stages):
         weights[plan.device(index)] += one_of(stage).whole_weights
         gradients[plan.device(index)] += one_of(stage).whole_gradients
-    collectives = unit_collectives(plan, stages, shared)
+    has_copies = any(getattr(scheme, "replica_axes", ()) for scheme in plan.schemes)
+    streams = (DATA, COPIES) if has_copies else (DATA,)
+    collectives = tuple(unit_collectives(plan, stages, shared, stream) for stream in streams)
     return DeviceStates(np.array(resident), update, summed, collectives, weights, gradients, plan)
 
 
@@ -85,7 +87,12 @@ def _play_update(ops: Sequence[Op], price: Price) -> float:
 
 
 def _sum_before_norm(ops: Sequence[Op], price: Price) -> float:
-    """Time of the reductions of an update that the norm of the gradients waits for, one after another [s]."""
+    """Time of the reductions of an update that the norm of the gradients waits for, one after another on each stream
+    [s]."""
     meetings = [number for number, op in enumerate(ops) if op.meeting == NORM]
-    reductions = [op for op in ops[: meetings[0] if meetings else 0] if op.stream == DATA and op.work is not None]
-    return sum(price(op.work)[0] for op in reductions if op.work is not None)
+    ends, streams = dict[Op, float](), defaultdict[str, float](float)
+    for op in ops[: meetings[0] if meetings else 0]:
+        if op.stream in (DATA, COPIES) and op.work is not None:
+            begin = max([streams[op.stream], *(ends[other] for other in op.after if other in ends)])
+            ends[op] = streams[op.stream] = begin + price(op.work)[0]
+    return max(ends.values(), default=0.0)

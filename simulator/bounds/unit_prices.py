@@ -21,7 +21,7 @@ from simulator.engine.maxplus import Coordinates, product
 from simulator.forecast.lowering import make_lowering
 from simulator.forecast.program import host_launch_seconds
 from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, Communication, Param, StageOps
+from simulator.ir.ops import COMPUTE, Communication, Gemm, Param, StageOps, Work
 from simulator.plan.plan import Plan
 from simulator.program.block import FREE, CompiledBlocks, Price
 from simulator.program.memory_profile import Profile
@@ -247,7 +247,7 @@ class UnitPrices:
 class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
-    price, host: prices of ops, and time of the host to launch one [s].
+    price, host: prices of ops, and time of the host to launch one [s]. weights: number format of the weights.
     reduces: axes along which the gradient of a parameter is summed.
     of_recomputed: the kind of every layer where it is recomputed; None: no layer is.
     """
@@ -256,6 +256,7 @@ class LoweredUnits:
     of_layer: np.ndarray
     price: Price
     host: float
+    weights: str
     reduces: Callable[[Param], tuple[str, ...]]
     of_recomputed: np.ndarray | None = None
 
@@ -264,6 +265,18 @@ class LoweredUnits:
         """These, with communication and launches that take no time."""
         price = self.price
         return replace(self, price=lambda work: FREE if isinstance(work, Communication) else price(work), host=0.0)
+
+    @property
+    def of_new_gradients(self) -> LoweredUnits:
+        """These, with GEMMs that write weight gradients to new tensors and add them to none."""
+        price, dtype = self.price, self.weights
+
+        def price_new(work: Work) -> tuple[float, float, float]:
+            if isinstance(work, Gemm) and work.accumulate:
+                work = replace(work, accumulate=False, out_dtype=dtype)
+            return price(work)
+
+        return replace(self, price=price_new)
 
     @property
     def elements(self) -> np.ndarray:
@@ -341,7 +354,8 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     stages.append(lowering.run(architecture.stage(range(0), False, True)))
     price = shared.device_costs(plan)[0].estimate
     (data,) = (scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
-    return LoweredUnits(tuple(stages), np.array(of_layer), price, host_launch_seconds(plan), data.reduces)
+    host, weights = host_launch_seconds(plan), plan.job.framework.weights
+    return LoweredUnits(tuple(stages), np.array(of_layer), price, host, weights, data.reduces)
 
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:

@@ -78,6 +78,9 @@ class ShortStage(JobPart):
     """ZeRO stage; 0: data/ddp, 1 to 3: data/zero-1 to data/zero-3."""
     fsdp: bool = False
     """Use data/fsdp in place of `zero`."""
+    shard: Count | None = None
+    """Data-parallel ranks that share one copy of what is sharded over them; the other dp / shard hold copies of it
+    (hybrid sharding, the option `replicate` of data/fsdp and data/zero-1). Default: all of them."""
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""
@@ -119,6 +122,10 @@ class ShortPlan(ShortStage):
     chunks: Count | None = None
     """Virtual stages per device. Default: that of the schedule."""
     partition: str | tuple[int, ...] = "even"
+    order: Literal["pp-dp-cp-tp", "dp-pp-cp-tp"] = "pp-dp-cp-tp"
+    """The axes of the mesh, outermost (slowest links) first; dp is both axes of hybrid sharding, and tp the ranks of a
+    matrix in either. dp-pp-cp-tp: replicas on other nodes, stages next to each other (`--use-tp-pp-dp-mapping` of
+    Megatron-LM)."""
     pad_heads: bool = False
     """See `LongPlan.pad_heads`."""
     stages: tuple[dict[str, Any], ...] = ()

@@ -61,11 +61,17 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
     stage = _expand_stage(short, dp, model, "plan")
-    stage["mesh"] = {"pp": short.pp, **stage["mesh"]}
+    stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
     long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
     long["replicas"] = tuple(one.model_dump() for one in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
+
+
+def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
+    """The axes of a mesh in an order of degrees, outermost first; dp may be two axes."""
+    axes = {"dp": ("dp", "replicate", "shard")}
+    return {axis: mesh[axis] for name in order.split("-") for axis in axes.get(name, (name,)) if axis in mesh}
 
 
 def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> LongPlan:
@@ -73,6 +79,9 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> L
     for key in ("pp", "dp"):
         if key in plan:
             raise PlanError(f"plan.{key}", "every stage has degrees of its own", "Leave it out", plan[key])
+    if short.order != ShortPlan.model_fields["order"].default:
+        rule = "the ranks of a stage with degrees of its own follow those of the stage before"
+        raise PlanError("plan.order", rule, "Leave it out", short.order)
     common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
 
     def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
@@ -100,8 +109,9 @@ def _expand_entry(common: Mapping[str, Any], given: Mapping[str, Any], model: Mo
 def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[str, Any]:
     """The axes inside a stage, and the schemes over them."""
     data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
+    shard = _shard_ranks(short, dp, data, where)
     schemes: list[dict[str, Any]] = [
-        {"use": data, "over": "dp"},
+        {"use": data, "over": "dp"} if shard == dp else {"use": data, "over": "shard", "replicate": "replicate"},
         *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
     ]
@@ -119,8 +129,21 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     if short.offload:
         schemes.append({"use": "memory/offload", "what": list(short.offload)})
-    mesh = {"dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
+    replicas = {"dp": dp} if shard == dp else {"replicate": dp // shard, "shard": shard}
+    mesh = {**replicas, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
     return {"mesh": mesh, "views": views, "schemes": schemes}
+
+
+def _shard_ranks(short: ShortStage, dp: int, data: str, where: str) -> int:
+    """The data-parallel ranks that share one copy of the states."""
+    shard = short.shard or dp
+    if dp % shard:
+        near = min((n for n in range(1, dp + 1) if dp % n == 0), key=lambda n: abs(n - shard))
+        raise PlanError(f"{where}.shard", f"it must divide dp = {dp}", f"shard = {near} would work", shard)
+    if shard < dp and "replicate" not in find_scheme(data).Options.model_fields:
+        rule = f"{data} keeps no copies of what it shards; data/zero-1 and data/fsdp may"
+        raise PlanError(f"{where}.shard", rule, "Write zero: 1 or fsdp: true, or leave it out", shard)
+    return shard
 
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.search.comparison.short_form import ShortForm
-from experiments.search.fields import FIELDS
+from experiments.search.fields import FIELDS, PARTITIONS
 from experiments.search.limits import LimitedSpace
-from experiments.search.space import PARTITIONS, UNLIKE_ENDS, LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import UNLIKE_ENDS, LayerGroup, Pipeline, Space, StepChoice
 
 MOST_NAMED = 12
 """Values of a field that a sentence names."""
@@ -54,7 +54,9 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
     """A field whose value the space does not have; None if it has it, or if the field makes no difference."""
     name = FIELDS[field]
     known = space.values[name]
-    if name == "recomputed" or value is None or value in known:  # layers depend on the stages
+    if name == "etp" and value is None and not {None, 1} & {*known}:
+        value = 1
+    if name in ("recomputed", "shard") or value is None or value in known:  # they depend on other fields
         return None
     if name == "partition" and isinstance(value, tuple) and UNLIKE_ENDS in known:
         return None
@@ -82,6 +84,9 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
         stated = ", ".join(f"{key.partition('.')[2]} {state_value(value)}" for key, value in named.items())
         why = "the search took no such combination of schedule, chunks and partition"
         return [OutsideField("plan.schedule", stated, None, why)]
+    if step.shard is not None and step not in space.steps(group, *pipeline.place):
+        why = "the search took no such number of ranks that share one copy of the states"
+        return [OutsideField("plan.shard", step.shard, None, why)]
     why = space.explain_exclusion(group, pipeline, step) if isinstance(space, LimitedSpace) else ""
     return [OutsideField("plan", "this combination", None, why)] if why else []
 
@@ -89,6 +94,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
 def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
     """The point of a space that a plan would be: fields that make no difference have the first value of the space."""
     found = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
+    found |= {"etp": values["etp"], "shard": values["shard"]}
     layers, recomputed = space.loaded.model.layers, values["recomputed"]
     if found["pp"] > 1:
         layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))

@@ -15,11 +15,11 @@ from typing import Any
 from experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
 from experiments.search.comparison.settings import differing_settings
 from experiments.search.comparison.short_form import ShortForm, read_short_form
-from experiments.search.fields import AUTO, FIELDS, has_open_fields
+from experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields
 from experiments.search.find import open_search
 from experiments.search.limits import Limits
 from experiments.search.search import ROUNDING, BoundViolation, Search
-from experiments.search.space import DATA, PARTITIONS, Space
+from experiments.search.space import DATA, Space
 from experiments.sweeps.expressions import Expression, Look
 from hardware.errors import MeshcastError
 from simulator.job.load import load_job, set_field

@@ -6,12 +6,13 @@ expands to. What is left is found by writing the plan anew in short form: whatev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.search.fields import FIELDS
-from experiments.search.space import DATA, PARTITIONS
+from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS
+from experiments.search.space import DATA
 from hardware.errors import MeshcastError
 from simulator.ir.registry import find_scheme
 from simulator.job.job import Job, LongPlan, SchemeEntry
@@ -73,6 +74,7 @@ def _read_values(job: Job) -> dict[str, Any]:
     plan, overlap = job.plan, job.framework.overlap
     tp, cp, pp = (family_degree(plan, family) for family in ("tensor", "sequence", "pipeline"))
     found: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
+    found["etp"] = _expert_tensor_ranks(plan, found["ep"], tp)
     found["sequence_parallel"] = found["overlap_tp"] = None
     if tp > 1:
         found["sequence_parallel"] = _matching(
@@ -84,10 +86,10 @@ def _read_values(job: Job) -> dict[str, Any]:
         chunks = _options(entry).get("chunks", 1)
         found |= {"schedule": entry.use.partition("/")[2], "chunks": chunks, "overlap_pp": overlap.pp}
         found["partition"] = _partition(plan.partition, job.model.layers, pp * chunks)
-    found |= {"data": None, "overlap_dp": None, "updated_weights": None}
+    found |= {"data": None, "overlap_dp": None, "updated_weights": None, "shard": None, "mesh_order": None}
     if job.cluster.gpus > tp * pp:
         data = _matching(job, plan, "data", [_sharding(name) for name in DATA])
-        found |= {"data": data, "overlap_dp": overlap.dp}
+        found |= {"data": data, "overlap_dp": overlap.dp, "shard": _shard_ranks(plan), "mesh_order": _mesh_order(plan)}
         found["updated_weights"] = overlap.updated_weights if overlap.dp and data in GATHERING else None
     return found | _read_memory(job, plan)
 
@@ -133,6 +135,30 @@ def _expert_ranks(plan: LongPlan) -> int:
     return family_degree(plan, "expert")
 
 
+def _expert_tensor_ranks(plan: LongPlan, ep: int, tp: int) -> int | None:
+    """Expert-tensor-parallel ranks; None: as many as a plan in short form has by default."""
+    ranks = plan.views["experts"].get("etp", 1) if "experts" in plan.views else None
+    return None if ranks == 1 and (ep > 1 or tp == 1) else ranks
+
+
+def _shard_ranks(plan: LongPlan) -> int | None:
+    """Data-parallel ranks that share one copy of the states; None: all of them."""
+    for entry in _family(plan, "data"):
+        if copies := _options(entry).get("replicate"):
+            return math.prod(plan.mesh.get(axis, 1) for axis in entry.over if axis != copies)
+    return None
+
+
+def _mesh_order(plan: LongPlan) -> str | None:
+    """Which of the pipeline and the replicas is outermost in the mesh; None where one of them has a single rank."""
+    wide, axes = _wide(plan.mesh), list(plan.mesh)
+    places = [
+        min((axes.index(axis) for entry in _family(plan, family) for axis in entry.over if axis in wide), default=-1)
+        for family in ("pipeline", "data")
+    ]
+    return None if min(places) < 0 else MESH_ORDERS[int(places[1] < places[0])]
+
+
 def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | tuple[int, ...]:
     """A division of the layers by its name where it has one."""
     if isinstance(given, str) or len(given) != parts:
@@ -147,8 +173,9 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
 
 def _write_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     """A plan in short form."""
-    keys = ("tp", "pp", "cp", "ep", "schedule", "chunks", "partition", "recompute", "sequence_parallel")
+    keys = ("tp", "pp", "cp", "ep", "etp", "schedule", "chunks", "partition", "recompute", "sequence_parallel", "shard")
     plan = {key: values[key] for key in keys if values[key] is not None}
+    plan |= {"order": values["mesh_order"]} if values["mesh_order"] else {}
     plan |= _sharding(values["data"]) if values["data"] else {}
     if values["recomputed"] is not None:
         plan["recompute_layers"] = values["recomputed"]

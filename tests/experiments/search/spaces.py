@@ -22,7 +22,7 @@ def every_point(space: Space) -> list[tuple[dict[str, Any], StepAndMemory | None
     found, shared = [], SharedWork()
     for group in space.groups():
         for pipeline in space.pipelines(group):
-            for step in space.steps(group, pipeline.pp):
+            for step in space.choices(group, pipeline):
                 try:
                     forecast = forecast_step(space.job_of(group, pipeline, step), shared)
                 except MeshcastError:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.search.bounds import Bounds
 from experiments.search.groups import GroupBounds, Known
 from experiments.search.search import ROUNDING
-from experiments.search.space import Space
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import MeshcastError
 from simulator.forecast.step import forecast_step
 from simulator.job.load import load_job
@@ -29,18 +31,58 @@ JOBS = {
 }
 
 
-def space_of(name: str) -> Space:
-    job = JOBS[name]
+def open_space(job: dict[str, Any]) -> Space:
+    """The space of all fields of a job."""
     overlap = {field.partition(".")[2]: value for field, value in OPEN.items()}
     framework = {"name": job.get("framework", "megatron-core"), "set": {"overlap": overlap}}
     return Space({**job, "framework": framework, "plan": "auto"}, Path("."))
 
 
-def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
-    """Bounds over forecasts, of time and of memory, of `wanted` drawn points."""
+def space_of(name: str) -> Space:
+    return open_space(JOBS[name])
+
+
+Point = tuple[LayerGroup, Pipeline, StepChoice]
+
+
+def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None:
+    """Holds all bounds of a point against its forecast; the closest ones over it, of time and of memory. None if the
+    point breaks a rule."""
+    group, pipeline, step = point
+    space, bounds = groups.space, groups.bounds
+    try:
+        forecast = forecast_step(load_job(space.job_of(*point)), bounds.shared)
+    except MeshcastError:
+        return None
+    bound = bounds.bound_points(group, pipeline, [step])
+    assert bound is not None, point
+    found = bound[0] / forecast.step_time, bound[1] / forecast.peak_device
+    assert max(found) <= 1 + ROUNDING, point
+    family = [one for one in space.choices(group, pipeline) if groups.scheme_of(one) == groups.scheme_of(step)]
+    together = bounds.bound_points(group, pipeline, family)
+    assert together is not None
+    assert together[0] <= forecast.step_time * (1 + ROUNDING), point
+    assert together[1] <= forecast.peak_device * (1 + ROUNDING), point
+    assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), point
+    coarse, _ = groups.open(group)
+    while coarse is not None:
+        own = (at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline)
+        at = next((at for at in own if step in groups.steps(coarse, at)), None)
+        assert at is not None or not forecast.fits, point
+        if at is not None:
+            assert coarse.seconds[at] <= forecast.step_time * (1 + ROUNDING), point
+            assert coarse.nbytes[at] <= forecast.peak_device * (1 + ROUNDING), point
+        coarse = groups.refine(coarse) if coarse.known is not Known.PASSES else None
+    return found
+
+
+def audit(
+    name: str, seed: int, wanted: int, keep: Callable[[LayerGroup, Pipeline, StepChoice], bool] = lambda *_: True
+) -> list[tuple[float, float]]:
+    """Bounds over forecasts, of time and of memory, of `wanted` drawn points. keep: which points to draw."""
     rng, space = random.Random(seed), space_of(name)
-    bounds, every_group, found = Bounds(space), space.groups(), list[tuple[float, float]]()
-    groups = GroupBounds(space, bounds)
+    every_group, found = space.groups(), list[tuple[float, float]]()
+    groups = GroupBounds(space, Bounds(space))
     while len(found) < wanted:
         group = rng.choice(every_group)
         pipelines = space.pipelines(group)
@@ -48,30 +90,9 @@ def audit(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
             continue
         for _ in range(4):
             pipeline = rng.choice(pipelines)
-            step = rng.choice(space.steps(group, pipeline.pp))
-            bound = bounds.bound_points(group, pipeline, [step])
-            if bound is None:
-                continue
-            try:
-                forecast = forecast_step(load_job(space.job_of(group, pipeline, step)), bounds.shared)
-            except MeshcastError:
-                continue
-            found.append((bound[0] / forecast.step_time, bound[1] / forecast.peak_device))
-            assert max(found[-1]) <= 1 + ROUNDING, (group, pipeline, step)
-            family = [one for one in space.steps(group, pipeline.pp) if one.data == step.data]
-            together = bounds.bound_points(group, pipeline, family)
-            assert together is not None
-            assert together[0] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
-            assert together[1] <= forecast.peak_device * (1 + ROUNDING), (group, pipeline, step)
-            assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
-            coarse, _ = groups.open(group)
-            while coarse is not None:
-                own = (at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline)
-                at = next((at for at in own if step in groups.steps(coarse, at)), None)
-                assert at is not None or not forecast.fits, (group, pipeline, step)
-                if at is not None:
-                    assert coarse.seconds[at] <= forecast.step_time * (1 + ROUNDING), (group, pipeline, step)
-                coarse = groups.refine(coarse) if coarse.known is not Known.PASSES else None
+            step = rng.choice(space.choices(group, pipeline))
+            if keep(group, pipeline, step) and (ratios := hold_bounds(groups, (group, pipeline, step))) is not None:
+                found.append(ratios)
     return found
 
 
@@ -87,3 +108,58 @@ def test_no_bound_is_above_its_forecast(name: str) -> None:
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_no_bound_is_above_its_forecast_at_many_points(name: str, seed: int) -> None:
     audit(name, seed, 50)
+
+
+def test_bounds_hold_with_expert_tensor_parallelism() -> None:
+    ratios = audit("experts", 0, 12, lambda group, pipeline, step: group.etp is not None)
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
+
+
+@pytest.mark.parametrize("name", ["cp", "experts"])
+def test_bounds_hold_with_copies_of_shards(name: str) -> None:
+    ratios = audit(name, 0, 12, lambda group, pipeline, step: step.shard is not None)
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
+
+
+@pytest.mark.parametrize("name", ["dense", "cp", "experts"])
+def test_bounds_hold_with_replicas_on_other_nodes(name: str) -> None:
+    ratios = audit(name, 0, 8, lambda group, pipeline, step: pipeline.mesh_order == "dp-pp-cp-tp")
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
+
+
+HOSTED = Pipeline(2, "zb-h1", 1, "ends-as-layers")
+WHOLE = Pipeline(2, "breadth-first", 5, "ends-as-layers")
+
+
+@pytest.mark.parametrize(
+    ("job", "point"),
+    [
+        # A host that waits for routers launches fewer collectives without sequence parallelism.
+        (
+            {"cluster": "dgx-h100:4", "batch": {"global": 64, "sequence": 8192}},
+            (
+                LayerGroup(16, 1, 4, 1, "selective", False, False, (), 2),
+                HOSTED,
+                StepChoice("zero-1", True, False, True),
+            ),
+        ),
+        # GEMMs write gradients faster than they add them, and reduced gradients are not added.
+        (
+            {"cluster": "dgx-h100:2", "batch": {"global": 64}, "framework": "torchtitan"},
+            (LayerGroup(4, 1, 1, 32, "none", True, False, (), 1), WHOLE, StepChoice("zero-2", True, False, True)),
+        ),
+        # A backward pass does not wait for the reductions of the stage before, which take longer than it.
+        (
+            {"model": {"preset": "gpt3-175b", "layers": 24}, "cluster": "dgx-a100:16", "batch": {"global": 192}},
+            (
+                LayerGroup(2, 1, 1, 1, "selective", False, True, ()),
+                Pipeline(2, "breadth-first", 13, "ends-as-layers", None, "dp-pp-cp-tp"),
+                StepChoice("zero-1", True, True, True, 2),
+            ),
+        ),
+    ],
+)
+def test_tight_bounds_hold(job: dict[str, Any], point: Point) -> None:
+    space = open_space({"model": {"preset": "mixtral-8x7b", "layers": 8}, **job})
+    ratios = hold_bounds(GroupBounds(space, Bounds(space)), point)
+    assert ratios is not None and ratios[0] > 0.99

@@ -208,11 +208,7 @@ PUBLISHED = ROOT / "examples" / "published-plans"
         ("search-gpt3-1t", PUBLISHED / "gpt3-1t.yaml", set()),
         ("search-gpt3-1t-2021", PUBLISHED / "gpt3-1t.yaml", set()),
         ("search-llama3-405b", ROOT / "examples/llama3-405b-dgx-h100.yaml", {"plan.schemes.data"}),
-        (
-            "search-llama3-405b-128k",
-            ROOT / "examples/llama3-405b-128k-dgx-h100.yaml",
-            {"plan.schemes.data", "plan.mesh"},
-        ),
+        ("search-llama3-405b-128k", ROOT / "examples/llama3-405b-128k-dgx-h100.yaml", {"plan.schemes.data"}),
         ("search-deepseek-v3", ROOT / "examples/deepseek-v3-h800.yaml", {"plan.schemes.expert", "plan.schemes.memory"}),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

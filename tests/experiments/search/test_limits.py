@@ -67,6 +67,35 @@ def test_a_constraint_excludes_what_violates_it(
     assert total(found.certificate) == found.certificate.plans == len(points)
 
 
+def test_a_constraint_knows_the_default_degree_of_experts() -> None:
+    plan = {"tp": 4, "ep": [1, 2], "etp": "auto"}
+    batch = {"global": 16, "sequence": 2048}
+    job = {**TINY, "model": {"preset": "mixtral-8x7b", "layers": 2}, "batch": batch, "plan": plan}
+    space = open_search(job, limits=make_limits(where=["plan.etp <= 2"])).space
+    assert isinstance(space, Space)
+    left = [(group.ep, group.etp) for group in space.groups() if space.size(group)]
+    assert left == [(1, 1), (2, None), (2, 2)]
+
+
+def test_a_constraint_knows_the_order_of_the_mesh() -> None:
+    plan = {"tp": 2, "pp": [1, 2], "order": "auto"}
+    limits = make_limits(where=["plan.pp == 1 or plan.order == 'dp-pp-cp-tp'"])
+    space = open_search({**TINY, "plan": plan}, limits=limits).space
+    group = space.groups()[0]
+    left = [(one.pp, one.mesh_order) for one in space.pipelines(group) if space.choices(group, one)]
+    assert left == [(1, "pp-dp-cp-tp"), (2, "dp-pp-cp-tp")]
+    assert space.count_excluded(group)["where"] == 1
+
+
+def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
+    plan = {"tp": 2, "pp": [1, 2], "zero": 1, "shard": "auto"}
+    space = open_search({**TINY, "cluster": "dgx-h100:2", "plan": plan}, limits=make_limits(where=["plan.shard <= 4"]))
+    (one, two), *_ = ([p for p in space.space.pipelines(group)] for group in space.space.groups())
+    group = space.space.groups()[0]
+    assert [step.shard for step in space.space.choices(group, one)] == [4]
+    assert [step.shard for step in space.space.choices(group, two)] == [None]
+
+
 @pytest.mark.parametrize("margin", [0.25, 0.6, 0.8])
 def test_memory_stays_free(points: list[Point], margin: float) -> None:
     found = search(memory_margin=margin)

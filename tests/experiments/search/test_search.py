@@ -45,7 +45,7 @@ def search_small() -> Search:
 def every_job(space: Space) -> Iterator[dict[str, Any]]:
     for group in space.groups():
         for pipeline in space.pipelines(group):
-            for step in space.steps(group, pipeline.pp):
+            for step in space.choices(group, pipeline):
                 yield space.job_of(group, pipeline, step)
 
 
@@ -147,10 +147,134 @@ def test_what_a_framework_rules_out_is_not_tried() -> None:
         Space({**LAYERS, "plan": plan, "framework": framework}, Path("."))
 
 
+EXPERTS: dict[str, Any] = {
+    "model": {"preset": "mixtral-8x7b", "layers": 2},
+    "cluster": "dgx-h100:1",
+    "batch": {"global": 16, "micro": 1, "sequence": 2048},
+    "plan": {"tp": [1, 4, 8], "ep": [1, 2, 4], "etp": "auto", "pp": [1, 2], "zero": [1, 3]},
+}
+"""A layer with experts on eight GPUs."""
+
+
+def test_expert_tensor_parallelism_is_searched() -> None:
+    check_against_brute_force(EXPERTS)
+    space = search(EXPERTS).space
+    found = dict[tuple[int, int], list[int | None]]()
+    for group in space.groups():
+        found.setdefault((group.tp, group.ep), []).append(group.etp)
+    # Without expert parallelism experts are sharded like everything else, or whole on every rank; with it, 1 is usual.
+    assert found[1, 1] == found[1, 4] == [None] and found[4, 1] == [None, 1] and found[4, 2] == [None, 2, 4]
+    assert found[8, 2] == [None, 2, 4] and found[8, 4] == [None, 2]
+    assert space.stated_values()["plan.etp"] == [None, 1, 2, 4, 8]
+
+
+def test_listed_degrees_of_experts_are_all_tried_once() -> None:
+    plan = {"tp": 4, "ep": [1, 2], "etp": [None, 1, 2]}
+    space = Space({**EXPERTS, "plan": plan}, Path("."))
+    assert [(group.ep, group.etp) for group in space.groups()] == [(1, None), (1, 1), (1, 2), (2, None), (2, 2)]
+
+
+def test_experts_alone_shard_states_where_ranks_hold_the_same_ones() -> None:
+    # Eight tensor ranks hold two halves of the experts, four times each.
+    space = Space({**EXPERTS, "plan": {"tp": 8, "ep": [2, 8], "zero": [1, 3]}}, Path("."))
+    few, all_of_them = ([step.data for step in space.steps(group, 1)] for group in space.groups())
+    assert few == ["zero-1", "zero-3"] and all_of_them == ["zero-1"]
+
+
+def test_experts_open_their_degrees() -> None:
+    dense = Space({**SMALL, "plan": "auto"}, Path("."))
+    experts = Space({**EXPERTS, "plan": "auto"}, Path("."))
+    assert "plan.etp" not in dense.open and "plan.etp" in experts.open
+
+
+COPIES: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 16, "micro": 1, "sequence": 4096},
+    "plan": {"tp": [2, 8], "cp": [1, 2], "pp": [1, 2], "zero": "auto", "shard": "auto"},
+}
+"""Two nodes, of which each may hold a copy of the states."""
+
+
+def shards_of(space: Space) -> set[tuple[int, str, int | None]]:
+    """The data-parallel ranks of all points, their data scheme, and the ranks that share a copy."""
+    return {
+        (space.data_ranks(group, pipeline.place)[0], step.data, step.shard)
+        for group in space.groups()
+        for pipeline in space.pipelines(group)
+        for step in space.choices(group, pipeline)
+    }
+
+
+def test_copies_of_shards_are_searched() -> None:
+    check_against_brute_force(COPIES)
+    found = shards_of(Space(COPIES, Path(".")))
+    # Four ranks of a node share tp = 2 with neighbours; two with cp = 2 as well. With tp = 8 a node has one rank.
+    assert {shard for _, _, shard in found} == {None, 2, 4}
+    assert {(dp, shard) for dp, data, shard in found if data == "fsdp" and shard} == {(8, 4), (4, 2)}
+    assert {data for _, data, shard in found if shard} == {"zero-1", "fsdp"}
+    assert all((dp, data, None) in found for dp in (1, 2, 4, 8) for data in ("ddp", "zero-3") if dp > 1)
+
+
+def test_listed_shards_are_tried_where_they_divide_the_replicas() -> None:
+    job = {**COPIES, "plan": {"tp": 2, "pp": [1, 2, 4], "zero": [0, 1], "shard": [1, 4, None]}}
+    found = shards_of(Space(job, Path(".")))
+    both = {(dp, data, None) for dp in (8, 4, 2) for data in ("ddp", "zero-1")}
+    assert found == both | {(8, "zero-1", 1), (4, "zero-1", 1), (2, "zero-1", 1), (8, "zero-1", 4)}
+    check_against_brute_force(job)
+
+
+def test_a_stated_shard_holds_at_all_degrees() -> None:
+    job = {**COPIES, "plan": {"tp": [2, 4], "zero": "auto", "shard": 4}}
+    four = {(4, data, None) for data in ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")}
+    assert shards_of(Space(job, Path("."))) == four | {(8, "zero-1", 4), (8, "fsdp", 4)}
+    check_against_brute_force(job)
+
+
+def test_orders_of_the_mesh_are_searched() -> None:
+    plan = {"tp": [1, 4], "pp": "auto", "zero": 1, "shard": "auto", "order": "auto"}
+    job = {**COPIES, "batch": {"global": 32, "micro": 1, "sequence": 2048}, "plan": plan}
+    check_against_brute_force(job)
+    space = Space(job, Path("."))
+    usual, replicas_out = "pp-dp-cp-tp", "dp-pp-cp-tp"
+    found = {
+        (pipeline.pp, space.data_ranks(group, pipeline.place)[0], pipeline.mesh_order, step.shard)
+        for group in space.groups()
+        for pipeline in space.pipelines(group)
+        for step in space.choices(group, pipeline)
+    }
+    # Without a pipeline, or without replicas, both are one plan.
+    several = {(pp, dp) for pp, dp, _, _ in found if pp > 1 and dp > 1}
+    assert {(pp, dp) for pp, dp, order, _ in found if order == replicas_out} == several == {(2, 8), (4, 4), (2, 2)}
+    # Of the ranks along dp a node has fewer if the stages of a pipeline are in it as well.
+    assert {shard for *_, order, shard in found if order == usual} == {None, 2, 8}
+    assert {(pp, dp, shard) for pp, dp, order, shard in found if order == replicas_out and shard} == {
+        (2, 8, 4),
+        (4, 4, 2),
+    }
+
+
+def test_one_node_has_no_copies_of_shards() -> None:
+    one = Space({**COPIES, "cluster": "dgx-h100:1", "plan": "auto"}, Path("."))
+    two = Space({**COPIES, "plan": "auto"}, Path("."))
+    assert not {"plan.shard", "plan.order"} & {*one.open} and "plan.order" in two.open
+    assert two.values["shard"] == (None, "node")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 22))
 def test_searches_find_what_brute_force_finds(seed: int) -> None:
     check_against_brute_force(draw(seed))
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"zero": 3}, {"fsdp": True}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}]
+    + [{"offload": ["activations", "optimizer"]}, {"order": "dp-pp-cp-tp", "shard": "auto", "fsdp": True}],
+)
+def test_bounds_hold_with_stated_fields(stated: dict[str, Any]) -> None:
+    # Bounds ask for layers without recompute and offloading, of replicas with whole states.
+    check_against_brute_force({**COPIES, "plan": {"tp": [2, 4], "pp": [1, 2], **stated}})
 
 
 def test_few_plans_are_forecast() -> None:
@@ -253,6 +377,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
             {**SMALL, "plan": {"tp": "auto", "schemes": []}},
             r"plan.schemes is \[\]: a search takes a plan in short form",
         ),
+        ({**SMALL, "plan": {"order": ["tp-pp-dp"]}}, "plan.order is 'tp-pp-dp': not one of the valid words"),
         ({**SMALL, "plan": {"zero": [1, 5]}}, "plan.zero is 5: not one of the valid words"),
         ({**SMALL, "plan": {"recompute": ["none", "selectiv"]}}, "plan.recompute is 'selectiv'.* mean 'selective'"),
         ({**SMALL, "plan": {"offload": [["optimiser"]]}}, "plan.offload.0. is 'optimiser'.* mean 'optimizer'"),
@@ -262,6 +387,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
             {**SMALL, "plan": {"tp": "auto", "schedule": "from-file"}},
             "plan.schedule is 'from-file': it needs the option",
         ),
+        ({**SMALL, "plan": {"etp": [0, None]}}, "plan.etp is 0: its values are 1 or more"),
         ({**SMALL, "plan": {"tp": [2, None]}}, "plan.tp: its values are whole numbers, not null"),
         ({**SMALL, "plan": {"tp": "Auto"}, "batch": {"global": 32}}, "plan.tp is 'Auto': must be a whole number"),
         ({**SMALL, "plan": {"dp": "auto"}}, "plan.dp is 'auto': a search does not vary this field. Leave it out: data"),

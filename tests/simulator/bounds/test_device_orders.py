@@ -74,6 +74,15 @@ def test_collectives_run_in_the_order_of_the_passes() -> None:
     assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + 6 + 4 + 9
 
 
+def test_passes_without_gathers_do_not_wait_for_reductions() -> None:
+    schedule, shape = make("breadth-first", 2, 2, 2)
+    order = device_orders(schedule, shape, [0])[0]  # F0 F0 F2 F2 B2 B2 B0 B0
+    columns = (np.full(4, value) for value in (1.0, 0.0, 9.0))
+    seconds = np.tile([2.0, 4.0, 3.0, 1.0], (4, 1))
+    # Reductions of stage 2 last from 13 to 22 s, beside the backward passes of stage 0, and those of stage 0 follow.
+    assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + 9
+
+
 def test_a_long_batch_is_not_whole() -> None:
     schedule, shape = make("1f1b", 2, 40)
     assert not device_orders(schedule, shape, [0])[0].whole
