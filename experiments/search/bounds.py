@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from simulator.bounds.schedule_bound import (
     least_in_flight,
     shortest_step,
 )
-from simulator.bounds.unit_prices import LoweredUnits, Stages, UnitPrices, lower_units, price_units
+from simulator.bounds.unit_prices import LoweredUnits, Stages, UnitLayout, UnitPrices, lower_units, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
 from simulator.ir.mesh import Mesh
@@ -48,30 +48,6 @@ SHARDED = {"zero-2", "zero-3", "fsdp"}
 
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
-
-
-class UnitLayout(NamedTuple):
-    """The kinds of units of a group.
-
-    elements: parameters of a unit [kinds]. reduced: those whose gradients are summed along the same axes [kinds].
-    matrices: of these the ones of large parameters of layers [kinds].
-    of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
-    """
-
-    elements: np.ndarray
-    reduced: dict[tuple[str, ...], np.ndarray]
-    matrices: dict[tuple[str, ...], np.ndarray]
-    of_layer: np.ndarray
-    of_recomputed: np.ndarray | None
-
-    def with_recomputed(self) -> UnitLayout:
-        """The layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds them."""
-        layers = [*range(1, len(self.elements) - 1)]
-        order = [0, *layers, *layers, len(self.elements) - 1]
-        reduced, matrices = (
-            {axes: elements[order] for axes, elements in one.items()} for one in (self.reduced, self.matrices)
-        )
-        return UnitLayout(self.elements[order], reduced, matrices, self.of_layer, self.of_layer + len(layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +84,7 @@ class Bounds:
         self._plans: dict[Hashable, Plan | None] = {}
         self._paths: dict[Hashable, CriticalPaths | None] = {}
         self._replays: dict[Pipeline, Replays] = {}
-        self._orders: dict[Hashable, list[DeviceOrder]] = {}
+        self._orders: dict[Hashable, dict[int, DeviceOrder]] = {}
         self._kernel_seconds: dict[tuple[LayerGroup, bool], float] = {}
         self._kernels: dict[LayerGroup, UnitPrices | None] = {}
         self._memory: dict[LayerGroup, np.ndarray | None] = {}
@@ -257,11 +233,7 @@ class Bounds:
         plain = self.kernel_group(group)
         if plain not in self._layouts:
             units = self._lower(plain._replace(micro=1), self._fuses_gradients)
-            made = None
-            if units is not None:
-                made = UnitLayout(
-                    units.elements, units.count_reduced(), units.count_reduced(True), units.of_layer, None
-                )
+            made = units.layout if units is not None else None
             self._layouts[plain] = made, made.with_recomputed() if made is not None else None
         return self._layouts[plain][group.recompute == "full"]
 
@@ -387,16 +359,12 @@ class Bounds:
         activations = self._activations(group, stages, prices)
         nbytes, seconds = float((state.resident + activations).max()), 0.0
         if stages.known:
-            own = prices.elements(stages.units)[place.part]
-            # A matrix that embedding and output layer share is no part of the share of either.
-            counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
-            share = counted / np.maximum(place.sum(own)[place.device], 1.0)
             if "activations" not in group.offload:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
-                whole = share * all(one.overlap_dp for one in steps)
+                whole = _whole_of_stages(stages, prices, state) * all(one.overlap_dp for one in steps)
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
                 if stages.schedule.pairs_passes and whole.any():  # both directions have begun at the peak
-                    nbytes = max(nbytes, float((state.resident + activations + state.whole_weights).max()))
+                    nbytes = max(nbytes, float((state.resident + activations + place.sum(whole[0])).max()))
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
             copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
@@ -436,35 +404,42 @@ class Bounds:
         return self._paths[key]
 
     def _order_memory(
-        self, pipeline: Pipeline, stages: StagesOfPoint, prices: UnitPrices, state: DeviceStates, share: np.ndarray
+        self,
+        pipeline: Pipeline,
+        stages: StagesOfPoint,
+        prices: UnitPrices,
+        state: DeviceStates,
+        whole_of_stages: np.ndarray,
     ) -> float:
-        """Least memory of the first and the last device, from the orders of their passes [bytes]."""
-        place, devices = stages.place, sorted({0, stages.shape.p - 1})
-        whole = np.zeros((2, len(stages.units)))
-        np.add.at(whole[0], place.part, state.whole_weights[place.device] * share)
-        np.add.at(whole[1], place.part, state.whole_gradients[place.device] * share)
-        memory = PassMemory(*prices.pass_memory(stages.units), *whole)
-        peaks = zip(devices, (order.peak(memory) for order in self._device_orders(pipeline, stages)), strict=False)
-        return float(max((state.resident[device] + peak for device, peak in peaks), default=0.0))
+        """Least memory of some devices, from the orders of their passes [bytes]. whole_of_stages: what lives from the
+        first to the last micro-batch [2, stages] [bytes]."""
+        place, found, memory = stages.place, 0.0, prices.pass_memory(stages.units)
+        for device, order in self._device_orders(pipeline, stages).items():
+            whole, own = np.zeros((2, len(stages.units))), place.device == device
+            for of_parts, of_stages in zip(whole, whole_of_stages, strict=True):
+                np.add.at(of_parts, place.part[own], of_stages[own])
+            found = max(found, float(state.resident[device]) + order.peak(PassMemory(*memory, *whole)))
+        return found
 
     def _last_in_order(
         self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes, sides: UnitCollectives
     ) -> float:
         """When the passes of the first and of the last device and the collectives beside them have ended, at the
         earliest [s]."""
-        if not sides.once.any():
+        if not sides.once.any() or stages.schedule.pairs_passes or stages.schedule.directions > 1:
             return 0.0
-        orders = [order for order in self._device_orders(pipeline, stages) if order.whole]
+        devices = self._device_orders(pipeline, stages)
+        orders = [devices[one] for one in {0, stages.shape.p - 1} if one in devices and devices[one].whole]
         layers = [units[0][1] if len(units) == 1 else np.inf for units in stages.units]
         seconds = times.stream[:, :, 0]
         own = PassTimes(seconds, seconds / np.array(layers)[:, None], sides.first, sides.again, sides.last)
         return max((order.last_end(own) for order in orders), default=0.0)
 
-    def _device_orders(self, pipeline: Pipeline, stages: StagesOfPoint) -> list[DeviceOrder]:
-        """The orders of the first and of the last device."""
+    def _device_orders(self, pipeline: Pipeline, stages: StagesOfPoint) -> dict[int, DeviceOrder]:
+        """The orders of some devices: of the first and the last one, and of such as have neither embedding nor loss."""
         if (key := (pipeline.order, stages.shape.m)) not in self._orders:
-            devices = sorted({0, stages.shape.p - 1})
-            self._orders[key] = device_orders(stages.schedule, stages.shape, devices)
+            p = stages.shape.p
+            self._orders[key] = device_orders(stages.schedule, stages.shape, sorted({0, min(1, p - 1), p // 2, p - 1}))
         return self._orders[key]
 
     def copy_seconds(self, group: LayerGroup) -> float:
@@ -494,3 +469,15 @@ class Bounds:
         if stages.schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
             return (in_flight - 1) * grown
         return np.maximum((in_flight - 1) * grown + forward, in_flight * grown + backward)
+
+
+def _whole_of_stages(stages: StagesOfPoint, prices: UnitPrices, state: DeviceStates) -> np.ndarray:
+    """Gathered weights and unreduced gradients that live from the first to the last micro-batch [2, stages] [bytes]."""
+    place = stages.place
+    if state.whole.shape[1] == len(place.part):
+        return state.whole
+    # States are those of a pipeline with one stage a device: its chunks have shares of them. A matrix that embedding
+    # and output layer share is no part of the share of either.
+    own = prices.elements(stages.units)[place.part]
+    counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
+    return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(own)[place.device], 1.0))

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds, UnitLayout
+from experiments.search.bounds import Bounds
 from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
-from simulator.bounds.unit_prices import kinds_of_layers
+from simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import BYTES
 from simulator.scheduling.schedule import PipelineShape

@@ -10,7 +10,7 @@ import numpy as np
 from hardware.errors import MeshcastError
 from simulator.bounds.critical_paths import FEW
 from simulator.bounds.schedule_bound import PASSES
-from simulator.scheduling.schedule import PipelineShape, Schedule, actions_of
+from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule, actions_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,7 @@ class DeviceOrder:
     """The passes of one device in their order.
 
     whole: whether it has all passes of a step. part, kind: of every pass.
+    place: of the first pass of those that run together with it.
     begins_weights, ends_weights, begins_gradients, ends_gradients: whether whole weights or gradients of its part begin
         to live before it, or end after it.
     """
@@ -56,6 +57,7 @@ class DeviceOrder:
     whole: bool
     part: np.ndarray
     kind: np.ndarray
+    place: np.ndarray
     begins_weights: np.ndarray
     ends_weights: np.ndarray
     begins_gradients: np.ndarray
@@ -68,10 +70,15 @@ class DeviceOrder:
         end = self.ends_weights * weights + self.ends_gradients * gradients
         net = memory.net[self.part, self.kind]
         held = np.cumsum(begin + net - end)
-        return float((held - net + end + memory.peak[self.part, self.kind]).max(initial=0.0))
+        alone = np.bincount(self.place)[self.place] == 1
+        during = (held - net + end + memory.peak[self.part, self.kind])[alone]
+        # Of passes that run together only what is left after both is known.
+        after = held[np.diff(self.place, append=len(held)) > 0]
+        return max(float(during.max(initial=0.0)), float(after.max(initial=0.0)))
 
     def last_end(self, times: PassTimes) -> float:
-        """When all passes and collectives have ended, at the earliest [s], if no other device is waited for.
+        """When all passes and collectives have ended, at the earliest [s], if no other device is waited for, and no
+        passes run together.
 
         Collectives run on their stream in the order of the passes to which they belong. A pass ends no earlier than its
         last unit, after its weights have arrived.
@@ -90,32 +97,34 @@ class DeviceOrder:
         return float(max(ends[-1] + late, free))
 
 
-def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> list[DeviceOrder]:
-    """The orders of some devices; empty for a schedule that pairs passes, or whose orders depend on durations.
+def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> dict[int, DeviceOrder]:
+    """The orders of some devices; empty for a schedule whose orders depend on durations.
 
     A long batch holds as much as a short one: what is between warm-up and cool-down repeats.
     """
-    if schedule.needs_durations or schedule.pairs_passes or schedule.directions > 1:
-        return []
+    if schedule.needs_durations:
+        return {}
     few = FEW * shape.p + shape.m % shape.p
     short = replace(shape, m=few) if few < shape.m else shape
     try:
         schedule.check(short)
         orders = schedule.orders(short)
     except MeshcastError:
-        return []
-    found = []
+        return {}
+    found = dict[int, DeviceOrder]()
     for device in devices:
         actions = actions_of(orders[device])
         if any(action.kind not in PASSES for action in actions):
-            return []
+            return {}
         part = np.array([schedule.model_part(shape, action.stage) for action in actions])
         kind = np.array([PASSES.index(action.kind) for action in actions])
-        found.append(_mark_lives(part, kind, short.m == shape.m))
+        numbers = [len(item) if isinstance(item, OverlappedPasses) else 1 for item in orders[device]]
+        place = np.repeat(np.cumsum([0, *numbers[:-1]]), numbers)
+        found[device] = _mark_lives(part, kind, place, short.m == shape.m)
     return found
 
 
-def _mark_lives(part: np.ndarray, kind: np.ndarray, whole: bool) -> DeviceOrder:
+def _mark_lives(part: np.ndarray, kind: np.ndarray, place: np.ndarray, whole: bool) -> DeviceOrder:
     """Marks the passes at which whole weights and gradients begin and end to live: gradients from the first to the last
     backward pass of a part, weights from its first forward pass on; freed between where all forward passes come first.
     """
@@ -131,4 +140,4 @@ def _mark_lives(part: np.ndarray, kind: np.ndarray, whole: bool) -> DeviceOrder:
         begins_g[sums[0]] = ends_g[sums[-1]] = ends_w[sums[-1]] = True
         if len(sums) > 1 and forward[-1] < backward[0]:
             ends_w[forward[-1]] = begins_w[backward[0]] = True
-    return DeviceOrder(whole, part, kind, begins_w, ends_w, begins_g, ends_g)
+    return DeviceOrder(whole, part, kind, place, begins_w, ends_w, begins_g, ends_g)

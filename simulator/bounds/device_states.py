@@ -30,8 +30,8 @@ class DeviceStates:
     update: time of the update, from the end of all passes [devices] [s].
     summed: time of the gradient reductions after all passes, before the norm [devices] [s].
     collectives: the data-parallel collectives of every unit, by their stream.
-    whole_weights, whole_gradients: bytes of gathered weights and of unreduced gradients that live from the first to the
-        last micro-batch [devices].
+    whole: bytes of gathered weights and of unreduced gradients of every virtual stage that live from the first to the
+        last micro-batch [2, stages].
     plan: the plan.
     """
 
@@ -39,8 +39,7 @@ class DeviceStates:
     update: np.ndarray
     summed: np.ndarray
     collectives: tuple[UnitCollectives, ...]
-    whole_weights: np.ndarray
-    whole_gradients: np.ndarray
+    whole: np.ndarray
     plan: Plan
 
 
@@ -58,18 +57,16 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    update, summed, weights, gradients = np.zeros((4, plan.devices))
+    update, summed = np.zeros((2, plan.devices))
     for device, price in enumerate(one.estimate for one in shared.device_costs(plan)):
         if updates:
             update[device] = _play_update(updates[device].forward, price)
             summed[device] = _sum_before_norm(updates[device].forward, price)
-    for index, stage in enumerate(stages):
-        weights[plan.device(index)] += one_of(stage).whole_weights
-        gradients[plan.device(index)] += one_of(stage).whole_gradients
+    whole = np.array([(one_of(stage).whole_weights, one_of(stage).whole_gradients) for stage in stages], float).T
     has_copies = any(getattr(scheme, "replica_axes", ()) for scheme in plan.schemes)
     streams = (DATA, COPIES) if has_copies else (DATA,)
     collectives = tuple(unit_collectives(plan, stages, shared, stream) for stream in streams)
-    return DeviceStates(np.array(resident), update, summed, collectives, weights, gradients, plan)
+    return DeviceStates(np.array(resident), update, summed, collectives, whole, plan)
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:

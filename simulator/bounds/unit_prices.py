@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -243,6 +244,30 @@ class UnitPrices:
                     yield from ((part.block.memory, part.count) for part in parts)
 
 
+class UnitLayout(NamedTuple):
+    """The kinds of units of a group.
+
+    elements: parameters of a unit [kinds]. reduced: those whose gradients are summed along the same axes [kinds].
+    matrices: of these the ones of large parameters of layers [kinds].
+    of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
+    """
+
+    elements: np.ndarray
+    reduced: dict[tuple[str, ...], np.ndarray]
+    matrices: dict[tuple[str, ...], np.ndarray]
+    of_layer: np.ndarray
+    of_recomputed: np.ndarray | None
+
+    def with_recomputed(self) -> UnitLayout:
+        """The layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds them."""
+        layers = [*range(1, len(self.elements) - 1)]
+        order = [0, *layers, *layers, len(self.elements) - 1]
+        reduced, matrices = (
+            {axes: elements[order] for axes, elements in one.items()} for one in (self.reduced, self.matrices)
+        )
+        return UnitLayout(self.elements[order], reduced, matrices, self.of_layer, self.of_layer + len(layers))
+
+
 @dataclass(frozen=True)
 class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
@@ -279,9 +304,25 @@ class LoweredUnits:
         return replace(self, price=price_new)
 
     @property
+    def layout(self) -> UnitLayout:
+        """The kinds of units without recomputed layers."""
+        return UnitLayout(self.elements, self.count_reduced(), self.count_reduced(matrices=True), self.of_layer, None)
+
+    @property
     def elements(self) -> np.ndarray:
         """Parameters of one unit of every kind [kinds]."""
-        return np.array([sum(param.size * count for param, count in one.params()) for one in self.stages], float)
+        found = np.zeros(len(self.stages))
+        for kind, param, count in self._own_params():
+            found[kind] += param.size * count
+        return found
+
+    def _own_params(self) -> Iterator[tuple[int, Param, int]]:
+        """The parameters of one unit of every kind, each with their number; a matrix that embedding and output layer
+        share counts as the embedding's, since one device may have both."""
+        for kind, stage_ops in enumerate(self.stages):
+            for param, count in stage_ops.params():
+                if not (param.tied and kind == len(self.stages) - 1):
+                    yield kind, param, count
 
     def count_reduced(self, matrices: bool = False) -> dict[tuple[str, ...], np.ndarray]:
         """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds].
@@ -289,10 +330,9 @@ class LoweredUnits:
         matrices: only large ones of layers, which are sharded wherever weights are.
         """
         found = defaultdict[tuple[str, ...], np.ndarray](lambda: np.zeros(len(self.stages)))
-        for kind, stage_ops in enumerate(self.stages):
-            for param, count in stage_ops.params():
-                if param.trained and (axes := self.reduces(param)):
-                    found[axes][kind] += param.size * count * (not matrices or (param.in_layer and param.size >= LARGE))
+        for kind, param, count in self._own_params():
+            if param.trained and (axes := self.reduces(param)):
+                found[axes][kind] += param.size * count * (not matrices or (param.in_layer and param.size >= LARGE))
         return dict(found)
 
     def join_recomputed(self, other: LoweredUnits) -> LoweredUnits:

@@ -18,32 +18,41 @@ def memory(shape_stages: int, weights: float = 0.0, gradients: float = 0.0) -> P
 @pytest.mark.parametrize("m", [8, 40])
 def test_1f1b_holds_as_many_activations_as_stages_follow(m: int) -> None:
     schedule, shape = make("1f1b", 4, m)
-    found = [order.peak(memory(4)) for order in device_orders(schedule, shape, range(4))]
+    found = [order.peak(memory(4)) for order in device_orders(schedule, shape, range(4)).values()]
     assert found == [4 * held + 2 for held in (4, 3, 2, 1)]
 
 
 def test_halves_of_a_backward_pass_free_one_after_the_other() -> None:
     schedule, shape = make("zb-h1", 4, 8)
-    first, *_, last = (order.peak(memory(4)) for order in device_orders(schedule, shape, range(4)))
+    first, *_, last = (order.peak(memory(4)) for order in device_orders(schedule, shape, range(4)).values())
     assert first == 4 * 4 + 2
     assert last == 3 * 3 + 4 + 2  # 4 micro-batches wait for W, the last of them in its B
 
 
 def test_whole_weights_and_gradients_live_from_first_to_last_use() -> None:
     schedule, shape = make("1f1b", 4, 8)
-    (order,) = device_orders(schedule, shape, [0])
+    (order,) = device_orders(schedule, shape, [0]).values()
     assert order.peak(memory(4, weights=10)) == 10 + 4 * 4 + 2
     assert order.peak(memory(4, weights=10, gradients=20)) == 30 + 4 * 4 + 2
     # All forward passes first: weights are freed between, gradients begin when activations become fewer.
     schedule, shape = make("gpipe", 4, 8)
-    (order,) = device_orders(schedule, shape, [0])
+    (order,) = device_orders(schedule, shape, [0]).values()
     assert order.peak(memory(4, weights=10)) == 10 + 8 * 4 + 2
     assert not order.begins_gradients[:8].any() and order.ends_weights.sum() == 2
 
 
-def test_schedules_without_fixed_orders_have_none() -> None:
+def test_shapes_that_a_schedule_refuses_have_no_orders() -> None:
     schedule, shape = make("dualpipe", 4, 16, 2)
-    assert device_orders(schedule, shape, [0]) == []
+    assert device_orders(schedule, shape, [0]) == {}
+
+
+@pytest.mark.parametrize("m", [16, 40])
+def test_of_passes_that_run_together_what_both_leave_counts(m: int) -> None:
+    schedule, shape = make("dualpipe", 4, m)
+    for order in device_orders(schedule, shape, range(4)).values():
+        assert (np.bincount(order.place) == 2).any()
+        # 5 activations before the first pass that runs alone and gives one back.
+        assert order.peak(memory(4)) == 5 * 4 + 2
 
 
 def pass_times(gathers: float, again: float, reductions: float, unit: float = 1.0) -> PassTimes:
