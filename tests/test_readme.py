@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
@@ -25,6 +26,15 @@ def test_the_page_is_the_output_of_the_command(monkeypatch) -> None:
     result = CliRunner().invoke(app, ["predict", EXAMPLE])
     assert result.exit_code == 0
     assert [result.output] == blocks("text"), "`make docs-readme` puts it right"
+
+
+def test_the_search_is_the_output_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (shown,) = blocks("console")
+    (command,) = (one for one in blocks("sh") if one.startswith("meshcast search"))
+    output = CliRunner().invoke(app, command.split()[1:]).output
+    without_time = [re.sub(r"effort +[0-9.]+ s", "effort", one.rstrip("\n")) for one in (output, shown)]
+    assert without_time[0] == without_time[1]
 
 
 def test_the_python_example_runs() -> None:

@@ -157,8 +157,11 @@ class Bounds:
         key = group.tp, group.cp, group.ep, group.etp, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
-            job = self.space.job_of(plain, pipeline, step)
-            dp = self.space.loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
+            job, loaded = self.space.job_of(plain, pipeline, step), self.space.loaded
+            if loaded.model.moe is not None and loaded.framework.hidden_launch_s:
+                # Launches on the host change no state, and would be ops of their own.
+                job = apply_changes(job, {"framework.set.launch_s": 0.0})
+            dp = loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
             total = dp * pipeline.pp * 2
             self._states[key] = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
         return self._states[key]
