@@ -19,7 +19,7 @@ from validation.published.answer import answers as published
 from validation.published.rows import read_shipped
 
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith("sweep-"))
+EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(("sweep-", "search-")))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
