@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -38,18 +39,25 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
-    """The groups of every process: those of equal tensor-parallel degree on one, largest numbers of points first to
-    the process with the fewest."""
+    """The groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
+    smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
     found = defaultdict[Any, Groups](list)
     for cluster, group in search.groups_of_layers():
         found[id(cluster), group.tp].append((cluster, group))
-    points = {key: sum(cluster.sizes[group] for cluster, group in groups) for key, groups in found.items()}
-    shares, sums = [Groups() for _ in range(workers)], [0] * workers
-    for key in sorted(found, key=lambda key: -points[key]):
-        least = sums.index(min(sums))
-        shares[least] += found[key]
-        sums[least] += points[key]
+    if workers == 1:
+        return [[one for groups in found.values() for one in groups]]
+    shares = [Groups() for _ in range(workers)]
+    for number, groups in enumerate(sorted(found.values(), key=partial(_least_value, search))):
+        turn, at = divmod(number, workers)
+        shares[workers - 1 - at if turn % 2 else at] += groups
     return [one for one in shares if one]
+
+
+def _least_value(search: Search, groups: Groups) -> float:
+    """The smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
+    cluster, first = groups[0]
+    alike = [group for other, group in groups if group == first._replace(micro=group.micro)]
+    return min(search.known.values(cluster.bounds.bound_kernels(one), 0.0, cluster.gpus)[0] for one in alike)
 
 
 @contextmanager
