@@ -19,11 +19,11 @@ class Certificate:
     excluded: points that a limit of the search excludes, by limit (`experiments.search.limits`).
     memory_margin: share of the memory of a GPU that must stay free.
     invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
-        bounds are not better than the best plans found. exact: points that were forecast, `too_large` of them over
-        memory.
+        bounds are not better than the best plans found, by more than the gap; of a search that was interrupted also all
+        that were not decided. exact: points that were forecast, `too_large` of them over memory.
     groups: groups of points, `opened` of them bounded point by point.
-    step: step time of the best plan found [s]. incumbent: the first objective of it. open_bound: the best bound of it
-        among points that were not forecast.
+    step: step time of the best plan found [s]. incumbent: its objective, of two that of time or GPU time.
+    open_bound: the best bound of this objective among points that were not forecast.
     front_gap: with two objectives, the least share such that of every plan that was not forecast some plan of the front
         is worse by no more in any objective.
     ratios: of every forecast, bounds of time and of memory over the forecast.
@@ -64,15 +64,12 @@ class Certificate:
         """Points that no limit excludes."""
         return self.plans - sum(self.excluded.values())
 
-    @property
-    def rest(self) -> int:
-        """Points that were neither cut by rules and memory nor forecast."""
-        return self.admitted - self.invalid - self.memory_bound - self.exact
-
     def to_dict(self) -> dict[str, Any]:
         """The certificate in the answer of ``search --json``."""
         finite = math.isfinite(self.step)
-        by_time = self.objectives[0] == "time" and math.isfinite(self.open_bound)
+        # Bounds of time are searched before those of memory.
+        first = next((one for one in self.objectives if one != "memory"), "memory")
+        by_time = first == "time" and math.isfinite(self.open_bound)
         return {
             "objectives": list(self.objectives),
             "space": {"name": "fields of the plan", "plans": self.plans, "fields": self.fields},

@@ -67,7 +67,10 @@ def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(given, list):
         return [job]
     if not given:
-        raise PlanError(CLUSTER, "there are no clusters", "Give one at least", given)
+        raise PlanError(CLUSTER, "the list is empty", "Write for example [dgx-h100:32, dgx-h100:64]", given)
+    if AUTO in given:
+        rule = "a search compares clusters that the job lists"
+        raise PlanError(CLUSTER, rule, "Leave auto out, and list every cluster", given)
     if twice := next((one for i, one in enumerate(given) if one in given[:i]), None):
         raise PlanError(CLUSTER, "the list has this cluster twice", "Leave one out", twice)
     return [{**job, CLUSTER: one} for one in given]

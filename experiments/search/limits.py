@@ -90,7 +90,7 @@ class LimitedSpace(Space):
     def explain_exclusion(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> str:
         """Which limit excludes a point, in words; empty if none does."""
         for one in self._constraints:
-            if step not in one.select(group, pipeline, self.steps(group, pipeline.pp)):
+            if step not in one.select(group, pipeline, self.steps(group, *pipeline.place)):
                 return f"it violates {one.constraint.text}"
         known = self._measured
         if known is None or (known.may_admit(group, pipeline) and known.admits(group, pipeline, step)):

@@ -22,7 +22,7 @@ OBJECTIVES = ("time", "tokens", "cost", "memory")
 """Step time, tokens per second and GPU, cost, memory of the fullest GPU."""
 
 NEAR = 0.05
-"""Share of the best objective by which plans that are kept may be worse: further ones are forecast only on the way."""
+"""Share of the best objective by which a plan that `top` asks for may be worse; worse ones are not searched for."""
 
 GPU_TIME = {"tokens", "cost"}
 """Objectives that are best where the GPU time of a step is least."""
@@ -35,11 +35,11 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
         raise PlanError(place, rule, "Write for example time, or time,memory", ",".join(map(str, names)))
     for one in names:
         if one not in OBJECTIVES:
-            words = ", ".join(OBJECTIVES)
-            raise PlanError(place, f"an objective is one of {words}", nearest(str(one), OBJECTIVES), one)
+            remedy = nearest(str(one), OBJECTIVES) if one else "Write for example time, or time,memory"
+            raise PlanError(place, f"an objective is one of {', '.join(OBJECTIVES)}", remedy, one or ",".join(names))
     if len({*names}) < len(names):
         raise PlanError(place, "both objectives are the same", "Write one of them, or two different ones", names[0])
-    if {*names} <= GPU_TIME:
+    if len(names) == 2 and {*names} <= GPU_TIME:
         rule = "both rank plans alike: all GPUs have one price, and a step always has the same tokens"
         raise PlanError(place, rule, "Write one of them, or time with one of them", ",".join(names))
     return tuple(names)
@@ -82,8 +82,8 @@ class FoundPlans:
                 front.append(one)
         self._values = front
 
-    def on_front(self, values: tuple[float, ...]) -> bool:
-        """Whether a plan that was added is not dominated."""
+    def is_kept(self, values: tuple[float, ...]) -> bool:
+        """Whether a plan that was added is among the best ones, or on the front."""
         return values in self._values
 
     @property

@@ -2,13 +2,15 @@
 
 Groups wait with a cheap bound, their pipelines and points with better ones; the smallest bound is opened first: a group
 into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
-that is better than the best plans found: nothing that was not forecast can be better in the model.
+that is better than the best plans found: nothing that was not forecast can be better in the model. Of two objectives it
+goes on until a plan of the front dominates everything that is left.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +61,7 @@ class OtherProcesses(Protocol):
 
 
 class SearchedCluster:
-    """The points on one cluster, and their bounds. by_memory: in the order of their memory."""
+    """The points on one cluster, and their bounds. by_memory: whether they are searched in the order of memory."""
 
     def __init__(self, space: Space, shared: SharedWork, by_memory: bool = False) -> None:
         self.space = space
@@ -109,8 +111,9 @@ class Search:
         )
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
+        self._best_values: tuple[float, ...] = (math.inf,)
         self._left_out: list[np.ndarray] = []
-        """Bounds of two objectives that no plan of the front dominates, but is within the gap of [rows, 2]."""
+        """Bounds of two objectives that a plan of the front would dominate if it were better by the gap [rows, 2]."""
 
     @property
     def capacity(self) -> float:
@@ -128,7 +131,7 @@ class Search:
         fitting = sorted((one for one in self.forecasts if one.fits), key=lambda one: one.values)
         if len(self.certificate.objectives) == 1:
             return fitting[: self.top]
-        front = {one.values: one for one in reversed(fitting) if self.known.on_front(one.values)}
+        front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
         return [*reversed(front.values())]
 
     def groups_of_layers(self) -> list[tuple[SearchedCluster, LayerGroup]]:
@@ -150,7 +153,7 @@ class Search:
         # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
         taken: _Waiting | None = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
         entered = self.groups_of_layers() if groups is None else groups
-        points = sum(cluster.sizes[group] for cluster, group in entered)
+        points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
         try:
             for cluster, group in entered:
                 self._push(cluster, group, cluster.bounds.bound_kernels(group), 0.0)
@@ -158,7 +161,8 @@ class Search:
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
                     self._note(values)
-                taken = heapq.heappop(self._heap)
+                taken = self._heap[0]
+                heapq.heappop(self._heap)
                 self._take_up(taken, others)
                 taken = None
                 found.open_bound = self._heap[0].value if self._heap else found.incumbent
@@ -169,7 +173,8 @@ class Search:
             found.complete = True
             found.time_bound += sum(self._count(one) for one in self._heap)
         except KeyboardInterrupt:
-            found.time_bound = points - found.invalid - found.memory_bound - found.exact
+            cut = found.invalid + found.memory_bound + found.exact + sum(found.excluded.values())
+            found.time_bound = points - cut
         waiting = [*self._heap, *([taken] if taken is not None else [])]
         found.open_bound = min((one.value for one in waiting), default=found.incumbent)
         self.open_bounds = self._bounds_of(waiting)
@@ -230,7 +235,7 @@ class Search:
             made = self._forecast(cluster, item)
             if made is not None and made.fits:
                 self._note(made.values)
-                if others is not None:
+                if others is not None and self.known.is_kept(made.values):
                     others.send(made.values)
         elif isinstance(item, _Variants):
             for step in item.steps:
@@ -344,8 +349,8 @@ class Search:
         found.too_large += not fits
         values = self.known.values(forecast.step_time, forecast.peak_device, cluster.gpus)
         self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
-        if fits and values[0] < found.incumbent:
-            found.step = forecast.step_time
+        if fits and values < self._best_values:
+            self._best_values, found.step = values, forecast.step_time
         return made
 
 

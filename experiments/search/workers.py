@@ -7,6 +7,8 @@ own queue and ends when no bound in it is better than the best plans of all of t
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,8 +58,8 @@ def share_groups(search: Search, workers: int) -> list[Groups]:
 def _least_value(search: Search, groups: Groups) -> float:
     """The smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
     cluster, first = groups[0]
-    alike = [group for other, group in groups if group == first._replace(micro=group.micro)]
-    return min(search.known.values(cluster.bounds.bound_kernels(one), 0.0, cluster.gpus)[0] for one in alike)
+    same = [group for other, group in groups if group == first._replace(micro=group.micro)]
+    return min(search.known.values(cluster.bounds.bound_kernels(one), 0.0, cluster.gpus)[0] for one in same)
 
 
 @contextmanager
@@ -85,8 +87,6 @@ def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[
 
 def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Sequence[Any]) -> None:
     """What a process does: its share of the search, with messages to the first process."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     for ours, theirs in pairs:
         ours.close()
@@ -94,15 +94,30 @@ def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Se
             theirs.close()
     link = _Link(connection)
     search.certificate = replace(search.certificate, excluded=dict.fromkeys(search.certificate.excluded, 0))
+    with suppress(OSError, EOFError):  # the first process is gone
+        try:
+            search.run(link.report, groups, link)
+            connection.send(("end", (search.certificate, search.forecasts, search.open_bounds)))
+        except (OSError, EOFError):
+            raise
+        except MeshcastError as error:
+            connection.send(("error", error))
+        except Exception as error:
+            connection.send(("error", Defect.of(error, "search")))
+
+
+@contextmanager
+def _note_interrupts() -> Iterator[list[bool]]:
+    """Notes Ctrl-C in a list, where it would end the process in the middle of a message."""
+    noted: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    previous = signal.signal(signal.SIGINT, lambda number, frame: noted.append(True))
     try:
-        search.run(link.report, groups, link)
-        connection.send(("end", (search.certificate, search.forecasts, search.open_bounds)))
-    except (BrokenPipeError, EOFError):
-        pass  # the first process is gone
-    except MeshcastError as error:
-        connection.send(("error", error))
-    except Exception as error:
-        connection.send(("error", Defect.of(error, "search")))
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class _Link:
@@ -147,14 +162,17 @@ class _Parent:
     def run(self) -> Certificate:
         """Takes messages until all processes have ended."""
         stopped = False
-        while len(self.ended) < len(self.parts):
-            try:
+        with _note_interrupts() as interrupts:
+            while len(self.ended) < len(self.parts):
                 self._take_messages()
-                if not stopped:
-                    self.progress(self._sum())
-            except KeyboardInterrupt:
-                stopped = True
-                self._tell("stop", ())
+                try:
+                    if not stopped:
+                        self.progress(self._sum())
+                except KeyboardInterrupt:
+                    interrupts.append(True)
+                if interrupts and not stopped:
+                    stopped = True
+                    self._tell("stop", ())
         return self._end()
 
     def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
@@ -166,7 +184,7 @@ class _Parent:
 
     def _take_messages(self) -> None:
         waiting = [one for one in self.parts if one not in self.ended]
-        for one in wait(waiting):
+        for one in wait(waiting, timeout=0.2):
             assert isinstance(one, Connection)
             try:
                 kind, content = one.recv()

@@ -15,9 +15,11 @@ from experiments.search.fields import FIELDS, has_open_fields
 from experiments.search.search import ROUNDING, Search
 from hardware.errors import PlanError
 from hardware.units import GIB
+from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from simulator.job.job import Job
 from simulator.job.load import load_job, read_job
+from simulator.job.locate import locate_errors
 from simulator.report.report import Report
 
 IMPLIED = ("plan.sequence_parallel", "plan.recompute_layers")
@@ -109,6 +111,9 @@ def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None
     searched = search.space.loaded
     if plans and (search.certificate.objectives != ("time",) or len(search.clusters) > 1):
         rule = "a plan is compared with the shortest step on its cluster"
+        given = ",".join(search.certificate.objectives)
+        several = f"this is a search of {len(search.clusters)} clusters" if len(search.clusters) > 1 else ""
+        rule += f", and {several or f'the objective of this search is {given}'}"
         raise PlanError("compare", rule, "Search one cluster, with the objective time")
     if isinstance(plans, str | Path | Mapping):
         raise PlanError("compare", "it is a list of jobs", "Write compare=[job]")
@@ -116,7 +121,8 @@ def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None
 
 
 def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> GivenPlan:
-    data = read_job(plan).data
+    read = read_job(plan)
+    data = read.data
     name = str(data.get("id", f"plan {number}")) if isinstance(plan, Mapping) else str(plan)
     if has_open_fields(data):
         rule = "it leaves fields open, and a single plan is compared"
@@ -126,6 +132,8 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> G
         words, field, own, theirs = found
         rule = f"{words} must be that of the search, and there it is {theirs}"
         raise PlanError(f"{name} {field}", rule, "Compare plans of one task, or search this job", own)
+    with locate_errors(*((read.where, read.text) if not isinstance(plan, Mapping) else ("", ""))):
+        resolve_plan(job)
     return GivenPlan(name, job)
 
 

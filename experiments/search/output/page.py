@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -19,7 +21,6 @@ from experiments.search.workers import run_on_workers
 from hardware.units import GIB
 from simulator.forecast.workers import count_cores
 from simulator.report.figures import parts_of_step
-from simulator.report.report import Report
 from simulator.report.words import describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
@@ -38,7 +39,8 @@ def page(result: SearchResult) -> RenderableType:
 def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
     """What all plans have in common, and a row for each."""
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
-    values = {name: [describe_value(one.found.changes.get(name)) for one in plans] for name in names}
+    names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
+    values = {name: [_describe(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
@@ -49,9 +51,9 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
         table.add_column(title, justify="right", no_wrap=True)
     alone = objectives[0] if len(objectives) == 1 else ""
     if alone:
-        table.add_column("more memory, and time" if alone == "memory" else "slower by, and most of it in")
+        table.add_column(DIFFERENCES.get(alone, "more GPU time by, and most of it in"))
     for i, one in enumerate(plans):
-        why = (_more_memory if alone == "memory" else _why_slower)(plans[0].report, one.report) if i else ""
+        why = (_more_memory if alone == "memory" else _why_worse)(plans[0], one, alone != "time") if i else ""
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
@@ -65,17 +67,29 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     return [*([Text(f"common     {common}")] if common else []), table]
 
 
-def _why_slower(best: Report, other: Report) -> str:
-    """The part of the step by which a plan loses most against the best one."""
-    more = {key: other.parts[key] - best.parts[key] for key in best.parts}
+def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
+    """By how much the objective of a plan is worse than that of the best one, and the part of the step by which it
+    loses most. of_gpus: of the time of all GPUs, not of the step."""
+    scale, base = ((one.report.job.cluster.gpus if of_gpus else 1) for one in (other, best))
+    more = {key: scale * other.report.parts[key] - base * best.report.parts[key] for key in best.report.parts}
     key = max(more, key=lambda one: more[one])
-    label = parts_of_step()[key].label
-    return f"{other.step_time / best.step_time - 1:+.1%}: {label} {more[key] * 1e3:+,.0f} ms"
+    worse = other.found.values[0] / best.found.values[0] - 1
+    amount = f"{more[key]:+,.0f} GPU-s" if of_gpus else f"{more[key] * 1e3:+,.0f} ms"
+    return f"{worse:+.1%}: {parts_of_step()[key].label} {amount}"
 
 
-def _more_memory(best: Report, other: Report) -> str:
+def _more_memory(best: RankedPlan, other: RankedPlan, _: bool) -> str:
     """How much more memory a plan needs than the best one, and how much longer its step is."""
-    return f"{(other.peak_device - best.peak_device) / GIB:+.2f} GiB, step {other.step_time / best.step_time - 1:+.1%}"
+    one, two = best.report, other.report
+    return f"{(two.peak_device - one.peak_device) / GIB:+.2f} GiB, step {two.step_time / one.step_time - 1:+.1%}"
+
+
+def _describe(value: Any) -> str:
+    """A value of a field in words; equal numbers of a long list as "2 x 14"."""
+    if not isinstance(value, list) or len(value) < 4 or not all(isinstance(one, int) for one in value):
+        return describe_value(value)
+    runs = [(number, len([*run])) for number, run in groupby(value)]
+    return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
 
 
 def _cost(plan: RankedPlan) -> str:
@@ -88,6 +102,9 @@ MORE_COLUMNS: dict[str, tuple[str, Callable[[RankedPlan], str]]] = {
     "cost": ("cost", _cost),
 }
 """Columns of objectives that other searches do not show."""
+
+DIFFERENCES = {"time": "slower by, and most of it in", "memory": "more memory, and time"}
+"""Titles of the column that says why a plan is worse than the best one; others are of GPU time."""
 
 WORDS = {
     "time": ("faster", "is faster"),
@@ -155,8 +172,13 @@ def _proof(found: Certificate) -> tuple[str, str]:
 def _cut_by_objective(found: Certificate) -> str:
     """Why plans were cut by their lower bound."""
     if len(found.objectives) > 1:
-        return "are no better in both than a plan of the front, by their lower bounds"
-    return f"cannot be {WORDS[found.objectives[0]][0]} than the best plan, by their lower bound"
+        left = "" if found.complete else "were not decided, or "
+        return f"{left}are no better in both than a plan of the front, by their lower bounds"
+    better = WORDS[found.objectives[0]][0]
+    if not found.complete:
+        return f"were not decided, or cannot be {better} than the best plan, by their lower bound"
+    more = f"more than {found.gap:.2%} " if found.gap and math.isfinite(found.incumbent) else ""
+    return f"cannot be {more}{better} than the best plan, by their lower bound"
 
 
 def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
@@ -168,11 +190,13 @@ def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Ren
         words = (
             "of the plans that were forecast alone, ranked by the upper end of their interval, which is wider by the"
         )
-        rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the shortest step"))
+        rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the forecasts"))
         rows.append(Text(f"distance   {plans[0].distance}"))
-    elif within > 1 and len(objectives) == 1 and objectives[0] != "memory":
+    elif within > 1 and tuple(objectives) == ("time",):
         words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
         rows.append(Text(f"order      {words}"))
+    if "cost" in objectives and len({one.report.job.cluster.gpu.name for one in plans}) > 1:
+        rows.append(Text("price      an hour of every GPU costs the same here, whatever its type"))
     if envelope := published_envelope(best.job):
         rows.append(Text(f"published  best MFU of this GPU, format and class: {envelope}"))
     if beyond := beyond_envelope(best):

@@ -38,7 +38,9 @@ def time_and_memory(search: Search, result: SearchResult) -> Figure:
         job.framework.name,
     ]
     lines = wrap_words(words)
-    if result.best:
+    if len(found.objectives) > 1:
+        lines += wrap_words([f"front of {len(result.best)} plans by {' and '.join(found.objectives)}"])
+    elif result.best:
         plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
         lines += wrap_words([f"best: {plan}"])
     top = 0.52 + LINE * len(lines)
@@ -69,7 +71,7 @@ def time_and_memory(search: Search, result: SearchResult) -> Figure:
         sheet.text(KEY + 0.18, height, f"tp {tp}", fontsize=style.SMALL)
     sheet.text(KEY, top + 0.1, "tensor-parallel ranks", fontsize=style.SMALL, color=style.FAINT)
     _draw_limits(axes, search)
-    if len(found.objectives) > 1 and "memory" in found.objectives:
+    if {*found.objectives} == {"time", "memory"}:
         front = [one.found.forecast for one in result.best]
         axes.step(
             [one.step_time * scale for one in front],
@@ -79,7 +81,7 @@ def time_and_memory(search: Search, result: SearchResult) -> Figure:
             linewidth=0.8,
             zorder=2,
         )
-    if result.best:
+    if result.best and (len(found.objectives) == 1 or "time" in found.objectives):
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
     axes.set_xlabel(f"step time [{unit}]")
@@ -124,11 +126,10 @@ def _draw_limits(axes: Any, search: Search) -> None:
 
 
 def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
-    best = min((one.found.forecast for one in result.best), key=lambda one: one.step_time)
     if len(result.certificate.objectives) == 1:
         best, words = result.best[0].found.forecast, "best"
     else:
-        words = "fastest"
+        best, words = min((one.found.forecast for one in result.best), key=lambda one: one.step_time), "fastest"
     place = best.step_time * scale, best.peak_device / GIB
     axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
     axes.annotate(

@@ -161,7 +161,7 @@ def test_found_plans_decide_which_bounds_are_of_interest() -> None:
     assert not two.dominates([np.ones(1), np.ones(1)])[0] and two.gap(np.ones((1, 2))) == 1.0
     for values in ((2.0, 5.0), (3.0, 4.0), (3.0, 6.0)):
         two.add(values)
-    assert two.on_front((3.0, 4.0)) and not two.on_front((3.0, 6.0)) and two.limit == np.inf
+    assert two.is_kept((3.0, 4.0)) and not two.is_kept((3.0, 6.0)) and two.limit == np.inf
     assert two.dominates([*np.array([[1.9, 2.0, 2.5, 3.0], [9.0, 5.0, 4.9, 4.0]])]).tolist() == [0, 1, 0, 1]
     assert two.gap(np.array([[1.9, 9.0], [2.5, 4.9]])) == pytest.approx(0.05)
 
@@ -187,7 +187,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
     ("cluster", "words"),
     [
         ("auto", "a search compares clusters that the job lists"),
-        ([], "there are no clusters"),
+        ([], "cluster.*the list is empty"),
+        (["dgx-h100:1", "auto"], "a search compares clusters that the job lists"),
         (["dgx-h100:1", "dgx-h100:1"], "the list has this cluster twice"),
         (["dgx-h100:1", "dgx-h10:1"], "dgx-h10"),
     ],
@@ -207,6 +208,10 @@ def test_the_page_shows_the_front(tmp_path: Path) -> None:
     assert plot.exists() and rows.exists()
     answer = json.loads(run("search", job, "--objective", "memory", "--top", "2", "--json").stdout)
     assert answer["front"] is None and answer["certificate"]["open_bound_s"] is None
+    for objective in ("tokens", "cost"):
+        cheapest = run("search", job, "--objective", objective, "--top", "2").stdout
+        assert "GPU-s" in cheapest and "dgx-h100:1" in cheapest
+    assert meshcast.search(SIZES, objective="cost", top=1).best[0].changes["cluster"] == "dgx-h100:1"
     least = run("search", job, "--objective", "memory", "--top", "3").stdout
     assert "more memory, and time" in least and "needs less memory in the model" in least
     wrong = run("search", job, "--objective", "speed")

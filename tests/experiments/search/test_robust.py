@@ -36,7 +36,7 @@ def test_the_page_and_the_answer_say_so(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(JOB), "utf-8")
     page = " ".join(run("search", path, "--robust", "--top", "2").stdout.split())
     assert "widened interval" in page and "of the plans that were forecast alone" in page
-    assert "the proof is of the shortest step" in page and "distance" in page
+    assert "the proof is of the forecasts" in page and "distance" in page
     answer = json.loads(run("search", path, "--robust", "--top", "2", "--json").stdout)
     robust = [one["robust"] for one in answer["best"]]
     ends = [one["interval_90_s"][1] for one in robust]
