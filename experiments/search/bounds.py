@@ -145,7 +145,9 @@ class Bounds:
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
         layout = self.unit_layout(group)
         one_kind = layout is not None and not np.ptp(layout.of_layer)
-        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1:
+        # The first unit of a stage gathers more in a micro-batch than the others: chunks have other first units.
+        in_each = step.data in SHARDED and not (step.data == "fsdp" and step.overlap_dp)
+        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1 and not in_each:
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
             partition = pipeline.partition
             if not isinstance(partition, str):
