@@ -176,13 +176,17 @@ def schedule_name(given: Any) -> str:
     return str(given).removeprefix("pipeline/")
 
 
+def state_sharding(name: str) -> tuple[bool, int]:
+    """A data scheme as the keys fsdp and zero of a plan. name: as `data_name` gives it, or fsdp."""
+    return (True, 1) if name == "fsdp" else (False, int(name.removeprefix("zero-")) if name != "ddp" else 0)
+
+
 def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of fields as a job states them. values: by their names in a point."""
     found: dict[str, Any] = {}
     for field in fields:
         value = values[FIELDS[field]]
         if field == "plan.zero":
-            found["plan.fsdp"] = value == "fsdp"
-            value = {"ddp": 0, "fsdp": 1}.get(value) if value in ("ddp", "fsdp") else int(value[-1])
+            found["plan.fsdp"], value = state_sharding(value)
         found[field] = list(value) if isinstance(value, tuple) else value
     return found

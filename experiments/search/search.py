@@ -134,7 +134,7 @@ class Search:
         front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
         return [*reversed(front.values())]
 
-    def groups_of_layers(self) -> list[tuple[SearchedCluster, LayerGroup]]:
+    def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         """All groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
 
@@ -152,7 +152,7 @@ class Search:
         began, found = time.process_time(), self.certificate
         # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
         taken: _Waiting | None = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
-        entered = self.groups_of_layers() if groups is None else groups
+        entered = self.list_groups() if groups is None else groups
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
         try:
             for cluster, group in entered:
@@ -185,7 +185,7 @@ class Search:
 
     def explain_rule(self) -> None:
         """Raises the error of the first point, where all of them break a rule."""
-        cluster, group = self.groups_of_layers()[0]
+        cluster, group = self.list_groups()[0]
         space = cluster.space
         pipeline = next(one for one in space.pipelines(group) if space.choices(group, one))
         job = space.job_of(group, pipeline, space.choices(group, pipeline)[0])

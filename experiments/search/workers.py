@@ -44,7 +44,7 @@ def share_groups(search: Search, workers: int) -> list[Groups]:
     """The groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
     smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
     found = defaultdict[Any, Groups](list)
-    for cluster, group in search.groups_of_layers():
+    for cluster, group in search.list_groups():
         found[id(cluster), group.tp].append((cluster, group))
     if workers == 1:
         return [[one for groups in found.values() for one in groups]]

@@ -220,11 +220,13 @@ class _Builder:
         stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
         # When weights are gathered again depends on the order of a stage.
-        own = stage_ops, slot.kind, slot.first, slot.last, price, slot.stage if stage_ops.again else -1
+        order = slot.stage if stage_ops.again else -1
+        repeated = stage_ops.batch_loss is not None and slot.stage in self.ahead
+        own = stage_ops, slot.kind, slot.first, slot.last, price, order, repeated
         known = self._passes.get(own)
         if known is None:
             place = self._place_in_step(slot, stage_ops)
-            key = stage_ops, slot.kind, self.prices[price], place, self.again, self.host
+            key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host
             if key not in self.blocks.tasks:
                 self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
             known = self._passes[own] = self.blocks.tasks[key]

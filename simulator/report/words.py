@@ -108,6 +108,14 @@ def describe_value(value: Any) -> str:
     return json.dumps(value)
 
 
+def describe_list(value: Any) -> str:
+    """A value of a field in words; in a long list of numbers equal neighbours as "2 x 14"."""
+    if not isinstance(value, list | tuple) or len(value) < 4 or not all(isinstance(one, int) for one in value):
+        return describe_value(value)
+    runs = [(number, len([*run])) for number, run in groupby(value)]
+    return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
+
+
 def _enclose(value: Any) -> str:
     words = describe_value(value)
     return f"({words})" if " " in words else words

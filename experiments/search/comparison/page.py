@@ -14,7 +14,7 @@ from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.comparison.membership import state_value
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import format_seconds
+from simulator.report.words import describe_list, format_seconds
 
 LEAST_SHARE = 0.02
 """Share of all differences between the parts of two steps from which a part has a row."""
@@ -99,9 +99,7 @@ def _table(title: str) -> Table:
 
 
 def _shorten(value: Any) -> str:
-    """A value in words; long lists by their ends, a dash where a plan has no such field."""
+    """A value in words; a dash where a plan has no such field."""
     if value is None:
         return "-"
-    if isinstance(value, list | tuple) and len(value) > 6:
-        return f"[{', '.join(map(str, value[:2]))}, ..., {value[-1]}]"
-    return state_value(value)
+    return describe_list(value) if isinstance(value, list | tuple) and len(value) > 6 else state_value(value)

@@ -15,11 +15,11 @@ from typing import Any
 from experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
 from experiments.search.comparison.settings import differing_settings
 from experiments.search.comparison.short_form import ShortForm, read_short_form
-from experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields
+from experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields, state_sharding
 from experiments.search.find import open_search
 from experiments.search.limits import Limits
 from experiments.search.search import ROUNDING, BoundViolation, Search
-from experiments.search.space import DATA, Space
+from experiments.search.space import Space
 from experiments.sweeps.expressions import Expression, Look
 from hardware.errors import MeshcastError
 from simulator.job.load import load_job, set_field
@@ -115,7 +115,7 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
     for field, name in FIELDS.items():
         values = list(dict.fromkeys(plan[name] for plan in plans if plan[name] is not None or name == "recomputed"))
         if name == "data":
-            made["plan"] |= _state_sharding(values)
+            made["plan"] |= _list_sharding(values)
         elif values and values not in ([None], [()]):
             known = name != "partition" or {*values} <= {*PARTITIONS}
             listed = [list(value) if isinstance(value, tuple) else value for value in values]
@@ -124,11 +124,10 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
     return made
 
 
-def _state_sharding(values: Sequence[str]) -> dict[str, Any]:
+def _list_sharding(values: Sequence[str]) -> dict[str, Any]:
     """The values of `plan.zero` for some data schemes: fully sharded ones are no value of a list."""
-    plain, *numbered, full = DATA
-    numbers = [0 if value == plain else numbered.index(value) + 1 for value in values if value != full]
-    return {"zero": AUTO if full in values else numbers} if values else {}
+    stated = [state_sharding(value) for value in values]
+    return {"zero": AUTO if any(full for full, _ in stated) else [zero for _, zero in stated]} if stated else {}
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:

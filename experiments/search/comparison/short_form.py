@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS
+from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS, state_sharding
 from experiments.search.space import DATA
 from hardware.errors import MeshcastError
 from simulator.ir.registry import find_scheme
@@ -119,8 +119,7 @@ def _matching(job: Job, plan: LongPlan, family: str, shorts: Iterable[Mapping[st
 
 def _sharding(name: str) -> dict[str, Any]:
     """A data scheme as keys of a plan in short form. name: as in `DATA`."""
-    number = name.rpartition("-")[2]
-    return {"zero": int(number) if number.isdecimal() else 0, "fsdp": not number.isdecimal() and name != DATA[0]}
+    return dict(zip(("fsdp", "zero"), state_sharding(name), strict=True))
 
 
 def _data_name(short: Mapping[str, Any]) -> str:

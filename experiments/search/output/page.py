@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -21,7 +19,7 @@ from experiments.search.workers import run_on_workers
 from hardware.units import GIB
 from simulator.forecast.workers import count_cores
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_value, format_seconds
+from simulator.report.words import describe_list, describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
@@ -40,7 +38,7 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     """What all plans have in common, and a row for each."""
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
-    values = {name: [_describe(one.found.changes.get(name)) for one in plans] for name in names}
+    values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
@@ -49,11 +47,11 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     titles = [title for title, _ in more] + [name.split(".")[-1] for name in varying]
     for title in ("", "step", interval, "MFU", "GiB", *titles):
         table.add_column(title, justify="right", no_wrap=True)
-    alone = objectives[0] if len(objectives) == 1 else ""
-    if alone:
-        table.add_column(DIFFERENCES.get(alone, "more GPU time by, and most of it in"))
+    objective = objectives[0] if len(objectives) == 1 else ""
+    if objective:
+        table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"))
     for i, one in enumerate(plans):
-        why = (_more_memory if alone == "memory" else _why_worse)(plans[0], one, alone != "time") if i else ""
+        why = (_more_memory if objective == "memory" else _why_worse)(plans[0], one, objective != "time") if i else ""
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
@@ -62,7 +60,7 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
             f"{one.report.peak_device / GIB:.1f}",
             *(figure(one) for _, figure in more),
             *(values[name][i] for name in varying),
-            *([why] if alone else []),
+            *([why] if objective else []),
         )
     return [*([Text(f"common     {common}")] if common else []), table]
 
@@ -82,14 +80,6 @@ def _more_memory(best: RankedPlan, other: RankedPlan, _: bool) -> str:
     """How much more memory a plan needs than the best one, and how much longer its step is."""
     one, two = best.report, other.report
     return f"{(two.peak_device - one.peak_device) / GIB:+.2f} GiB, step {two.step_time / one.step_time - 1:+.1%}"
-
-
-def _describe(value: Any) -> str:
-    """A value of a field in words; equal numbers of a long list as "2 x 14"."""
-    if not isinstance(value, list) or len(value) < 4 or not all(isinstance(one, int) for one in value):
-        return describe_value(value)
-    runs = [(number, len([*run])) for number, run in groupby(value)]
-    return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
 
 
 def _cost(plan: RankedPlan) -> str:
