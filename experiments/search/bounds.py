@@ -42,8 +42,8 @@ from simulator.plan.partition import layers_of_stages
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
-SHARDED = {"zero-2", "zero-3", "fsdp"}
-"""Data schemes that reduce gradients in every micro-batch."""
+SHARDED = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
+"""Data schemes that reduce gradients in every micro-batch: how often they do, and how often they gather weights."""
 
 
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
@@ -146,8 +146,8 @@ class Bounds:
         layout = self.unit_layout(group)
         one_kind = layout is not None and not np.ptp(layout.of_layer)
         # The first unit of a stage gathers more in a micro-batch than the others: chunks have other first units.
-        in_each = step.data in SHARDED and not (step.data == "fsdp" and step.overlap_dp)
-        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1 and not in_each:
+        each = collectives_of_microbatch(step.data, pipeline.pp > 1, step.overlap_dp)
+        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1 and not any(each):
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
             partition = pipeline.partition
             if not isinstance(partition, str):
@@ -300,7 +300,7 @@ class Bounds:
     @cached_property
     def _shards_gradients(self) -> bool:
         """Whether a data scheme of the space reduces gradients in every micro-batch: no kernels then add them."""
-        return bool(SHARDED & {*self.space.values["data"]})
+        return not SHARDED.keys().isdisjoint(self.space.values["data"])
 
     @cached_property
     def _fuses_gradients(self) -> bool:
@@ -486,3 +486,11 @@ def _whole_of_stages(stages: StagesOfPoint, prices: UnitPrices, state: DeviceSta
     own = prices.elements(stages.units)[place.part]
     counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
     return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(own)[place.device], 1.0))
+
+
+def collectives_of_microbatch(data: str, piped: bool, overlaps: bool) -> tuple[int, int]:
+    """How often a micro-batch reduces gradients, and gathers weights, with a data scheme.
+
+    piped, overlaps: under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
+    """
+    return (0, 0) if data == "fsdp" and piped and overlaps else SHARDED.get(data, (0, 0))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds
+from experiments.search.bounds import Bounds, collectives_of_microbatch
 from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
@@ -29,10 +29,6 @@ AxesOfGroups = tuple[tuple[str, ...], ...]
 
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
-
-
-EACH = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
-"""How often a micro-batch reduces gradients and gathers weights, with data schemes that do."""
 
 
 class GroupPipelines(NamedTuple):
@@ -286,11 +282,8 @@ class GroupBounds:
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
         """How often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
-        names = [name for name, _ in self._schemes]
-        alone = np.array([EACH.get(name, (0, 0)) for name in names])
-        # Under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
-        overlaps = any(self.space.values["overlap_dp"])
-        piped = np.array([(0, 0) if name == "fsdp" and overlaps else EACH.get(name, (0, 0)) for name in names])
+        overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
+        alone, piped = ([collectives_of_microbatch(name, one, overlaps) for name in names] for one in (False, True))
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
         return turns[:, :, 0], turns[:, :, 1]
 
