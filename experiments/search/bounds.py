@@ -348,13 +348,11 @@ class Bounds:
         self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
     ) -> tuple[float, float] | None:
         """Lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes], of
-        points with one data scheme; None if they break a rule.
+        points that differ in the overlap of messages between stages alone; None if they break a rule.
 
-        What overlaps in one of them counts as overlapping in all.
+        Messages count as overlapping if they do in one of them.
         """
-        step = StepChoice(steps[0].data, *(any(one[i] for one in steps) for i in (1, 2, 3)))._replace(
-            shard=steps[0].shard
-        )
+        step = steps[0]._replace(overlap_pp=any(one.overlap_pp for one in steps))
         prices = self.prices(group, step.data in SHARDED)
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = self.states(group, pipeline, step) if stages is not None else None
@@ -366,7 +364,7 @@ class Bounds:
         if stages.known:
             if "activations" not in group.offload:
                 # Without overlap weights are gathered, and gradients reduced, in every micro-batch.
-                whole = _whole_of_stages(stages, prices, state) * all(one.overlap_dp for one in steps)
+                whole = _whole_of_stages(stages, prices, state) * step.overlap_dp
                 nbytes = max(nbytes, self._order_memory(pipeline, stages, prices, state, whole))
                 if stages.schedule.pairs_passes and whole.any():  # both directions have begun at the peak
                     nbytes = max(nbytes, float((state.resident + activations + place.sum(whole[0])).max()))

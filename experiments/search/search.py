@@ -317,19 +317,21 @@ class Search:
         self._push_pipelines(cluster, replace(pipelines, at=at + 1), seconds, nbytes)
 
     def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
-        """Bounds points with one data scheme."""
-        group, pipeline, steps = one
-        found = cluster.bounds.bound_points(group, pipeline, steps)
-        if found is None:
-            self.certificate.invalid += len(steps)
-            return
-        seconds, nbytes = max(seconds, found[0]), max(nbytes, found[1])
-        if nbytes > cluster.space.capacity:
-            self.certificate.memory_bound += len(steps)
-        elif len(steps) == 1:
-            self._push(cluster, _Point(group, pipeline, steps[0], seconds, nbytes), seconds, nbytes)
-        else:
-            self._push(cluster, _Variants(group, pipeline, steps), seconds, nbytes)
+        """Bounds points with one data scheme, those with equal overlap of its collectives together."""
+        group, pipeline, every = one
+        # Buckets beside the passes may take longer than one collective after them: neither bounds the other.
+        for steps in group_by_overlap(every):
+            found = cluster.bounds.bound_points(group, pipeline, steps)
+            if found is None:
+                self.certificate.invalid += len(steps)
+                continue
+            bounds = max(seconds, found[0]), max(nbytes, found[1])
+            if bounds[1] > cluster.space.capacity:
+                self.certificate.memory_bound += len(steps)
+            elif len(steps) == 1:
+                self._push(cluster, _Point(group, pipeline, steps[0], *bounds), *bounds)
+            else:
+                self._push(cluster, _Variants(group, pipeline, steps), *bounds)
 
     def _forecast(self, cluster: SearchedCluster, point: _Point) -> FoundPlan | None:
         """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
@@ -367,6 +369,14 @@ class BoundViolation(PlanError):
         return cls("search", rule, "Please report it with the job: nothing is proven")
 
 
+def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
+    """Choices with one data scheme by what of its collectives overlaps."""
+    found: dict[tuple[bool, bool], list[StepChoice]] = {}
+    for one in steps:
+        found.setdefault((one.overlap_dp, one.updated_weights), []).append(one)
+    return [*found.values()]
+
+
 def stated_values(spaces: Sequence[Space]) -> dict[str, list[Any]]:
     """The values of the open fields over all clusters, as a job states them."""
     found: dict[str, list[Any]] = {}
@@ -401,7 +411,7 @@ class _OnePipeline(NamedTuple):
 
 
 class _Variants(_OnePipeline):
-    """Points that differ in what overlaps between the passes, with a bound of all."""
+    """Points that differ in whether messages between stages overlap, with a bound of all."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.search.bounds import Bounds
 from experiments.search.groups import GroupBounds, Known
-from experiments.search.search import ROUNDING
+from experiments.search.search import ROUNDING, group_by_overlap
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import MeshcastError
 from simulator.forecast.step import forecast_step
@@ -58,7 +58,8 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
     assert bound is not None, point
     found = bound[0] / forecast.step_time, bound[1] / forecast.peak_device
     assert max(found) <= 1 + ROUNDING, point
-    family = [one for one in space.choices(group, pipeline) if groups.scheme_of(one) == groups.scheme_of(step)]
+    choices = [one for one in space.choices(group, pipeline) if groups.scheme_of(one) == groups.scheme_of(step)]
+    (family,) = (some for some in group_by_overlap(choices) if step in some)
     together = bounds.bound_points(group, pipeline, family)
     assert together is not None
     assert together[0] <= forecast.step_time * (1 + ROUNDING), point
