@@ -336,7 +336,11 @@ class Bounds:
             plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
             step = self.space.any_step
             step = step if shard is None else step._replace(data="zero-1", shard=shard)
-            pipeline = Pipeline(place.pp, "1f1b", 1, "even", None, place.mesh_order)
+            layers = self.space.loaded.model.layers
+            few, more = divmod(layers, place.pp)
+            divided = (few + 1,) * more + (few,) * (place.pp - more)
+            whole = "even" if not more else "ends-as-layers" if (layers + 2) % place.pp == 0 else divided
+            pipeline = Pipeline(place.pp, "1f1b", 1, whole, None, place.mesh_order)
             job = self.space.job_of(plain, pipeline, step)
             total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
@@ -345,17 +349,19 @@ class Bounds:
     # ------------------------------------------------------------------------------------------ points
 
     def bound_points(
-        self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
+        self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice], least: DeviceStates | None = None
     ) -> tuple[float, float] | None:
         """Lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes], of
         points that differ in the overlap of messages between stages alone; None if they break a rule.
 
-        Messages count as overlapping if they do in one of them.
+        Messages count as overlapping if they do in one of them. least: states to use in place of the exact ones.
         """
         step = steps[0]._replace(overlap_pp=any(one.overlap_pp for one in steps))
         prices = self.prices(group, step.data in SHARDED)
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
-        state = self.states(group, pipeline, step) if stages is not None else None
+        state = least
+        if state is None and stages is not None:
+            state = self.states(group, pipeline, step)
         if prices is None or stages is None or state is None:
             return None
         framework, place = state.plan.job.framework, stages.place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds, collectives_of_microbatch
+from experiments.search.bounds import SHARDED, Bounds, collectives_of_microbatch
 from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
+from simulator.bounds.least_states import ParameterCosts, least_states
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from simulator.bounds.schedule_bound import StagePlaces, StageTimes
 from simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
@@ -332,22 +333,75 @@ class GroupBounds:
 
     def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
         """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
-        framework = self.space.loaded.framework
+        whole, shared = np.array([self._whole_and_shared(group, name) for name, _ in self._schemes]).T
+        parts = np.zeros((table.units.size, len(self._schemes)))
+        for (_, value), number in self._schemes.items():
+            for place, at in table.places.items():
+                parts[at, number] = self._shards(group, place, value)
+        return whole + shared / parts
+
+    def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
+        """Bytes of states of a parameter that a data scheme keeps on every rank, and of those that it shards."""
+        framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
+        full, compute = BYTES[framework.main_weights], BYTES[framework.weights]
         nbytes = {
-            "weights": BYTES[framework.weights],
+            "weights": compute,
             "gradients": BYTES[framework.gradients],
             "optimizer": 2 * BYTES[framework.moments],
         }
-        if group.offload or self.space.loaded.train.mode != "full":
+        if self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0
-        whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name, _ in self._schemes])
-        shared = sum(nbytes.values()) - whole
-        parts = np.tile((self.space.loaded.cluster.gpus / table.devices)[:, None], len(self._schemes))
-        for (_, value), number in self._schemes.items():
-            for place, at in table.places.items() if value is not None else ():
-                dp, inside = self.space.data_ranks(group, place)
-                parts[at, number] /= dp // (self.space.shard_ranks(value, dp, inside) or dp)
-        return whole + shared / parts
+        elif "optimizer" in group.offload:
+            nbytes["optimizer"] = 0
+        elif cuts_weights:  # the shards are the optimizer's own copy
+            nbytes["weights"] = max(full, compute)
+        else:
+            nbytes["optimizer"] += framework.main_copy_bytes
+        whole = sum(nbytes[state] for state in nbytes if data in WHOLE[state])
+        return whole, sum(nbytes.values()) - whole
+
+    def _shards(self, group: LayerGroup, place: Place, value: int | str | None) -> float:
+        """The most ranks that share one copy of a parameter of a rank. value: of the field shard."""
+        dp, inside = self.space.data_ranks(group, place)
+        ranks = self.space.loaded.cluster.gpus / place.pp / (group.tp if self.space.loaded.model.moe is None else 1)
+        copies = dp // (self.space.shard_ranks(value, dp, inside) or dp) if value is not None else 1
+        return ranks / copies
+
+    # ------------------------------------------------------------------------------------------ points
+
+    def bound_before_states(
+        self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
+    ) -> tuple[float, float] | None:
+        """Lower bounds as `Bounds.bound_points` has them, with states that shares of the units give, at least."""
+        step = steps[0]
+        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, step.data in SHARDED)
+        stages = self.bounds.stages_of(group, pipeline, prices) if prices is not None else None
+        plan = self.bounds.plain_plan(group, pipeline.place, step.shard)
+        if layout is None or stages is None or plan is None:
+            return None
+        layers = kinds_of_layers(stages.layers, layout.of_layer, layout.of_recomputed, pipeline.recomputed)
+        costs = self._parameter_costs(group, pipeline.place, step, layout)
+        states = least_states(plan, layout, layers, stages.units, stages.place, costs)
+        return self.bounds.bound_points(group, pipeline, steps, states)
+
+    def _parameter_costs(self, group: LayerGroup, place: Place, step: StepChoice, layout: UnitLayout) -> ParameterCosts:
+        """What the data scheme of a choice does with a parameter, at least."""
+        whole, shared = self._whole_and_shared(group, step.data)
+        nbytes = whole + shared / self._shards(group, place, step.shard)
+        framework, each = (
+            self.space.loaded.framework,
+            collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp),
+        )
+        reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
+        for axes in () if step.shard is not None else layout.reduced:
+            sizes = (layout.reduced[axes].max(), layout.matrices[axes].max()) if any(each) else (0, 0)
+            reduce, scatter, gather = self._rates(group, place, axes, *sizes)
+            reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
+            gathers[axes] = gather * BYTES[framework.weights]
+        # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
+        kept = step.data == "fsdp" and not any(each) and step.shard is None
+        both = (BYTES[framework.weights], BYTES[framework.gradients]) if kept else (0, 0)
+        return ParameterCosts(nbytes, both, reductions, gathers, *each)
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:

@@ -240,8 +240,10 @@ class Search:
         elif isinstance(item, _Variants):
             for step in item.steps:
                 self._bound(cluster, _OnePipeline(item.group, item.pipeline, [step]), seconds, nbytes)
-        elif isinstance(item, _OnePipeline):
+        elif isinstance(item, _Family):
             self._bound(cluster, item, seconds, nbytes)
+        elif isinstance(item, _OnePipeline):
+            self._bound_families(cluster, item, seconds, nbytes)
         elif isinstance(item, _Pipelines):
             self._bound_next(cluster, item, seconds, nbytes)
         elif isinstance(item, OpenGroup):
@@ -316,22 +318,33 @@ class Search:
             self.certificate.excluded["near_measured"] += len(steps)
         self._push_pipelines(cluster, replace(pipelines, at=at + 1), seconds, nbytes)
 
-    def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
-        """Bounds points with one data scheme, those with equal overlap of its collectives together."""
+    def _bound_families(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
+        """Bounds points with one data scheme, those with equal overlap of its collectives together, before their states
+        are lowered."""
         group, pipeline, every = one
         # Buckets beside the passes may take longer than one collective after them: neither bounds the other.
         for steps in group_by_overlap(every):
-            found = cluster.bounds.bound_points(group, pipeline, steps)
-            if found is None:
-                self.certificate.invalid += len(steps)
-                continue
+            found = cluster.groups.bound_before_states(group, pipeline, steps) or (seconds, nbytes)
             bounds = max(seconds, found[0]), max(nbytes, found[1])
             if bounds[1] > cluster.space.capacity:
                 self.certificate.memory_bound += len(steps)
-            elif len(steps) == 1:
-                self._push(cluster, _Point(group, pipeline, steps[0], *bounds), *bounds)
             else:
-                self._push(cluster, _Variants(group, pipeline, steps), *bounds)
+                self._push(cluster, _Family(group, pipeline, steps), *bounds)
+
+    def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
+        """Bounds points that differ in whether messages between stages overlap."""
+        group, pipeline, steps = one
+        found = cluster.bounds.bound_points(group, pipeline, steps)
+        if found is None:
+            self.certificate.invalid += len(steps)
+            return
+        bounds = max(seconds, found[0]), max(nbytes, found[1])
+        if bounds[1] > cluster.space.capacity:
+            self.certificate.memory_bound += len(steps)
+        elif len(steps) == 1:
+            self._push(cluster, _Point(group, pipeline, steps[0], *bounds), *bounds)
+        else:
+            self._push(cluster, _Variants(group, pipeline, steps), *bounds)
 
     def _forecast(self, cluster: SearchedCluster, point: _Point) -> FoundPlan | None:
         """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
@@ -410,6 +423,10 @@ class _OnePipeline(NamedTuple):
         return len(self.steps)
 
 
+class _Family(_OnePipeline):
+    """Points that differ in whether messages between stages overlap, bounded without their states."""
+
+
 class _Variants(_OnePipeline):
     """Points that differ in whether messages between stages overlap, with a bound of all."""
 
@@ -428,7 +445,7 @@ class _Pipelines:
         return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Variants | _Point
+_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point
 """What waits in the queue."""
 
 

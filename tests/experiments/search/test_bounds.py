@@ -60,10 +60,11 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
     assert max(found) <= 1 + ROUNDING, point
     choices = [one for one in space.choices(group, pipeline) if groups.scheme_of(one) == groups.scheme_of(step)]
     (family,) = (some for some in group_by_overlap(choices) if step in some)
-    together = bounds.bound_points(group, pipeline, family)
-    assert together is not None
-    assert together[0] <= forecast.step_time * (1 + ROUNDING), point
-    assert together[1] <= forecast.peak_device * (1 + ROUNDING), point
+    before_states = groups.bound_before_states(group, pipeline, family)
+    for together in (before_states, bounds.bound_points(group, pipeline, family)):
+        assert together is not None
+        assert together[0] <= forecast.step_time * (1 + ROUNDING), point
+        assert together[1] <= forecast.peak_device * (1 + ROUNDING), point
     assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), point
     coarse, _ = groups.open(group)
     while coarse is not None:
