@@ -185,7 +185,7 @@ def _write_plan(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _expand(job: Job, short: Mapping[str, Any]) -> LongPlan:
     """A plan in short form without degrees, in long form."""
-    return expand_plan(short, job.cluster.gpus, job.model)
+    return expand_plan(short, job.cluster.gpus, job.model, job.cluster.gpus_per_node)
 
 
 def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:
