@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.search.bounds import Bounds, collectives_of_microbatch
-from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from experiments.search.space import DATA, NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
@@ -259,9 +259,12 @@ class GroupBounds:
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         each_reduction, each_gather = self._turns(table)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
-        sharded = np.array([name != "ddp" for name, _ in self._schemes])[:, None]
+        sharded, known = (
+            np.array([name in names for name, _ in self._schemes])[:, None] for names in (set(DATA) - {"ddp"}, DATA)
+        )
         # What happens in every micro-batch happens unit by unit.
-        of_unit = [(layout.reduced[axes].max(), layout.matrices[axes].max()) for axes in groups]
+        layers = max(self.space.values["unit"])
+        of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
         shape = len(groups), len(layout.elements)
         elements, matrices = (
             np.array([one[axes] for axes in groups]).reshape(shape) for one in (layout.reduced, layout.matrices)
@@ -271,10 +274,10 @@ class GroupBounds:
                 rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
                 reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
                 own = ((each_reduction[at] > 0) == each)[:, :, None]
-                found[0, at] += own * np.where(sharded, scatter, reduce)
+                found[0, at] += own * known * np.where(sharded, scatter, reduce)
                 found[1, at] += own * sharded * gather
-            for (_, value), number in self._schemes.items():
-                if value is not None:
+            for (name, value), number in self._schemes.items():
+                if value is not None and name in DATA:
                     found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
         found[0] *= BYTES[framework.gradients]
         found[1] *= BYTES[framework.weights]
@@ -285,6 +288,9 @@ class GroupBounds:
         overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
         alone, piped = ([collectives_of_microbatch(name, one, overlaps) for name in names] for one in (False, True))
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
+        if False in self.space.values["reshard"]:  # then weights may be gathered once
+            kept = [name in self.space.with_units for name in names]
+            turns[:, :, 1] = np.where(kept, np.minimum(turns[:, :, 1], 1), turns[:, :, 1])
         return turns[:, :, 0], turns[:, :, 1]
 
     def _copy_rates(
@@ -295,7 +301,7 @@ class GroupBounds:
         Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
         value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
         """
-        key = group.tp, group.cp, group.ep, group.etp, place, value, groups
+        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, value, groups
         if key not in self._known_copies:
             self._known_copies[key] = self._make_copy_rates(group, place, value, groups, elements)
         return self._known_copies[key]
@@ -321,7 +327,7 @@ class GroupBounds:
     ) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
         most parameters of a collective; 0: any number."""
-        key = group.tp, group.cp, group.ep, group.etp, place, axes, reduced, gathered
+        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, axes, reduced, gathered
         if key not in self._known_rates:
             plan, framework = self.bounds.plain_plan(group, place), self.space.loaded.framework
             reduction = int(reduced) * BYTES[framework.gradients] or LARGE
@@ -341,7 +347,7 @@ class GroupBounds:
         if group.offload or self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0
         whole = np.array([sum(nbytes[state] for state in nbytes if name in WHOLE[state]) for name, _ in self._schemes])
-        shared = sum(nbytes.values()) - whole
+        shared = np.array([sum(nbytes.values()) * (name in DATA) for name, _ in self._schemes]) - whole
         parts = np.tile((self.space.loaded.cluster.gpus / table.devices)[:, None], len(self._schemes))
         for (_, value), number in self._schemes.items():
             for place, at in table.places.items() if value is not None else ():

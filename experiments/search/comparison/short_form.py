@@ -91,7 +91,7 @@ def _read_values(job: Job) -> dict[str, Any]:
         data = _matching(job, plan, "data", [_sharding(name) for name in DATA])
         found |= {"data": data, "overlap_dp": overlap.dp, "shard": _shard_ranks(plan), "mesh_order": _mesh_order(plan)}
         found["updated_weights"] = overlap.updated_weights if overlap.dp and data in GATHERING else None
-    return found | _read_memory(job, plan)
+    return found | dict.fromkeys(("tp_scheme", "cp_scheme", "ep_scheme", "reshard", "unit")) | _read_memory(job, plan)
 
 
 def _read_memory(job: Job, plan: LongPlan) -> dict[str, Any]:
