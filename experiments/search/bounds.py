@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.search.space import DATA, LayerGroup, Pipeline, Place, Space, StepChoice
+from experiments.search.keys.data_schemes import collectives_of_microbatch, is_known, may_shard_gradients
+from experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
 from hardware.units import GIB
@@ -41,10 +42,6 @@ from simulator.lowering.offload import IN, OUT
 from simulator.plan.partition import layers_of_stages
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
-
-SHARDED = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
-"""Data schemes that reduce gradients in every micro-batch: how often they do, and how often they gather weights."""
-
 
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
@@ -148,7 +145,7 @@ class Bounds:
         # The first unit of a stage gathers more in a micro-batch than the others: chunks have other first units.
         each = collectives_of_microbatch(step.data, pipeline.pp > 1, step.overlap_dp)
         if (
-            step.data in DATA
+            is_known(step.data)
             and one_kind
             and ends == (0, pipeline.pp - 1)
             and schedule.directions == 1
@@ -160,20 +157,20 @@ class Bounds:
                 partition = tuple(sum(partition[device :: pipeline.pp]) for device in range(pipeline.pp))
             pipeline = pipeline._replace(schedule="1f1b", chunks=1, partition=partition)
         offload = tuple(one for one in group.offload if one == "optimizer")
-        micro = group.micro if group.names_schemes else 1  # some divide micro-batches
         # Messages between stages change no state.
         step = step._replace(overlap_pp=self.space.any_step.overlap_pp)
-        key = group.tp, group.cp, group.ep, group.etp, group.sequence_parallel, offload, pipeline, step, group.schemes, micro
+        degrees = group.tp, group.cp, group.ep, group.etp, group.least_micro
+        key = degrees, group.schemes, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
-            plain = group._replace(micro=micro, recompute="none", overlap_tp=False, offload=offload)
+            plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=offload)
             job, loaded = self.space.job_of(plain, pipeline, step), self.space.loaded
             if loaded.model.moe is not None and loaded.framework.hidden_launch_s:
                 # Launches on the host change no state, and would be ops of their own.
                 job = apply_changes(job, {"framework.set.launch_s": 0.0})
             dp = loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
-            total = dp * pipeline.pp * 2 * micro
+            total = dp * pipeline.pp * 2 * group.least_micro
             found = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
-            self._states[key] = found.at_least() if found is not None and step.data not in DATA else found
+            self._states[key] = found.at_least() if found is not None and not is_known(step.data) else found
         return self._states[key]
 
     def _make_for_plan(self, job: dict[str, Any], total: int, make: Any) -> Any:
@@ -310,9 +307,8 @@ class Bounds:
 
     @cached_property
     def _shards_gradients(self) -> bool:
-        """Whether a data scheme of the space reduces gradients in every micro-batch: no kernels then add them. Of what
-        is none of `DATA` that is not known."""
-        return any(name in SHARDED or name not in DATA for name in self.space.values["data"])
+        """Whether a data scheme of the space may reduce gradients in every micro-batch: no kernels then add them."""
+        return any(map(may_shard_gradients, self.space.values["data"]))
 
     @cached_property
     def _fuses_gradients(self) -> bool:
@@ -343,15 +339,14 @@ class Bounds:
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
         """A plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that share one
         copy of the states, if not all."""
-        micro = group.micro if group.names_schemes else 1
-        key = group.tp, group.cp, group.ep, group.etp, place, shard, group.schemes, micro
+        key = group.tp, group.cp, group.ep, group.etp, place, shard, group.schemes, group.least_micro
         if key not in self._plans:
-            plain = group._replace(micro=micro, recompute="none", overlap_tp=False, offload=())
+            plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
             step = self.space.any_step
             step = step if shard is None else step._replace(data="zero-1", shard=shard)
             pipeline = Pipeline(place.pp, "1f1b", 1, "even", None, place.mesh_order)
             job = self.space.job_of(plain, pipeline, step)
-            total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2 * micro
+            total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2 * group.least_micro
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]
 
@@ -366,7 +361,7 @@ class Bounds:
         Messages count as overlapping if they do in one of them.
         """
         step = steps[0]._replace(overlap_pp=any(one.overlap_pp for one in steps))
-        prices = self.prices(group, step.data in SHARDED or step.data not in DATA)
+        prices = self.prices(group, may_shard_gradients(step.data))
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = self.states(group, pipeline, step) if stages is not None else None
         if prices is None or stages is None or state is None:
@@ -497,11 +492,3 @@ def _whole_of_stages(stages: StagesOfPoint, prices: UnitPrices, state: DeviceSta
     own = prices.elements(stages.units)[place.part]
     counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
     return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(own)[place.device], 1.0))
-
-
-def collectives_of_microbatch(data: str, piped: bool, overlaps: bool) -> tuple[int, int]:
-    """How often a micro-batch reduces gradients, and gathers weights, with a data scheme.
-
-    piped, overlaps: under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
-    """
-    return (0, 0) if data == "fsdp" and piped and overlaps else SHARDED.get(data, (0, 0))

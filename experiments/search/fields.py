@@ -174,6 +174,18 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def list_fields(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
+    """The fields in `FIELDS` with their names in a point: of `dp_scheme` and `zero`, which both state the data scheme,
+    the one that a job opens or states. given: the open fields. Raises PlanError if both are open."""
+    if "plan.dp_scheme" in given and "plan.zero" in given:
+        rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
+        remedy = "Leave zero out, and list ddp, zero-1, zero-2, zero-3 and fsdp here"
+        raise PlanError("plan.dp_scheme", rule, remedy, given["plan.dp_scheme"])
+    named = "plan.dp_scheme" in given or plan.get("dp_scheme") is not None
+    idle = "plan.zero" if named else "plan.dp_scheme"
+    return {field: name for field, name in FIELDS.items() if field != idle}
+
+
 def read_data_scheme(plan: Mapping[str, Any]) -> str:
     """The data scheme that a plan in short form states."""
     if (named := plan.get("dp_scheme")) is not None:

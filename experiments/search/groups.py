@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds, collectives_of_microbatch
-from experiments.search.space import DATA, NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from experiments.search.bounds import Bounds
+from experiments.search.keys.data_schemes import DATA, collectives_of_microbatch
+from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
 from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits

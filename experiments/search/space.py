@@ -21,18 +21,21 @@ from experiments.search.fields import (
     PARTITIONS,
     check_values,
     data_name,
+    list_fields,
     schedule_name,
     split_open_fields,
     state_values,
     values_of,
 )
+from experiments.search.keys.data_schemes import DATA
 from experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
+from experiments.search.keys.partitions import UNLIKE_ENDS, divide_layers
 from experiments.search.keys.scheme_keys import (
     DEFAULTS,
     FSDP_UNITS,
+    NAMED_ALONE,
     accompanies_others,
     changes_kernels,
-    check_data_fields,
     offloads_states,
     scheme_namer,
     write_scheme_keys,
@@ -53,17 +56,11 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
-UNLIKE_ENDS = "unlike-ends"
-"""Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
-
 WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", "tp_scheme", "cp_scheme", "ep_scheme")
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 """Fields of a point that say what overlaps, which a framework may rule out."""
-
-DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
-"""Ways to shard states over data-parallel ranks."""
 
 NODE = "node"
 """As many ranks share one copy of the states as a scale-up domain has of a stage."""
@@ -98,8 +95,14 @@ class LayerGroup(NamedTuple):
 
     @property
     def names_schemes(self) -> bool:
-        """Whether a plan has to name one of them."""
+        """Whether a plan has to name one of them. Its micro-batches are lowered as they are: chunks and tiles are not
+        affine in their size."""
         return self.schemes != tuple(DEFAULTS.values())
+
+    @property
+    def least_micro(self) -> int:
+        """The smallest micro-batch with which its plans may exist."""
+        return self.micro if self.names_schemes else 1
 
     @property
     def expert_tensor_ranks(self) -> int:
@@ -174,7 +177,11 @@ class Space:
             for field in without_choice(self.loaded):
                 del given[field]
         self.open = tuple(given)
-        self._data_field = check_data_fields(given, self.job["plan"])
+        self.fields = list_fields(given, self.job["plan"])
+        """The fields in `FIELDS` with their names in a point, of two that state the data scheme one."""
+        stated = {f"plan.{key}" for key, value in self.job["plan"].items() if value is not None}
+        self.named = frozenset(field for field in NAMED_ALONE if field in given or field in stated)
+        """Fields that the job opens or states of those that ``plan: auto`` leaves alone."""
         self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
         check_schedules(self.values["schedule"])
@@ -192,9 +199,7 @@ class Space:
     def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         fixed = values_of(self.loaded, self.job)
         found: dict[str, tuple[Any, ...]] = {}
-        for field, name in FIELDS.items():
-            if name in found and field not in given:  # dp_scheme and zero state the same
-                continue
+        for field, name in self.fields.items():
             value = given.get(field, fixed[name])
             if field not in given:
                 found[name] = (value,)
@@ -467,9 +472,8 @@ class Space:
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data, also of one that has other values of fields that are not open."""
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        idle = {"plan.zero", "plan.dp_scheme"} - {self._data_field}
-        fields = [field for field in FIELDS if field not in self.open and field not in idle]
-        others = [field for field in fields if values[FIELDS[field]] != self.values[FIELDS[field]][0]]
+        fields = [field for field in self.fields if field not in self.open]
+        others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]
         changes = self.changes(group, pipeline, step) | state_values(others, values)
         job = apply_changes(self.job, changes)
         if group.recompute != "full":
@@ -479,18 +483,6 @@ class Space:
             job["plan"]["shard"] = step.shard
         write_scheme_keys(job["plan"], group.tp_scheme, step)
         return job
-
-
-def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
-    """What a partition comes to with so many parts of the model; empty: it does not exist."""
-    if partition != UNLIKE_ENDS:
-        return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
-    most = -(-layers // parts)
-    left = layers - (parts - 2) * most
-    if not layers % parts or not (layers + 2) % parts or parts < 2 or left < 0:
-        return []
-    ends = range(max(0, left - most), min(most, left) + 1)
-    return [(first, *[most] * (parts - 2), left - first) for first in ends]
 
 
 def _divisors(number: int) -> list[int]:

@@ -92,8 +92,8 @@ def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stre
 
 
 def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
-    """The collectives of the layers of a stage on a stream, in the order of `UnitCollectives` [6, layers] [s]; embedding
-    and output layer count as layers.
+    """The collectives of the layers of a stage on a stream, in the order of `UnitCollectives` [6, layers] [s].
+    Embedding and output layer count as layers.
 
     Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
     kind: no other division of the same bytes takes less.

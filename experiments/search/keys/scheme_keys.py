@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
-from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
 
 DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
@@ -56,17 +55,6 @@ def offloads_states(data: str) -> bool:
     """Whether a data scheme keeps states in other memory, also those of a single rank."""
     scheme = find_scheme(f"data/{data}")()
     return bool(scheme.offloaded_to("optimizer")) or scheme.measures_memory
-
-
-def check_data_fields(given: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """The field that states the data scheme. given: the open fields. Raises PlanError if two are open."""
-    if "plan.dp_scheme" not in given:
-        return "plan.zero" if plan.get("dp_scheme") is None else "plan.dp_scheme"
-    if "plan.zero" in given:
-        rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
-        remedy = "Leave zero out, and list ddp, zero-1, zero-2, zero-3 and fsdp here"
-        raise PlanError("plan.dp_scheme", rule, remedy, given["plan.dp_scheme"])
-    return "plan.dp_scheme"
 
 
 def write_scheme_keys(plan: dict[str, Any], tensor: str | None, step: Units) -> None:
