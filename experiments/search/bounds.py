@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.search.keys.data_schemes import collectives_of_microbatch, is_known, may_shard_gradients
 from experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import MeshcastError
@@ -41,10 +42,6 @@ from simulator.lowering.offload import IN, OUT
 from simulator.plan.partition import layers_of_stages
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
-
-SHARDED = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
-"""Data schemes that reduce gradients in every micro-batch: how often they do, and how often they gather weights."""
-
 
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""
@@ -120,7 +117,7 @@ class Bounds:
 
     def _scale(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
         """The units of a group, all layers recomputed alike, for its micro-batches."""
-        if group.micro > 2:
+        if group.micro > 2 and not group.names_schemes:  # chunks and tiles of some schemes are not affine
             one, two = (self._lower(group._replace(micro=micro), fused) for micro in (1, 2))
             with suppress(NotAffine):
                 return one.at_size(two, group.micro) if one is not None and two is not None else None
@@ -147,7 +144,13 @@ class Bounds:
         one_kind = layout is not None and not np.ptp(layout.of_layer)
         # The first unit of a stage gathers more in a micro-batch than the others: chunks have other first units.
         each = collectives_of_microbatch(step.data, pipeline.pp > 1, step.overlap_dp)
-        if one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1 and not any(each):
+        if (
+            is_known(step.data)
+            and one_kind
+            and ends == (0, pipeline.pp - 1)
+            and schedule.directions == 1
+            and not any(each)
+        ):
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
             partition = pipeline.partition
             if not isinstance(partition, str):
@@ -156,16 +159,18 @@ class Bounds:
         offload = tuple(one for one in group.offload if one == "optimizer")
         # Messages between stages change no state.
         step = step._replace(overlap_pp=self.space.any_step.overlap_pp)
-        key = group.tp, group.cp, group.ep, group.etp, group.sequence_parallel, offload, pipeline, step
+        degrees = group.tp, group.cp, group.ep, group.etp, group.least_micro
+        key = degrees, group.schemes, group.sequence_parallel, offload, pipeline, step
         if key not in self._states:
-            plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=offload)
+            plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=offload)
             job, loaded = self.space.job_of(plain, pipeline, step), self.space.loaded
             if loaded.model.moe is not None and loaded.framework.hidden_launch_s:
                 # Launches on the host change no state, and would be ops of their own.
                 job = apply_changes(job, {"framework.set.launch_s": 0.0})
             dp = loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
-            total = dp * pipeline.pp * 2
-            self._states[key] = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
+            total = dp * pipeline.pp * 2 * group.least_micro
+            found = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
+            self._states[key] = found.at_least() if found is not None and not is_known(step.data) else found
         return self._states[key]
 
     def _make_for_plan(self, job: dict[str, Any], total: int, make: Any) -> Any:
@@ -221,6 +226,9 @@ class Bounds:
 
     def _sum_kernels(self, group: LayerGroup, again: bool) -> float:
         """Seconds of the kernels of all layers of a group in one micro-batch; 0 if they are not known."""
+        if group.names_schemes:
+            own = self._lower(group, self._fuses_gradients)
+            return own.kernel_seconds(own, 1, again) if own is not None else 0.0
         one, two = (self._lower(group._replace(micro=micro), self._fuses_gradients) for micro in (1, 2))
         with suppress(NotAffine):
             return one.kernel_seconds(two, group.micro, again) if one is not None and two is not None else 0.0
@@ -237,7 +245,7 @@ class Bounds:
         """The kinds of units of a group; None if there are none."""
         plain = self.kernel_group(group)
         if plain not in self._layouts:
-            units = self._lower(plain._replace(micro=1), self._fuses_gradients)
+            units = self._lower(plain if plain.names_schemes else plain._replace(micro=1), self._fuses_gradients)
             made = units.layout if units is not None else None
             self._layouts[plain] = made, made.with_recomputed() if made is not None else None
         return self._layouts[plain][group.recompute == "full"]
@@ -254,7 +262,7 @@ class Bounds:
         """The group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
         plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
         # A host that waits for routers launches more collectives with sequence parallelism.
-        sharded = group.tp > 1 and self.space.loaded.model.moe is None
+        sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tp_scheme is None
         return plain._replace(sequence_parallel=True) if sharded else plain
 
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
@@ -278,7 +286,7 @@ class Bounds:
         return self._memory[plain]
 
     def _make_memory(self, group: LayerGroup) -> np.ndarray | None:
-        if group.micro > 2:
+        if group.micro > 2 and not group.names_schemes:
             one, two = (self.unit_memory(group._replace(micro=micro)) for micro in (1, 2))
             if one is None or two is None:
                 return None
@@ -299,8 +307,8 @@ class Bounds:
 
     @cached_property
     def _shards_gradients(self) -> bool:
-        """Whether a data scheme of the space reduces gradients in every micro-batch: no kernels then add them."""
-        return not SHARDED.keys().isdisjoint(self.space.values["data"])
+        """Whether a data scheme of the space may reduce gradients in every micro-batch: no kernels then add them."""
+        return any(map(may_shard_gradients, self.space.values["data"]))
 
     @cached_property
     def _fuses_gradients(self) -> bool:
@@ -331,9 +339,9 @@ class Bounds:
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
         """A plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that share one
         copy of the states, if not all."""
-        key = group.tp, group.cp, group.ep, group.etp, place, shard
+        key = group.tp, group.cp, group.ep, group.etp, place, shard, group.schemes, group.least_micro
         if key not in self._plans:
-            plain = group._replace(micro=1, recompute="none", overlap_tp=False, offload=())
+            plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
             step = self.space.any_step
             step = step if shard is None else step._replace(data="zero-1", shard=shard)
             layers = self.space.loaded.model.layers
@@ -342,7 +350,7 @@ class Bounds:
             whole = "even" if not more else "ends-as-layers" if (layers + 2) % place.pp == 0 else divided
             pipeline = Pipeline(place.pp, "1f1b", 1, whole, None, place.mesh_order)
             job = self.space.job_of(plain, pipeline, step)
-            total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2
+            total = self.space.loaded.cluster.gpus // (group.tp * group.cp) * 2 * group.least_micro
             self._plans[key] = self._make_for_plan(job, total, lambda plan: plan)
         return self._plans[key]
 
@@ -357,7 +365,7 @@ class Bounds:
         Messages count as overlapping if they do in one of them. least: states to use in place of the exact ones.
         """
         step = steps[0]._replace(overlap_pp=any(one.overlap_pp for one in steps))
-        prices = self.prices(group, step.data in SHARDED)
+        prices = self.prices(group, may_shard_gradients(step.data))
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = least
         if state is None and stages is not None:
@@ -490,11 +498,3 @@ def _whole_of_stages(stages: StagesOfPoint, prices: UnitPrices, state: DeviceSta
     own = prices.elements(stages.units)[place.part]
     counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
     return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(own)[place.device], 1.0))
-
-
-def collectives_of_microbatch(data: str, piped: bool, overlaps: bool) -> tuple[int, int]:
-    """How often a micro-batch reduces gradients, and gathers weights, with a data scheme.
-
-    piped, overlaps: under a pipeline that overlaps, FSDP keeps weights whole through all micro-batches.
-    """
-    return (0, 0) if data == "fsdp" and piped and overlaps else SHARDED.get(data, (0, 0))

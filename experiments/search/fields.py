@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, scheme_namer
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
 
@@ -20,7 +21,8 @@ FIELDS: dict[str, str] = {
     "plan.chunks": "chunks", "plan.partition": "partition", "plan.order": "mesh_order", "plan.zero": "data",
     "plan.shard": "shard", "framework.set.overlap.dp": "overlap_dp",
     "framework.set.overlap.updated_weights": "updated_weights",
-    "framework.set.overlap.pp": "overlap_pp",
+    "framework.set.overlap.pp": "overlap_pp", "plan.tp_scheme": "tp_scheme", "plan.cp_scheme": "cp_scheme",
+    "plan.ep_scheme": "ep_scheme", "plan.dp_scheme": "data", "plan.reshard": "reshard", "plan.unit": "unit",
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
@@ -29,7 +31,7 @@ PARTITIONS = ("even", "ends-as-layers")
 MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
 """Orders of the axes of the mesh, the usual one first."""
 
-OPTIONAL = ("recomputed", "etp", "shard")
+OPTIONAL = ("recomputed", "etp", "shard", *DEFAULTS)
 """Fields of a point whose values may be null: the default of a plan."""
 
 FOLLOWING = {
@@ -83,7 +85,7 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         rest["framework"] = {"name": rest["framework"]}
     given: dict[str, Any] = {}
     if rest.get("plan", AUTO) == AUTO:
-        given = {field: AUTO for field in FIELDS if field.startswith("plan.")}
+        given = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
         rest["plan"] = {}
         batch = rest.get("batch", {})
         if isinstance(batch, Mapping) and "micro" not in batch:
@@ -118,8 +120,9 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
     """Refuses an empty list, and values that are not of the kind of a field."""
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    kind = int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
-    wrong = [one for one in values if type(one) is not kind and not (name in OPTIONAL and one is None)]
+    named = field == "plan.dp_scheme" or name in DEFAULTS
+    kind = str if named else int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
+    wrong = [one for one in values if type(one) is not kind and not ((named or name in OPTIONAL) and one is None)]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
@@ -160,12 +163,34 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "chunks": chunks,
         "partition": plan.get("partition", "even"),
         "mesh_order": plan.get("order", MESH_ORDERS[0]),
-        "data": "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1)),
+        "data": read_data_scheme(plan),
         "shard": plan.get("shard"),
         "overlap_dp": overlap.dp,
         "updated_weights": overlap.updated_weights,
         "overlap_pp": overlap.pp,
+        **{key: scheme_namer(key)(plan.get(key)) for key in DEFAULTS},
+        "reshard": plan.get("reshard", True),
+        "unit": plan.get("unit", 1),
     }
+
+
+def list_fields(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
+    """The fields in `FIELDS` with their names in a point: of `dp_scheme` and `zero`, which both state the data scheme,
+    the one that a job opens or states. given: the open fields. Raises PlanError if both are open."""
+    if "plan.dp_scheme" in given and "plan.zero" in given:
+        rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
+        remedy = "Leave zero out, and list ddp, zero-1, zero-2, zero-3 and fsdp here"
+        raise PlanError("plan.dp_scheme", rule, remedy, given["plan.dp_scheme"])
+    named = "plan.dp_scheme" in given or plan.get("dp_scheme") is not None
+    idle = "plan.zero" if named else "plan.dp_scheme"
+    return {field: name for field, name in FIELDS.items() if field != idle}
+
+
+def read_data_scheme(plan: Mapping[str, Any]) -> str:
+    """The data scheme that a plan in short form states."""
+    if (named := plan.get("dp_scheme")) is not None:
+        return str(scheme_namer("dp_scheme")(named))
+    return "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1))
 
 
 def data_name(zero: Any) -> str:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import SHARDED, Bounds, collectives_of_microbatch
+from experiments.search.bounds import Bounds
+from experiments.search.keys.data_schemes import DATA, collectives_of_microbatch, is_known, may_shard_gradients
 from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from hardware.units import GIB
 from simulator.bounds.collectives import LARGE, collective_rates
@@ -260,9 +261,12 @@ class GroupBounds:
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         each_reduction, each_gather = self._turns(table)
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
-        sharded = np.array([name != "ddp" for name, _ in self._schemes])[:, None]
+        sharded, known = (
+            np.array([name in names for name, _ in self._schemes])[:, None] for names in (set(DATA) - {"ddp"}, DATA)
+        )
         # What happens in every micro-batch happens unit by unit.
-        of_unit = [(layout.reduced[axes].max(), layout.matrices[axes].max()) for axes in groups]
+        layers = max(self.space.values["unit"])
+        of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
         shape = len(groups), len(layout.elements)
         elements, matrices = (
             np.array([one[axes] for axes in groups]).reshape(shape) for one in (layout.reduced, layout.matrices)
@@ -272,10 +276,10 @@ class GroupBounds:
                 rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
                 reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
                 own = ((each_reduction[at] > 0) == each)[:, :, None]
-                found[0, at] += own * np.where(sharded, scatter, reduce)
+                found[0, at] += own * known * np.where(sharded, scatter, reduce)
                 found[1, at] += own * sharded * gather
-            for (_, value), number in self._schemes.items():
-                if value is not None:
+            for (name, value), number in self._schemes.items():
+                if value is not None and name in DATA:
                     found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
         found[0] *= BYTES[framework.gradients]
         found[1] *= BYTES[framework.weights]
@@ -286,6 +290,9 @@ class GroupBounds:
         overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
         alone, piped = ([collectives_of_microbatch(name, one, overlaps) for name in names] for one in (False, True))
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
+        if False in self.space.values["reshard"]:  # then weights may be gathered once
+            kept = [name in self.space.with_units for name in names]
+            turns[:, :, 1] = np.where(kept, np.minimum(turns[:, :, 1], 1), turns[:, :, 1])
         return turns[:, :, 0], turns[:, :, 1]
 
     def _copy_rates(
@@ -296,7 +303,7 @@ class GroupBounds:
         Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
         value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
         """
-        key = group.tp, group.cp, group.ep, group.etp, place, value, groups
+        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, value, groups
         if key not in self._known_copies:
             self._known_copies[key] = self._make_copy_rates(group, place, value, groups, elements)
         return self._known_copies[key]
@@ -322,7 +329,7 @@ class GroupBounds:
     ) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
         most parameters of a collective; 0: any number."""
-        key = group.tp, group.cp, group.ep, group.etp, place, axes, reduced, gathered
+        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, axes, reduced, gathered
         if key not in self._known_rates:
             plan, framework = self.bounds.plain_plan(group, place), self.space.loaded.framework
             reduction = int(reduced) * BYTES[framework.gradients] or LARGE
@@ -342,6 +349,8 @@ class GroupBounds:
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
         """Bytes of states of a parameter that a data scheme keeps on every rank, and of those that it shards."""
+        if not is_known(data):
+            return 0.0, 0.0
         framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
         full, compute = BYTES[framework.main_weights], BYTES[framework.weights]
         nbytes = {
@@ -374,7 +383,7 @@ class GroupBounds:
     ) -> tuple[float, float] | None:
         """Lower bounds as `Bounds.bound_points` has them, with states that shares of the units give, at least."""
         step = steps[0]
-        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, step.data in SHARDED)
+        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, may_shard_gradients(step.data))
         stages = self.bounds.stages_of(group, pipeline, prices) if prices is not None else None
         plan = self.bounds.plain_plan(group, pipeline.place, step.shard)
         if layout is None or stages is None or plan is None:
@@ -388,20 +397,19 @@ class GroupBounds:
         """What the data scheme of a choice does with a parameter, at least."""
         whole, shared = self._whole_and_shared(group, step.data)
         nbytes = whole + shared / self._shards(group, place, step.shard)
-        framework, each = (
-            self.space.loaded.framework,
-            collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp),
-        )
+        framework, known = self.space.loaded.framework, step.shard is None and is_known(step.data)
+        each, often = collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp)
+        often = often if step.reshard else min(often, 1)
         reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
-        for axes in () if step.shard is not None else layout.reduced:
-            sizes = (layout.reduced[axes].max(), layout.matrices[axes].max()) if any(each) else (0, 0)
-            reduce, scatter, gather = self._rates(group, place, axes, *sizes)
+        for axes in layout.reduced if known else ():
+            largest = step.unit * layout.reduced[axes].max(), step.unit * layout.matrices[axes].max()
+            reduce, scatter, gather = self._rates(group, place, axes, *(largest if each else (0, 0)))
             reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
             gathers[axes] = gather * BYTES[framework.weights]
         # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
-        kept = step.data == "fsdp" and not any(each) and step.shard is None
+        kept = step.data == "fsdp" and not each and known
         both = (BYTES[framework.weights], BYTES[framework.gradients]) if kept else (0, 0)
-        return ParameterCosts(nbytes, both, reductions, gathers, *each)
+        return ParameterCosts(nbytes, both, reductions, gathers, each, often, step.unit)
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:

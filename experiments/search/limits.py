@@ -121,6 +121,9 @@ class PointConstraint:
         if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with one chunk
             return ("pp", FIELDS[field])
         if field in ("plan.zero", "plan.fsdp"):
+            if "plan.zero" not in self.space.fields:
+                rule = "the data schemes of this search are those of plan.dp_scheme"
+                raise PlanError(self.constraint.where, rule, "Name plan.dp_scheme", self.constraint.text)
             return ("data",)
         if field in FIELDS:
             return (FIELDS[field],)
@@ -217,7 +220,7 @@ class MeasuredPoints:
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
         plain = group._replace(recompute="none", offload=())
-        key = plain, pipeline, step.data, step.shard
+        key = plain, pipeline, step.data, step.shard, step.reshard, step.unit
         if key not in self._known:
             try:
                 plan = resolve_plan(

@@ -383,10 +383,10 @@ class BoundViolation(PlanError):
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
-    """Choices with one data scheme by what of its collectives overlaps."""
-    found: dict[tuple[bool, bool], list[StepChoice]] = {}
+    """Choices with one data scheme by what of its collectives overlaps, and by its units."""
+    found: dict[tuple[Any, ...], list[StepChoice]] = {}
     for one in steps:
-        found.setdefault((one.overlap_dp, one.updated_weights), []).append(one)
+        found.setdefault((one.overlap_dp, one.updated_weights, one.reshard, one.unit), []).append(one)
     return [*found.values()]
 
 

@@ -19,18 +19,30 @@ from experiments.search.fields import (
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
-    check_partition,
     check_values,
     data_name,
+    list_fields,
     schedule_name,
     split_open_fields,
     state_values,
     values_of,
 )
+from experiments.search.keys.data_schemes import DATA
+from experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
+from experiments.search.keys.partitions import UNLIKE_ENDS, divide_layers
+from experiments.search.keys.scheme_keys import (
+    DEFAULTS,
+    FSDP_UNITS,
+    NAMED_ALONE,
+    accompanies_others,
+    changes_kernels,
+    offloads_states,
+    scheme_namer,
+    write_scheme_keys,
+)
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
-from simulator.job.job import Job
 from simulator.job.load import load_job
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
@@ -44,17 +56,11 @@ ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
-UNLIKE_ENDS = "unlike-ends"
-"""Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
-
-WORDS = ("schedule", "recompute", "data", "offload", "mesh_order")
+WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", "tp_scheme", "cp_scheme", "ep_scheme")
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 """Fields of a point that say what overlaps, which a framework may rule out."""
-
-DATA = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")
-"""Ways to shard states over data-parallel ranks."""
 
 NODE = "node"
 """As many ranks share one copy of the states as a scale-up domain has of a stage."""
@@ -77,6 +83,26 @@ class LayerGroup(NamedTuple):
     offload: tuple[str, ...]
     etp: int | None = None
     """Expert tensor parallel; None: the default of a plan."""
+    tp_scheme: str | None = None
+    """Tensor scheme that the plan names; None: Megatron's."""
+    cp_scheme: str = DEFAULTS["cp_scheme"]
+    ep_scheme: str = DEFAULTS["ep_scheme"]
+
+    @property
+    def schemes(self) -> tuple[str | None, ...]:
+        """The schemes of its tensor, sequence and expert parallelism."""
+        return self.tp_scheme, self.cp_scheme, self.ep_scheme
+
+    @property
+    def names_schemes(self) -> bool:
+        """Whether a plan has to name one of them. Its micro-batches are lowered as they are: chunks and tiles are not
+        affine in their size."""
+        return self.schemes != tuple(DEFAULTS.values())
+
+    @property
+    def least_micro(self) -> int:
+        """The smallest micro-batch with which its plans may exist."""
+        return self.micro if self.names_schemes else 1
 
     @property
     def expert_tensor_ranks(self) -> int:
@@ -123,6 +149,10 @@ class StepChoice(NamedTuple):
     overlap_pp: bool
     shard: int | None = None
     """Data-parallel ranks that share one copy of the states; None: all."""
+    reshard: bool = True
+    """Whether FSDP frees weights between the forward and the backward pass."""
+    unit: int = 1
+    """Layers of a unit of FSDP."""
 
 
 class Space:
@@ -137,32 +167,39 @@ class Space:
     def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False) -> None:
         self.base, self.names_cluster = base, names_cluster
         self.job, given = split_open_fields(job)
-        _check_plan(self.job["plan"])
+        check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
         if not given and not names_cluster:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
-        _check_job(self.loaded, self.job)
+        check_job(self.loaded, self.job)
         if job.get("plan", AUTO) == AUTO:
-            for field in _without_choice(self.loaded):
+            for field in without_choice(self.loaded):
                 del given[field]
         self.open = tuple(given)
+        self.fields = list_fields(given, self.job["plan"])
+        """The fields in `FIELDS` with their names in a point, of two that state the data scheme one."""
+        stated = {f"plan.{key}" for key, value in self.job["plan"].items() if value is not None}
+        self.named = frozenset(field for field in NAMED_ALONE if field in given or field in stated)
+        """Fields that the job opens or states of those that ``plan: auto`` leaves alone."""
         self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
-        _check_schedules(self.values["schedule"])
+        check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
         self._counts_by_place: dict[tuple[int, int, bool], Counter[Place]] = {}
         self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
         """Data schemes that may keep copies of what they shard."""
+        self.with_units = {name for name, options in data.items() if "unit" in options}
+        """Data schemes that gather the weights of units of layers."""
 
     # ------------------------------------------------------------------------------------------- values
 
     def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         fixed = values_of(self.loaded, self.job)
         found: dict[str, tuple[Any, ...]] = {}
-        for field, name in FIELDS.items():
+        for field, name in self.fields.items():
             value = given.get(field, fixed[name])
             if field not in given:
                 found[name] = (value,)
@@ -176,9 +213,10 @@ class Space:
                     for one in value:
                         load_job(apply_changes(self.job, {field: one}), base=self.base)
                 ways: dict[str, Callable[[Any], Any]] = {
-                    "data": data_name,
+                    "data": data_name if field == "plan.zero" else scheme_namer("dp_scheme"),
                     "offload": tuple,
                     "schedule": schedule_name,
+                    **{name: scheme_namer(name) for name in DEFAULTS},
                 }
                 one_of = ways.get(name, lambda one: one)
                 found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
@@ -227,6 +265,9 @@ class Space:
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
+            "reshard": (True, False),
+            "unit": FSDP_UNITS,
+            **{one: (default,) for one, default in DEFAULTS.items()},
         }
         return tuple(ranges[name])
 
@@ -257,14 +298,32 @@ class Space:
         """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
         found = []
-        fields = [name for name in LayerGroup._fields if name != "etp"]
+        fields = [name for name in LayerGroup._fields if name not in ("etp", *DEFAULTS)]
         for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in fields)):
             if self.loaded.cluster.gpus % (tp * cp):
                 continue
             if tp == 1 and (sp != v["sequence_parallel"][0] or overlap != v["overlap_tp"][0]):
                 continue
             plain = LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload)
-            found += [plain._replace(etp=etp) for etp in self._expert_degrees(tp, ep)]
+            every = [plain._replace(etp=etp) for etp in self._expert_degrees(tp, ep)]
+            found += [one for group in every for one in self._name_schemes(group)]
+        return found
+
+    def _name_schemes(self, group: LayerGroup) -> list[LayerGroup]:
+        """A group with every scheme that makes a difference at its degrees."""
+        v, experts = self.values, group.ep > 1 or (group.etp or 1) > 1
+        tensor = v["tp_scheme"] if group.tp > 1 else (None,)
+        sequence = v["cp_scheme"] if group.cp > 1 else (DEFAULTS["cp_scheme"],)
+        expert = [one if experts or changes_kernels("expert", one) else DEFAULTS["ep_scheme"] for one in v["ep_scheme"]]
+        found = []
+        for tp_scheme, cp_scheme, ep_scheme in product(tensor, sequence, dict.fromkeys(expert)):
+            # Schemes of their own shard activations in their own way; those that overlap leave nothing to overlap.
+            alone = tp_scheme is not None and not accompanies_others(tp_scheme)
+            if alone and group.sequence_parallel != v["sequence_parallel"][0]:
+                continue
+            if accompanies_others(tp_scheme) and group.overlap_tp != v["overlap_tp"][0]:
+                continue
+            found.append(group._replace(tp_scheme=tp_scheme, cp_scheme=cp_scheme, ep_scheme=ep_scheme))
         return found
 
     def _expert_degrees(self, tp: int, ep: int) -> list[int | None]:
@@ -331,8 +390,10 @@ class Space:
                     updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
                     sends,
                     shard,
+                    *units,
                 )
-                for data in (v["data"] if key[0] else v["data"][:1])
+                for data in (v["data"] if key[0] else self._data_of_one_rank)
+                for units in (product(v["reshard"], v["unit"]) if data in self.with_units else ((True, 1),))
                 for shard in self._shards(data, *shards)
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]
@@ -340,6 +401,12 @@ class Space:
             )
             self._steps[key] = tuple(found)
         return self._steps[key]
+
+    @property
+    def _data_of_one_rank(self) -> list[str]:
+        """Data schemes that differ where a single rank has all states: the first one, and those that offload."""
+        first, *others = self.values["data"]
+        return [first, *(one for one in others if offloads_states(one))]
 
     def _shards(self, data: str, dp: int, inside: int) -> list[int | None]:
         """Numbers of ranks that may share one copy of the states. inside: ranks between neighbours along dp."""
@@ -405,9 +472,8 @@ class Space:
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data, also of one that has other values of fields that are not open."""
         values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
-        others = [
-            field for field, name in FIELDS.items() if field not in self.open and values[name] != self.values[name][0]
-        ]
+        fields = [field for field in self.fields if field not in self.open]
+        others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]
         changes = self.changes(group, pipeline, step) | state_values(others, values)
         job = apply_changes(self.job, changes)
         if group.recompute != "full":
@@ -415,80 +481,8 @@ class Space:
         job["plan"].pop("shard", None)
         if step.shard is not None:
             job["plan"]["shard"] = step.shard
+        write_scheme_keys(job["plan"], group.tp_scheme, step)
         return job
-
-
-def divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
-    """What a partition comes to with so many parts of the model; empty: it does not exist."""
-    if partition != UNLIKE_ENDS:
-        return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
-    most = -(-layers // parts)
-    left = layers - (parts - 2) * most
-    if not layers % parts or not (layers + 2) % parts or parts < 2 or left < 0:
-        return []
-    ends = range(max(0, left - most), min(most, left) + 1)
-    return [(first, *[most] * (parts - 2), left - first) for first in ends]
-
-
-CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
-"""Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
-
-
-def _check_plan(plan: Any) -> None:
-    """Refuses plans for which there are no bounds."""
-    if not isinstance(plan, Mapping):  # `load_job` explains it
-        return
-    for key in CLOSED:
-        if plan.get(key) is not None:
-            long = key in ("mesh", "schemes")
-            rule = (
-                f"a search takes a plan in short form, {'of degrees such as tp and pp' if long else f'without {key}'}"
-            )
-            raise PlanError(f"plan.{key}", rule, "Leave it out, or use `meshcast sweep`", plan[key])
-    if isinstance(schedule := plan.get("schedule"), Mapping):
-        rule = "a search takes a schedule by its name, without options"
-        raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    if (partition := plan.get("partition")) is not None:
-        check_partition(partition)
-
-
-def _check_schedules(names: Sequence[str]) -> None:
-    """Refuses schedules that do not exist without an option."""
-    for name in names:
-        options = find_scheme(f"pipeline/{name}").Options.model_fields
-        if needed := [key for key, field in options.items() if field.is_required()]:
-            rule = (
-                f"it needs the option {', '.join(needed)}, and a search takes a schedule by its name, without options"
-            )
-            raise PlanError("plan.schedule", rule, "Leave it out, or use `meshcast sweep`", name)
-
-
-def _check_job(job: Job, written: Mapping[str, Any]) -> None:
-    """Refuses jobs for which there are no bounds."""
-    batch, sizes = job.batch, written.get("batch", {})
-    if sizes.get("global") is None:
-        rule = "a search compares plans of one global batch, and the job does not state it"
-        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
-    for key in ("microbatches", "samples"):
-        if sizes.get(key) is not None:
-            rule = "a search takes the size of a micro-batch, batch.micro"
-            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
-    reasons = {
-        "cluster": ("all nodes are of one kind", bool(job.cluster.groups)),
-        "model": ("a model is one chain of layers", bool(job.model.branches)),
-        "train.mode": ("a step has backward passes", job.forward_only),
-        "batch": ("micro-batches are alike", bool(batch.lengths)),
-    }
-    for where, (rule, broken) in reasons.items():
-        if broken:
-            raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
-
-
-def _without_choice(job: Job) -> list[str]:
-    """The fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
-    found = [] if job.model.moe else ["plan.etp"]
-    found += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
-    return found + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])
 
 
 def _divisors(number: int) -> list[int]:

@@ -56,6 +56,10 @@ class UnitCollectives:
         """All that happen once a step."""
         return self.first + self.again + self.last
 
+    def without_time(self) -> UnitCollectives:
+        """These, if they took no time."""
+        return UnitCollectives(**{one.name: np.zeros_like(getattr(self, one.name)) for one in fields(self)})
+
     def of_stages(self, layers: Sequence[int], part: np.ndarray) -> UnitCollectives:
         """Those of virtual stages. layers: of every part of the model. part: of every stage."""
         units = np.array(layers)
@@ -88,7 +92,8 @@ def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stre
 
 
 def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
-    """The collectives of the units of a stage on a stream, in the order of `UnitCollectives` [6, units] [s].
+    """The collectives of the layers of a stage on a stream, in the order of `UnitCollectives` [6, layers] [s].
+    Embedding and output layer count as layers.
 
     Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
     kind: no other division of the same bytes takes less.
@@ -117,4 +122,8 @@ def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
         for row, phases in zip(found[3:], ("FBWR", "W", between), strict=True):
             row[at : at + run.count] = sum(seconds for phase, seconds in own if phase in phases)
         at += run.count
-    return found
+    # Of several layers in one unit the first one has what all of them have.
+    layers = [run.layers for run in runs for _ in range(run.count)]
+    every = np.zeros((6, sum(layers)))
+    every[:, np.cumsum([0, *layers[:-1]])] = found
+    return every

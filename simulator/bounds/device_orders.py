@@ -64,14 +64,20 @@ class DeviceOrder:
     ends_gradients: np.ndarray
 
     def peak(self, memory: PassMemory) -> float:
-        """The most memory of the passes, without messages [bytes]."""
+        """The most memory of the passes, without messages [bytes].
+
+        Weights that are gathered again before the first backward pass arrive, and the gradients of this pass come to
+        be, unit by unit while it frees activations: they do not count.
+        """
+        again = self.begins_weights & (self.kind != 0)
+        freed = np.isin(self.part, self.part[again]) & (self.kind != 0)
         weights, gradients = memory.whole_weights[self.part], memory.whole_gradients[self.part]
-        begin = self.begins_weights * weights + self.begins_gradients * gradients
-        end = self.ends_weights * weights + self.ends_gradients * gradients
+        begin = (self.begins_weights & ~again) * weights + self.begins_gradients * gradients
+        end = (self.ends_weights & ~freed) * weights + self.ends_gradients * gradients
         net = memory.net[self.part, self.kind]
         held = np.cumsum(begin + net - end)
         alone = np.bincount(self.place)[self.place] == 1
-        during = (held - net + end + memory.peak[self.part, self.kind])[alone]
+        during = (held - net + end - again * gradients + memory.peak[self.part, self.kind])[alone]
         # Of passes that run together only what is left after both is known.
         after = held[np.diff(self.place, append=len(held)) > 0]
         return max(float(during.max(initial=0.0)), float(after.max(initial=0.0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,17 @@ class DeviceStates:
     collectives: tuple[UnitCollectives, ...]
     whole: np.ndarray
     plan: Plan
+
+    def at_least(self) -> DeviceStates:
+        """These, of a data scheme of which nothing else is known: its collectives and its update may take no time, and
+        where it measures memory first its states may lie elsewhere."""
+        measures = any(scheme.measures_memory for scheme in self.plan.schemes)
+        none = np.zeros_like(self.update)
+        units = tuple(one.without_time() for one in self.collectives)
+        resident = np.zeros_like(self.resident) if measures else self.resident
+        return replace(
+            self, resident=resident, update=none, summed=none, collectives=units, whole=np.zeros_like(self.whole)
+        )
 
 
 def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:

@@ -20,7 +20,7 @@ class ParameterCosts(NamedTuple):
     nbytes: states on a GPU [bytes]. whole: gathered weights and unreduced gradients of a sharded parameter that live
         from the first to the last micro-batch [bytes].
     reductions, gathers: of its gradient and of its weight, by the axes of the sum [s]. each_reduction, each_gather: how
-        often they happen in a micro-batch; 0: once a step.
+        often they happen in a micro-batch; 0: once a step. unit: layers whose weights are gathered together.
     """
 
     nbytes: float
@@ -29,6 +29,7 @@ class ParameterCosts(NamedTuple):
     gathers: dict[tuple[str, ...], float]
     each_reduction: int
     each_gather: int
+    unit: int
 
 
 def least_states(
@@ -46,7 +47,9 @@ def least_states(
     nothing = np.zeros(len(of_units))
     if costs.each_reduction:
         reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]
-        collectives = UnitCollectives(nothing, nothing, nothing, reduced + gathered, reduced, gathered)
+        # The first unit of a pass, of one layer or several, may be gathered beside the pass before.
+        between = gathered if costs.unit == 1 else nothing
+        collectives = UnitCollectives(nothing, nothing, nothing, reduced + gathered, reduced, between)
     else:
         first = gathered[of_units] if any(costs.whole) else nothing
         collectives = UnitCollectives(first, nothing, reduced[of_units], nothing, nothing, nothing)

@@ -120,17 +120,18 @@ def bound_devices(
         """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
         return place.sum(place.turns[:, None] * values[part])
 
-    last = place.most(np.maximum(backward, whole)[part])
-    sums = on_devices(forward + backward)
-    work, opened = sums.max(axis=1), (sums - last).max(axis=1)
-    waits = np.zeros(shape.p)
+    # A device that waits for its messages computes nothing meanwhile; collectives of its pass may go on.
+    waits = np.zeros((shape.p, seconds.shape[2]))
     if blocking and not schedule.pairs_passes:
         # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
         left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD], 0.0)
-        waits = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
-        waits = np.maximum(waits - times.hop, 0.0)
+        every = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
+        waits[:, 0] = np.maximum(every - times.hop, 0.0)
+    last = place.most(np.maximum(backward, whole)[part])
+    sums = on_devices(forward + backward) + waits
+    work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     if not schedule.barrier:
-        return DeviceBound(work + waits, work + waits, work + waits)
+        return DeviceBound(work, work, work)
     gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
     gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
     head = place.least(place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
@@ -142,8 +143,8 @@ def bound_devices(
     head = np.maximum(head - early, 0.0)
     if shape.forward_only:
         tail[:], ends[:] = 0.0, 0.0
-    returned = head + on_devices(forward + inputs).max(axis=1) + waits - ends + tail
-    return DeviceBound(head + work + waits, returned, head + opened + waits)
+    returned = head + (on_devices(forward + inputs) + waits).max(axis=1) - ends + tail
+    return DeviceBound(head + work, returned, head + opened)
 
 
 def shortest_step(

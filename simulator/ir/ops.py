@@ -417,7 +417,7 @@ class UnitRun:
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
     allocated_before, freed_later: further buffers that a run played before this one allocates, or one after it frees.
-    marks: the marks of the unit.
+    marks: the marks of the unit. layers: how many it joins.
     """
 
     name: str
@@ -431,6 +431,7 @@ class UnitRun:
     freed_later: tuple[str, ...] = ()
     nbytes_in: int = 0
     marks: frozenset[Hashable] = frozenset()
+    layers: int = 1
 
 
 @dataclass(eq=False, slots=True)

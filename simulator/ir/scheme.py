@@ -154,6 +154,15 @@ class Scheme:
         named = (given.get(option) for option in cls.names_axes)
         return (*over, *(axis for axis in named if axis))
 
+    @classmethod
+    def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
+        """Sizes of its axes over so many ranks, as far as they follow from this number: one that is meant, several
+        among which a plan has to choose, or none.
+
+        near: how many neighbours of these ranks share a node.
+        """
+        return [(ranks,)] if cls.least_axes < 2 else []
+
     @property
     def view(self) -> str:
         """The view of the mesh that has its axes; empty for the mesh itself."""

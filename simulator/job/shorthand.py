@@ -9,7 +9,16 @@ from typing import Any
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, is_scheme, scheme_names
+from simulator.ir.scheme import Scheme
 from simulator.job.job import LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
+from simulator.job.named_schemes import (
+    data_scheme,
+    data_schemes,
+    expert_schemes,
+    near_ranks,
+    sequence_schemes,
+    tensor_schemes,
+)
 from simulator.models.model import Model
 
 Schemes = tuple[SchemeEntry, ...]
@@ -45,22 +54,22 @@ def family_degree(plan: LongPlan, family: str) -> int:
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 
-def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
+def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1) -> LongPlan:
     """The long form of a plan.
 
-    gpus: number of GPUs of the cluster.
+    gpus: number of GPUs of the cluster. node: of a node, which schemes over several axes may ask for.
     Raises PlanError for a mistake in the plan.
     """
     if "mesh" in plan or "schemes" in plan:
         return validate_data(LongPlan, dict(plan), "plan", PlanError)
     short = validate_data(ShortPlan, dict(plan), "plan", PlanError)
     if short.stages or any(one.stages for one in short.replicas):
-        return _expand_stages(plan, short, model)
+        return _expand_stages(plan, short, model, node)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
         raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
-    stage = _expand_stage(short, dp, model, "plan")
+    stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
     long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
@@ -69,12 +78,12 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
 
 
 def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
-    """The axes of a mesh in an order of degrees, outermost first; dp may be two axes."""
-    axes = {"dp": ("dp", "replicate", "shard")}
-    return {axis: mesh[axis] for name in order.split("-") for axis in axes.get(name, (name,)) if axis in mesh}
+    """The axes of a mesh in an order of degrees, outermost first; each may be several axes."""
+    places, copies = order.split("-"), {"replicate": "dp", "shard": "dp"}
+    return dict(sorted(mesh.items(), key=lambda one: places.index(copies.get(one[0], one[0].partition("-")[0]))))
 
 
-def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> LongPlan:
+def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node: int) -> LongPlan:
     """The long form of a plan whose stages have degrees of their own; what a stage leaves out is as in the plan."""
     for key in ("pp", "dp"):
         if key in plan:
@@ -85,7 +94,7 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> L
     common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
 
     def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-        return [_expand_entry(common, one, model, f"{where}[{i}]") for i, one in enumerate(stages)]
+        return [_expand_entry(common, one, model, f"{where}[{i}]", node) for i, one in enumerate(stages)]
 
     counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
     long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
@@ -98,26 +107,30 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model) -> L
     return validate_data(LongPlan, long, "plan", PlanError)
 
 
-def _expand_entry(common: Mapping[str, Any], given: Mapping[str, Any], model: Model, where: str) -> dict[str, Any]:
+def _expand_entry(
+    common: Mapping[str, Any], given: Mapping[str, Any], model: Model, where: str, node: int
+) -> dict[str, Any]:
     """The long form of one entry of `stages`, which may be in that form already."""
     if "mesh" in given or "schemes" in given:
         return dict(given)
     stage = validate_data(ShortStageEntry, {**common, **given}, where, PlanError)
-    return _expand_stage(stage, stage.dp or 1, model, where) | {"layers": stage.layers}
+    return _expand_stage(stage, stage.dp or 1, model, where, node) | {"layers": stage.layers}
 
 
-def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[str, Any]:
-    """The axes inside a stage, and the schemes over them."""
-    data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
-    shard = _shard_ranks(short, dp, data, where)
-    schemes: list[dict[str, Any]] = [
-        {"use": data, "over": "dp"} if shard == dp else {"use": data, "over": "shard", "replicate": "replicate"},
-        *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
-        {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
-    ]
-    views = _views(short, dp * short.cp * short.tp, math.gcd(*model.moe.expert_counts) if model.moe else 1, where)
-    if views:
-        schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
+def _expand_stage(
+    short: ShortStage, dp: int, model: Model, where: str, node: int, stages_inside: int = 1
+) -> dict[str, Any]:
+    """The axes inside a stage, and the schemes over them. stages_inside: stages between replicas along dp."""
+    inside = short.tp * short.cp
+    shard = _shard_ranks(short, dp, data_scheme(short, where), where)
+    schemes, mesh = data_schemes(short, dp, shard, near_ranks(dp, inside * stages_inside, node), where)
+    sequence, sequence_axes = sequence_schemes(short, near_ranks(short.cp, short.tp, node), where)
+    tensor, tensor_axes = tensor_schemes(short, where)
+    schemes += [*sequence, *tensor]
+    mesh |= {**sequence_axes, **tensor_axes}
+    views = _views(short, dp * inside, math.gcd(*model.moe.expert_counts) if model.moe else 1, where)
+    expert_axes = (["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]) if views else []
+    schemes += expert_schemes(short, expert_axes, model.moe is not None, where)
     if short.recompute_layers is not None and short.recompute != "full":
         rule = f"a number of layers needs recompute: full, and the plan has recompute: {short.recompute}"
         remedy = "Write recompute: full, or leave it out"
@@ -129,19 +142,17 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str) -> dict[
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     if short.offload:
         schemes.append({"use": "memory/offload", "what": list(short.offload)})
-    replicas = {"dp": dp} if shard == dp else {"replicate": dp // shard, "shard": shard}
-    mesh = {**replicas, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
     return {"mesh": mesh, "views": views, "schemes": schemes}
 
 
-def _shard_ranks(short: ShortStage, dp: int, data: str, where: str) -> int:
+def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> int:
     """The data-parallel ranks that share one copy of the states."""
     shard = short.shard or dp
     if dp % shard:
         near = min((n for n in range(1, dp + 1) if dp % n == 0), key=lambda n: abs(n - shard))
         raise PlanError(f"{where}.shard", f"it must divide dp = {dp}", f"shard = {near} would work", shard)
-    if shard < dp and "replicate" not in find_scheme(data).Options.model_fields:
-        rule = f"{data} keeps no copies of what it shards; data/zero-1 and data/fsdp may"
+    if shard < dp and "replicate" not in data.Options.model_fields:
+        rule = f"data/{data.name} keeps no copies of what it shards; data/zero-1 and data/fsdp may"
         raise PlanError(f"{where}.shard", rule, "Write zero: 1 or fsdp: true, or leave it out", shard)
     return shard
 

@@ -151,7 +151,7 @@ def compare_plans(search: Search, given: Sequence[GivenPlan]) -> list[ComparedPl
 
 def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedPlan:
     searched, job = search.space.loaded, given.job
-    form, report = read_short_form(job), simulate(job, shared_work=search.shared)
+    form, report = read_short_form(job, search.space.named), simulate(job, shared_work=search.shared)
     fits = report.fits and report.peak_device <= search.capacity
     settings = differing_settings(searched, job)
     outside = list_outside(search.space, form) + [
@@ -171,7 +171,7 @@ def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedP
 
 def _differing_fields(best: Job, form: ShortForm) -> dict[str, tuple[Any, Any]]:
     """Fields of the best plan and of a given one that differ, with their values in both."""
-    one, other = read_short_form(best).by_field(), form.by_field()
+    one, other = read_short_form(best, form.named).by_field(), form.by_field()
     pairs = {field: (one.get(field), other.get(field)) for field in FIELDS}
     for field in (*IMPLIED, *(each for each in FIELDS if not each.startswith("plan."))):
         if None in pairs[field]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from experiments.search.comparison.short_form import ShortForm
 from experiments.search.fields import FIELDS, PARTITIONS
+from experiments.search.keys.partitions import UNLIKE_ENDS
+from experiments.search.keys.scheme_keys import DEFAULTS
 from experiments.search.limits import LimitedSpace
-from experiments.search.space import UNLIKE_ENDS, LayerGroup, Pipeline, Space, StepChoice
+from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 
 MOST_NAMED = 12
 """Values of a field that a sentence names."""
@@ -40,7 +42,7 @@ def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
     others = [_explain_other(field, *pair) for field, pair in form.others.items()]
     if not form.values:
         return others
-    found = [_wrong_value(space, field, form.values[name]) for field, name in FIELDS.items()]
+    found = [_wrong_value(space, field, form.values[name]) for field, name in space.fields.items()]
     outside = [one for one in found if one is not None]
     return [*(outside or _explain_point(space, form.values)), *others]
 
@@ -72,6 +74,9 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
 def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
     """Why a space that has all values of a plan does not have it, or admits it not; empty if it does."""
     group, pipeline, step = find_point(space, values)
+    if space.named and group not in space.groups():
+        why = "the search took no such combination of degrees and schemes"
+        return [OutsideField("plan", "this combination", None, why)]
     if pipeline not in space.pipelines(group):
         if any(one.order == pipeline.order for one in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
@@ -94,7 +99,12 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
 def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
     """The point of a space that a plan would be: fields that make no difference have the first value of the space."""
     found = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
-    found |= {"etp": values["etp"], "shard": values["shard"]}
+    found |= {"etp": values["etp"], "shard": values["shard"], "tp_scheme": values["tp_scheme"]}
+    found["cp_scheme"] = found["cp_scheme"] if found["cp"] > 1 else DEFAULTS["cp_scheme"]
+    if found["ep"] == 1 and (found["etp"] or 1) == 1 and values["ep_scheme"] is None:
+        found["ep_scheme"] = DEFAULTS["ep_scheme"]
+    if found["data"] not in space.with_units:
+        found |= {"reshard": True, "unit": 1}
     layers, recomputed = space.loaded.model.layers, values["recomputed"]
     if found["pp"] > 1:
         layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))

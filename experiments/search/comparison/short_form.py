@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.search.comparison.named_schemes import read_named_schemes
 from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS, state_sharding
-from experiments.search.space import DATA
+from experiments.search.keys.data_schemes import DATA
+from experiments.search.keys.scheme_keys import DEFAULTS
 from hardware.errors import MeshcastError
 from simulator.ir.registry import find_scheme
 from simulator.job.job import Job, LongPlan, SchemeEntry
@@ -40,34 +42,38 @@ class ShortForm:
         stages or replicas are unlike.
     others: what a plan in short form cannot say, by field: in this plan, and in the plan with the same `values`.
     job: the job with the plan of these `values` in short form, as plain data; None if there is no such plan.
+    named: fields in `NAMED_ALONE` that were read.
     """
 
     values: dict[str, Any]
     others: dict[str, tuple[Any, Any]]
     job: dict[str, Any] | None
+    named: frozenset[str] = frozenset()
 
     def by_field(self) -> dict[str, Any]:
         """The values by field of a job, as `Certificate.fields` states them, without those that make no difference."""
-        stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values}
+        idle = "plan.zero" if "plan.dp_scheme" in self.named else "plan.dp_scheme"
+        stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
         if self.values.get("recompute") == RECOMPUTE[0] and self.values["recomputed"] is None:
             stated["plan.recompute_layers"] = "all"
         return {field: value for field, value in stated.items() if value is not None}
 
 
-def read_short_form(job: Job) -> ShortForm:
-    """The plan of a job as a search states it."""
+def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
+    """The plan of a job as a search states it. named: fields in `NAMED_ALONE` that the search varies, or that its job
+    states; what others would say is named among `others`."""
     plan = job.plan
     if plan.has_stages or plan.replicas:
         key = "stages" if plan.has_stages else "replicas"
         return ShortForm({}, {f"plan.{key}": ("with degrees or batches of their own", None)}, None)
-    values = _read_values(job)
+    values = _read_values(job) | read_named_schemes(job.plan, job.framework, named)
     written = {key: value for key, value in job.as_written.items() if key not in ("id", "published", "noise")}
-    written["plan"] = _write_plan(values)
+    written["plan"] = _write_plan(values, named)
     try:
         made = load_job(written, base=job.folder)
     except MeshcastError as error:
-        return ShortForm(values, {"plan": ("no plan in short form", error.rule)}, None)
-    return ShortForm(values, _differences(plan, made.plan), written)
+        return ShortForm(values, {"plan": ("no plan in short form", error.rule)}, None, named)
+    return ShortForm(values, _differences(plan, made.plan), written, named)
 
 
 def _read_values(job: Job) -> dict[str, Any]:
@@ -170,12 +176,14 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
     return ends_as_layers if not left and {*inner} <= {most} and first == last == most - 1 else given
 
 
-def _write_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
     """A plan in short form."""
     keys = ("tp", "pp", "cp", "ep", "etp", "schedule", "chunks", "partition", "recompute", "sequence_parallel", "shard")
-    plan = {key: values[key] for key in keys if values[key] is not None}
+    keys_of_schemes = (*DEFAULTS, "reshard", "unit")
+    plan = {key: values[key] for key in (*keys, *keys_of_schemes) if values[key] is not None}
     plan |= {"order": values["mesh_order"]} if values["mesh_order"] else {}
-    plan |= _sharding(values["data"]) if values["data"] else {}
+    if values["data"]:
+        plan |= {"dp_scheme": values["data"]} if "plan.dp_scheme" in named else _sharding(values["data"])
     if values["recomputed"] is not None:
         plan["recompute_layers"] = values["recomputed"]
     if values["offload"]:
@@ -185,7 +193,7 @@ def _write_plan(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _expand(job: Job, short: Mapping[str, Any]) -> LongPlan:
     """A plan in short form without degrees, in long form."""
-    return expand_plan(short, job.cluster.gpus, job.model)
+    return expand_plan(short, job.cluster.gpus, job.model, job.cluster.gpus_per_node)
 
 
 def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:

@@ -52,6 +52,10 @@ class BytePS(DataScheme):
         colocated: bool = True
         """Whether the hosts of the GPU machines also sum gradients."""
 
+    @classmethod
+    def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
+        return [(ranks // near, near)]
+
     def assumptions(self, model: Any) -> Iterable[str]:
         if self.options.servers:
             yield f"{self.options.servers} machines without GPUs serve, each with the ports of a GPU machine"

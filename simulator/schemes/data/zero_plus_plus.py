@@ -50,6 +50,10 @@ class ZeroPlusPlus(CoordinatedScheme):
         block: int = Field(default=2048, ge=1)
         """Elements that share a scale; the default is assumed."""
 
+    @classmethod
+    def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
+        return [(ranks // near, near)]
+
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Returns the axes within a node over which its copy of `param` is sharded; None without hpZ, and for experts
         without replicas within the node, which are all-gathered from other nodes again."""

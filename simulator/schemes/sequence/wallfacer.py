@@ -46,6 +46,10 @@ class WallFacer(RingScheme):
         2024,
     )
 
+    @classmethod
+    def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
+        return [(team, ranks // team**2, team) for team in range(2, ranks) if ranks % team**2 == 0]
+
     @property
     def token_order(self) -> str:
         return "zigzag over teams"

@@ -67,6 +67,7 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
         assert together[1] <= forecast.peak_device * (1 + ROUNDING), point
     assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), point
     coarse, _ = groups.open(group)
+    assert coarse is not None, point
     while coarse is not None:
         own = (at for at in range(len(coarse.places)) if coarse.pipeline(at) == pipeline)
         at = next((at for at in own if step in groups.steps(coarse, at)), None)

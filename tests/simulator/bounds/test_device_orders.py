@@ -37,7 +37,8 @@ def test_whole_weights_and_gradients_live_from_first_to_last_use() -> None:
     # All forward passes first: weights are freed between, gradients begin when activations become fewer.
     schedule, shape = make("gpipe", 4, 8)
     (order,) = device_orders(schedule, shape, [0]).values()
-    assert order.peak(memory(4, weights=10)) == 10 + 8 * 4 + 2
+    # Those gathered again may not be there at the peak of the first backward pass: the last forward pass counts.
+    assert order.peak(memory(4, weights=10)) == 10 + 7 * 4 + 5
     assert not order.begins_gradients[:8].any() and order.ends_weights.sum() == 2
 
 

@@ -57,4 +57,4 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
         tuple(key(old, i) for i in range(n) for old in keys)
         for keys in (unit_run.allocated_before, unit_run.freed_later)
     )
-    return replace(unit_run, fragment=fragment, count=count, allocated_before=found, freed_later=left)
+    return replace(unit_run, fragment=fragment, count=count, layers=n, allocated_before=found, freed_later=left)

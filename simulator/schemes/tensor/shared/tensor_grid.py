@@ -29,6 +29,17 @@ class TensorGrid(TensorScheme):
     square: ClassVar[tuple[str, ...]]
     """Names of the axes that must have the same number of ranks."""
 
+    @classmethod
+    def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
+        """Squares or cubes; of squares behind each other two or more, and no more than a square has rows."""
+        found, equal = list[tuple[int, ...]](), len(cls.square)
+        for side in range(2, ranks + 1):
+            depth, left = divmod(ranks, side**equal)
+            deep = len(cls.names) > equal
+            if depth and not left and (1 < depth <= side if deep else depth == 1):
+                found.append(tuple(side if name in cls.square else depth for name in cls.names))
+        return found
+
     def axis(self, name: str) -> tuple[str, ...]:
         """Returns the parts of the axis `name`."""
         return next(

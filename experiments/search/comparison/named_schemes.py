@@ -1,0 +1,44 @@
+"""Reads the keys that name schemes of families, and units of FSDP, from a plan in long form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.search.keys.scheme_keys import DEFAULTS, accompanies_others
+from simulator.ir.registry import find_scheme
+from simulator.job.framework import Framework
+from simulator.job.job import LongPlan, SchemeEntry
+from simulator.job.shorthand import family_degree
+
+BY_SEQUENCE_PARALLEL = ("tensor/megatron-sp", "tensor/megatron")
+"""Tensor schemes that a plan in short form states by `sequence_parallel`."""
+
+UNITS = ("reshard", "unit")
+
+
+def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
+    """Values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
+    difference, or is that of a plan without it. named: the fields to read."""
+    found: dict[str, Any] = dict.fromkeys((*DEFAULTS, *UNITS))
+    if "plan.tp_scheme" in named and family_degree(plan, "tensor") > 1:
+        usual = (*BY_SEQUENCE_PARALLEL, framework.tensor_overlap if framework.overlap.tp else "")
+        others = [entry for entry in _family(plan, "tensor") if entry.use not in usual]
+        if len(others) == 1:
+            found["tp_scheme"] = others[0].use.partition("/")[2]
+            if not accompanies_others(found["tp_scheme"]):
+                found["sequence_parallel"] = None
+    for field, family in (("plan.cp_scheme", "sequence"), ("plan.ep_scheme", "expert")):
+        if field in named and family_degree(plan, family) > 1 and len(own := _family(plan, family)) == 1:
+            found[field.partition(".")[2]] = own[0].use.partition("/")[2]
+    for entry in _family(plan, "data"):
+        if "plan.dp_scheme" in named:
+            found["data"] = entry.use.partition("/")[2]
+        options = find_scheme(entry.use).Options
+        for key in UNITS:
+            if f"plan.{key}" in named and key in options.model_fields:
+                found[key] = getattr(options.model_validate(entry.model_extra or {}), key)
+    return found
+
+
+def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:
+    return [entry for entry in plan.schemes if entry.use.startswith(f"{family}/")]

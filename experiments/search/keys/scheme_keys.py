@@ -1,0 +1,74 @@
+"""Keys of a plan that name the scheme of a family, and keys of units of FSDP, in the plans of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+from simulator.ir.registry import find_scheme
+
+DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
+"""What a plan has without the keys; of tensor parallelism one of two schemes, as `sequence_parallel` says."""
+
+DEFAULT_DATA = "zero-1"
+"""The data scheme of a plan that states none."""
+
+FSDP_UNITS = (1, 2, 4)
+"""Layers of a unit that are tried by default."""
+
+NAMED_ALONE = ("plan.tp_scheme", "plan.cp_scheme", "plan.ep_scheme", "plan.dp_scheme", "plan.reshard", "plan.unit")
+"""Fields that ``plan: auto`` leaves alone: they are searched where a job names them."""
+
+
+class Units(Protocol):
+    """What a choice between the passes says of the data scheme."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def reshard(self) -> bool: ...
+    @property
+    def unit(self) -> int: ...
+
+
+def scheme_namer(key: str) -> Callable[[str | None], str | None]:
+    """Gives the name of a scheme, without its family, from what a job states under a key."""
+    default = DEFAULTS.get(key, DEFAULT_DATA)
+    return lambda given: default if given is None else given.rpartition("/")[2]
+
+
+@cache
+def accompanies_others(tensor: str | None) -> bool:
+    """Whether a tensor scheme overlaps the communication of another one."""
+    return tensor is not None and find_scheme(f"tensor/{tensor}").most_axes == 0
+
+
+@cache
+def changes_kernels(family: str, name: str) -> bool:
+    """Whether a scheme has kernels of its own, which also a single rank runs."""
+    return find_scheme(f"{family}/{name}").changes_kernels
+
+
+@cache
+def offloads_states(data: str) -> bool:
+    """Whether a data scheme keeps states in other memory, also those of a single rank."""
+    scheme = find_scheme(f"data/{data}")()
+    return bool(scheme.offloaded_to("optimizer")) or scheme.measures_memory
+
+
+def write_scheme_keys(plan: dict[str, Any], tensor: str | None, step: Units) -> None:
+    """Writes the keys of a point to a plan, which has those of its open fields already: of keys that state the same
+    one is left."""
+    if plan.get("dp_scheme") is not None:
+        plan.pop("zero", None)
+        plan.pop("fsdp", None)
+        plan["dp_scheme"] = step.data
+    if tensor is not None and not accompanies_others(tensor):
+        plan.pop("sequence_parallel", None)
+    elif tensor is None:
+        plan.pop("tp_scheme", None)
+    for key, value, default in (("reshard", step.reshard, True), ("unit", step.unit, 1)):
+        plan.pop(key, None)
+        if value != default:
+            plan[key] = value

@@ -1,0 +1,134 @@
+"""Keys of a plan in short form that name schemes, and those of units of FSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.forecast.step import forecast_step
+from simulator.job.load import load_job
+
+DENSE: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 64, "micro": 4, "sequence": 4096},
+}
+EXPERTS = {**DENSE, "model": {"preset": "mixtral-8x7b", "layers": 4}}
+
+
+def stated(plan: dict[str, Any], job: dict[str, Any] = DENSE) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """The mesh and the schemes of a plan in long form."""
+    found = load_job({**job, "plan": plan}).to_dict()["plan"]
+    return found["mesh"], [one for one in found["schemes"] if not one["use"].startswith("pipeline/")]
+
+
+ZERO_1, MEGATRON = {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh", "schemes"),
+    [
+        (
+            {"cp": 4, "cp_scheme": "ulysses"},
+            {"pp": 1, "dp": 4, "cp": 4, "tp": 1},
+            [ZERO_1, {"use": "sequence/ulysses", "over": "cp"}, MEGATRON],
+        ),
+        (
+            {"cp": 8, "cp_scheme": "wallfacer"},
+            {"pp": 1, "dp": 2, "cp-1": 2, "cp-2": 2, "cp-3": 2, "tp": 1},
+            [ZERO_1, {"use": "sequence/wallfacer", "over": ["cp-1", "cp-2", "cp-3"]}, MEGATRON],
+        ),
+        ({"cp_scheme": "ring"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
+        (
+            {"tp": 4, "tp_scheme": "tensor/summa-2d"},
+            {"pp": 1, "dp": 4, "tp-1": 2, "tp-2": 2},
+            [ZERO_1, {"use": "tensor/summa-2d", "over": ["tp-1", "tp-2"]}],
+        ),
+        (
+            {"tp": 8, "tp_scheme": "tesseract"},
+            {"pp": 1, "dp": 2, "tp-1": 2, "tp-2": 2, "tp-3": 2},
+            [ZERO_1, {"use": "tensor/tesseract", "over": ["tp-1", "tp-2", "tp-3"]}],
+        ),
+        (
+            {"tp": 4, "tp_scheme": "flux", "sequence_parallel": False},
+            {"pp": 1, "dp": 4, "tp": 4},
+            [ZERO_1, {"use": "tensor/flux"}, {"use": "tensor/megatron", "over": "tp"}],
+        ),
+        ({"tp_scheme": "flux"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
+        (
+            {"tp": 2, "dp_scheme": "zero-plus-plus"},
+            {"pp": 1, "dp-1": 2, "dp-2": 4, "tp": 2},
+            [{"use": "data/zero-plus-plus", "over": ["dp-1", "dp-2"]}, MEGATRON],
+        ),
+        (
+            {"pp": 2, "tp": 2, "order": "dp-pp-cp-tp", "dp_scheme": "byteps"},
+            {"dp-1": 2, "dp-2": 2, "pp": 2, "tp": 2},
+            [{"use": "data/byteps", "over": ["dp-1", "dp-2"]}, MEGATRON],
+        ),
+        (
+            {"dp_scheme": "mics", "shard": 4},
+            {"pp": 1, "replicate": 4, "shard": 4, "tp": 1},
+            [{"use": "data/mics", "over": "shard", "replicate": "replicate"}, MEGATRON],
+        ),
+        (
+            {"fsdp": True, "reshard": False, "unit": 2},
+            {"pp": 1, "dp": 16, "tp": 1},
+            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2}, MEGATRON],
+        ),
+    ],
+)
+def test_a_named_scheme_gets_its_axes(plan: dict[str, Any], mesh: dict[str, int], schemes: list[Any]) -> None:
+    assert stated(plan) == (mesh, schemes)
+    assert list(stated(plan)[0]) == list(mesh)
+    assert forecast_step(load_job({**DENSE, "plan": plan})).step_time > 0
+
+
+def test_expert_schemes_are_over_the_axes_of_the_experts() -> None:
+    assert stated({"ep": 4, "ep_scheme": "deepep"}, EXPERTS)[1][-1] == {"use": "expert/deepep", "over": "ep"}
+    grid = stated({"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "tutel"}, EXPERTS)[1][-1]
+    assert grid == {"use": "expert/tutel", "over": ["ep", "etp"]}
+    assert stated({"ep_scheme": "deepep"}, EXPERTS)[1] == [ZERO_1, MEGATRON]
+    assert stated({"ep_scheme": "scattermoe"}, EXPERTS)[1][-1] == {"use": "expert/scattermoe"}
+
+
+def test_default_schemes_may_be_named() -> None:
+    plan = {"tp": 2, "cp": 2, "ep": 4}
+    named = {"tp_scheme": "megatron-sp", "cp_scheme": "all-gather", "ep_scheme": "all-to-all", "dp_scheme": "zero-1"}
+    assert stated(plan, EXPERTS) == stated({**plan, **named}, EXPERTS)
+
+
+def test_stages_name_schemes_of_their_own() -> None:
+    stages = [{"tp": 4, "dp": 2, "tp_scheme": "summa-2d"}, {"tp": 4, "dp": 2, "tp_scheme": "megatron"}]
+    found = load_job({**DENSE, "plan": {"stages": stages}}).plan.stages
+    assert [one.schemes[-1].use for one in found] == ["tensor/summa-2d", "tensor/megatron"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"cp_scheme": "rings"}, "plan.cp_scheme is 'rings': no such sequence scheme. Did you mean 'ring'?"),
+        ({"tp": 8, "tp_scheme": "summa-2d"}, "tp = 8 does not say how large they are. tp = 4 or 9 would work"),
+        ({"cp": 16, "cp_scheme": "wallfacer"}, "how large they are: 2 x 4 x 2 or 4 x 1 x 4"),
+        (
+            {"tp": 4, "tp_scheme": "summa-2d", "sequence_parallel": True},
+            "tensor/summa-2d says itself how activations are sharded, and the plan states sequence_parallel",
+        ),
+        ({"dp_scheme": "mics", "zero": 3}, "it names the data scheme, and so does zero. Leave zero out, or dp_scheme"),
+        ({"dp_scheme": "horovod", "shard": 2}, "data/horovod keeps no copies of what it shards"),
+        ({"reshard": False}, "plan.reshard is False: data/zero-1 has no such option; data/fsdp has. Write fsdp: true"),
+        ({"zero": 3, "unit": 2}, "plan.unit is 2: data/zero-3 has no such option"),
+        ({"ep_scheme": "deepep"}, "plan.ep_scheme is 'deepep': the model has no experts. Leave it out"),
+    ],
+)
+def test_what_cannot_be_stated_so_is_refused(plan: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as error:
+        load_job({**DENSE, "plan": plan})
+    assert words in str(error.value)
+
+
+def test_a_scheme_that_keeps_experts_whole_has_one_axis() -> None:
+    plan = {"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "all-gather-dispatch"}
+    with pytest.raises(PlanError, match=r"keeps experts whole, and the plan has etp = 2\. Leave etp out"):
+        load_job({**EXPERTS, "plan": plan})
