@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.search.certificate import Certificate
+from experiments.search.found import PlanSearch
 from experiments.search.result import RankedPlan, SearchResult, rank
-from experiments.search.search import Search
-from experiments.search.workers import run_on_workers
+from experiments.search.workers import run_search
 from hardware.units import GIB
-from simulator.forecast.workers import count_cores
 from simulator.report.figures import parts_of_step
 from simulator.report.words import describe_list, describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
@@ -142,7 +141,7 @@ def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
 
 def _count_groups(found: Certificate) -> str:
     plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
-    return f"{plans} in {found.groups:,} {groups} of equal layers"
+    return f"{plans} in {found.groups:,} {groups} of {found.grouped}"
 
 
 def _proof(found: Certificate) -> tuple[str, str]:
@@ -205,12 +204,12 @@ def describe_proof(result: SearchResult) -> str:
     )
 
 
-def run_with_progress(search: Search, robust: bool = False, workers: int | None = None) -> SearchResult:
+def run_with_progress(search: PlanSearch, robust: bool = False, workers: int | None = None) -> SearchResult:
     """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`. workers: number of
     processes, one a core if None."""
     watch = SearchProgress()
     try:
-        certificate = run_on_workers(search, workers or count_cores(), watch)
+        certificate = run_search(search, workers, watch)
     finally:
         watch.bar.stop()
     return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))

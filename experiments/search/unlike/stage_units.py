@@ -115,7 +115,7 @@ class StageUnits:
         longer[0] = True  # streams that are shorter than the compute stream in every unit never count
         for name in ("forward", "whole", "halves", "inputs"):
             columns[name] = columns[name][longer]
-        summed = {
+        summed: dict[str, Any] = {
             name: column if np.ndim(column) == 0 else np.insert(np.cumsum(column, axis=-1), 0, 0.0, axis=-1)
             for name, column in columns.items()
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, data_name, schedule_name
+from experiments.search.fields import AUTO, schedule_name
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.job.job import Job
@@ -47,8 +47,8 @@ CLOSED = {
 """Keys of a plan that a search of unlike plans does not vary, and why they may not be stated."""
 
 IDLE: dict[str, tuple[Any, ...]] = {
-    "cp": (1,), "chunks": (1,), "fsdp": (False,), "partition": ("even",), "order": ("pp-dp-cp-tp",), "offload": ([], ()),
-    "pad_heads": (False,), "share": ("even",), "stages": ([], ()), "replicas": ([], ()),
+    "cp": (1,), "chunks": (1,), "fsdp": (False,), "partition": ("even",), "order": ("pp-dp-cp-tp",),
+    "offload": ([], ()), "pad_heads": (False,), "share": ("even",), "stages": ([], ()), "replicas": ([], ()),
 }  # fmt: skip
 """Values of these keys that say what is so anyway."""
 
@@ -227,7 +227,9 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
         return None if found is None else tuple(found)
     values = _listed(field, given, (), ())
     if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
-        raise PlanError(field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0])
+        raise PlanError(
+            field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0]
+        )
     return tuple(values)
 
 
