@@ -147,14 +147,16 @@ def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule) -> DeviceLin
         head = _sum_passed(sums["path"], passed) - single["early"][option]
         back = _sum_passed(gradient, passed) - late[option]
         head = np.maximum(head, 0.0)
-        seconds = (work[:, option, end] - work[:, option, begin]).max(axis=0)
-        if not split:
-            fixed.append(head + np.maximum(back, 0.0))
-            each.append(seconds)
-            continue
-        inputs = (to_inputs[:, option, end] - to_inputs[:, option, begin]).max(axis=0)
-        fixed += [head, head + back]
-        each += [seconds, inputs]
+        seconds, inputs = (one[:, option, end] - one[:, option, begin] for one in (work, to_inputs))
+        fixed.append(head if split else head + np.maximum(back, 0.0))
+        each.append(seconds[0])
+        if split:
+            fixed.append(head + back)
+            each.append(inputs[0])
+        if len(seconds) > 1:
+            # The host launches the first kernels, and other streams may run, before the input is there.
+            fixed.append(np.zeros_like(head))
+            each.append(seconds[1:].max(axis=0))
     return DeviceLines(np.array(fixed), np.array(each))
 
 
