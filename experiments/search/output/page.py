@@ -39,7 +39,10 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
     values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
-    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
+    common = ", ".join(f"{name} {values[name][0]}" for name in names if len({*values[name]}) == 1)
+    # Stages are too long for a column.
+    below = [name for name in names if name.startswith("plan.")] if OF_STAGES & {*names} else []
+    varying = [name for name in varying if name not in below]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
     interval = "90% interval" if plans[0].distance is None else "widened interval"
     more = [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
@@ -61,7 +64,18 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
             *(values[name][i] for name in varying),
             *([why] if objective else []),
         )
-    return [*([Text(f"common     {common}")] if common else []), table]
+    lines = [Text(f"plan {i:<6}{_describe_stages(one, below)}") for i, one in enumerate(plans, 1)] if below else []
+    return [*([Text(f"common     {common}")] if common else []), table, *lines]
+
+
+OF_STAGES = {"plan.stages", "plan.replicas"}
+"""Fields that hold the stages of a plan."""
+
+
+def _describe_stages(plan: RankedPlan, names: Sequence[str]) -> str:
+    """The fields of a plan whose stages, or whose replicas, may have unlike degrees."""
+    stated = [(name, plan.found.changes[name]) for name in names if plan.found.changes.get(name) is not None]
+    return "; ".join(f"{name.removeprefix('plan.')} {describe_list(value)}" for name, value in stated)
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
