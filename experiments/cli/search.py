@@ -121,10 +121,10 @@ def search(
         else:
             if runs is not None:
                 raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
-            wanted = alike = open_search(job, gap, top, objectives=objectives, limits=limits)
-            given = load_plans(alike, compare or ())
-            result = run_with_progress(alike, robust, workers)
-            result = replace(result, compared=tuple(compare_plans(alike, given)))
+            wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits)
+            given = load_plans(ordinary, compare or ())
+            result = run_with_progress(ordinary, robust, workers)
+            result = replace(result, compared=tuple(compare_plans(ordinary, given)))
         if out is not None:
             try:
                 write_rows(wanted, result.best, out)

@@ -1,7 +1,7 @@
 """The plans of a search of unlike plans in blocks, each counted and bounded at once.
 
 *Stages*: one pipeline of runs of stages with unlike degrees. *Replicas*: a pipeline of its own on every kind of nodes,
-or two on nodes of one kind. *Alike*: on several kinds of nodes, stages of equal degrees, whose replicas share the batch
+or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas share the batch
 evenly or by speed.
 """
 
@@ -87,13 +87,13 @@ class BlockMaker:
         total = fields.loaded.batch.total
         assert total is not None
         self.total, self.layers = total, layers
-        self._tables: dict[tuple[int, bool], OptionTable] = {}
+        self._tables: dict[int, OptionTable] = {}
 
-    def table(self, micro: int, options: Sequence[StageOption], alike: bool = False) -> OptionTable:
-        """The units of all degrees with one size of micro-batches. alike: those of stages on any kind of nodes."""
-        if (micro, alike) not in self._tables:
-            self._tables[micro, alike] = OptionTable(self.units, options, micro)
-        return self._tables[micro, alike]
+    def table(self, micro: int, options: Sequence[StageOption]) -> OptionTable:
+        """The units of all degrees with one size of micro-batches."""
+        if micro not in self._tables:
+            self._tables[micro] = OptionTable(self.units, options, micro)
+        return self._tables[micro]
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All blocks."""
@@ -104,16 +104,16 @@ class BlockMaker:
                 place_runs(options, self.fields, kinds) for kinds in kinds_of_runs(len(self.fields.kinds), self.runs)
             ]
             pipelines = [*self._replicas(options)]
-            alike = [*self._alike(micro)] if len(self.fields.kinds) > 1 else []
+            equal = [*self._equal_degrees(micro)] if len(self.fields.kinds) > 1 else []
             for number, schedule in enumerate(v.schedule):
                 for step in (StepValues(micro, schedule, zero) for zero in v.zero):
                     for option, stages in placed:
                         keep = (stages.sum(axis=1) > 1) | (number == 0)  # without a pipeline there is one schedule
                         yield from self._stages(step, options, option[keep], stages[keep])
                     yield from (ReplicaBlock(self, step, options, *one, number == 0) for one in pipelines)
-                    own = [one for one in alike if one.pp > 1 or number == 0]
+                    own = [one for one in equal if one.pp > 1 or number == 0]
                     if own:
-                        yield AlikeBlock(self, step, own)
+                        yield EqualDegreesBlock(self, step, own)
 
     def _stages(
         self, step: StepValues, options: Sequence[StageOption], option: np.ndarray, stages: np.ndarray
@@ -150,7 +150,7 @@ class BlockMaker:
             if all(len(one.option) for one in found):
                 yield found, len(kinds) == 1 and own[0] == own[1]
 
-    def _alike(self, micro: int) -> Iterator[AlikePlan]:
+    def _equal_degrees(self, micro: int) -> Iterator[EqualDegreesPlan]:
         v, gpus, kinds = self.fields.values, self.fields.loaded.cluster.gpus, self.fields.kinds
         for tp in v.tp:
             for pp in range(1, min(self.layers, gpus // tp) + 1):
@@ -164,7 +164,7 @@ class BlockMaker:
                 classes = self.classes_of_replicas(tp, pp, dp)
                 shares = ("even", "by-speed") if len(classes) > 1 else ("even",)
                 for ep in (one for one in v.ep if tp * dp % one == 0):
-                    yield from (AlikePlan(tp, pp, dp, ep, one, share) for one in v.recompute for share in shares)
+                    yield from (EqualDegreesPlan(tp, pp, dp, ep, one, share) for one in v.recompute for share in shares)
 
     def kinds_at(self, begin: int, end: int) -> int:
         """The kind of nodes of some ranks; the number of kinds if they are on several."""
@@ -328,7 +328,7 @@ class ReplicaBlock:
         """Nothing is kept."""
 
 
-class AlikePlan(NamedTuple):
+class EqualDegreesPlan(NamedTuple):
     """Degrees of stages that are alike on several kinds of nodes, and the share of the batch of their replicas."""
 
     tp: int
@@ -340,12 +340,12 @@ class AlikePlan(NamedTuple):
 
 
 @dataclass(eq=False)
-class AlikeBlock:
+class EqualDegreesBlock:
     """Plans of stages that are alike, on several kinds of nodes."""
 
     maker: BlockMaker
     step: StepValues
-    plans: list[AlikePlan]
+    plans: list[EqualDegreesPlan]
 
     @property
     def size(self) -> int:
@@ -357,7 +357,7 @@ class AlikeBlock:
         rows = [self._bound(one) for one in self.plans]
         return BlockBounds(*(np.array(column) for column in zip(*rows, strict=True)))
 
-    def _bound(self, plan: AlikePlan) -> tuple[float, float, bool, bool]:
+    def _bound(self, plan: EqualDegreesPlan) -> tuple[float, float, bool, bool]:
         maker, step = self.maker, self.step
         schedule, count = maker.schedules[step.schedule], maker.total // step.micro
         if plan.share == "even":

@@ -112,11 +112,11 @@ def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> Non
 def test_equal_stages_are_among_the_unlike_ones() -> None:
     """The best plan of stages that are alike, of an ordinary search, is not better than the best unlike one."""
     base = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}}
-    alike = search(
+    ordinary = search(
         {**base, "plan": {"tp": "auto", "pp": "auto"}, "batch": {"global": 32, "micro": 1}}, top=1, workers=1
     )
     unlike = search({**base, "plan": {}}, unlike=True, top=1)
-    assert unlike.best[0].report.step_time <= alike.best[0].report.step_time * (1 + 1e-12)
+    assert unlike.best[0].report.step_time <= ordinary.best[0].report.step_time * (1 + 1e-12)
 
 
 def test_a_stated_degree_restricts_the_stages() -> None:
