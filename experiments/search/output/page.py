@@ -75,7 +75,8 @@ OF_STAGES = {"plan.stages", "plan.replicas"}
 def _describe_stages(plan: RankedPlan, names: Sequence[str]) -> str:
     """The fields of a plan whose stages, or whose replicas, may have unlike degrees."""
     stated = [(name, plan.found.changes[name]) for name in names if plan.found.changes.get(name) is not None]
-    return "; ".join(f"{name.removeprefix('plan.')} {describe_list(value)}" for name, value in stated)
+    words = [(name.removeprefix("plan.") + " " if name != "plan.stages" else "", value) for name, value in stated]
+    return "; ".join(f"{before}{describe_list(value)}" for before, value in words)
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:

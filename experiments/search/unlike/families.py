@@ -1,8 +1,8 @@
 """The plans of a search of unlike plans in blocks, each counted and bounded at once.
 
 *Stages*: one pipeline of runs of stages with unlike degrees. *Replicas*: a pipeline of its own on every kind of nodes,
-or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas share the batch
-evenly or by speed.
+or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas share
+the batch evenly or by speed.
 """
 
 from __future__ import annotations

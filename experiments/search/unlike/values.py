@@ -165,7 +165,9 @@ class UnlikeFields:
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most = max(MOST_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
-        schedules = [schedule_name(one) for one in _listed("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",))]
+        schedules = [
+            schedule_name(one) for one in _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",))
+        ]
         if wrong := [one for one in schedules if one not in SCHEDULES]:
             rule = f"with --unlike a schedule is one of {', '.join(SCHEDULES)}"
             raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
@@ -173,7 +175,7 @@ class UnlikeFields:
         if wrong := [one for one in zero if one not in STATES]:
             rule = "with --unlike states are not sharded, or as in ZeRO-1: zero is 0 or 1"
             raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
-        recompute = _listed("plan.recompute", given["recompute"], RECOMPUTE, ("none",))
+        recompute = _list_values("plan.recompute", given["recompute"], RECOMPUTE, ("none",))
         if wrong := [one for one in recompute if one not in RECOMPUTE]:
             raise PlanError("plan.recompute", f"it is one of {', '.join(RECOMPUTE)}", "Write one of them", wrong[0])
         ranks = [n for n in range(1, gpus + 1) if experts % n == 0]
@@ -208,7 +210,7 @@ def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
     return NodeKind(name, cluster, gpus, cluster.scale_up_domain, float(cluster.gpu.memory))
 
 
-def _listed(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
+def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
     """The values of a field: all of them, those that a job lists, or the usual ones."""
     if given is None:
         return [*usual]
@@ -225,7 +227,7 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
     if given is None or given == AUTO:
         found = usual if given is None else every
         return None if found is None else tuple(found)
-    values = _listed(field, given, (), ())
+    values = _list_values(field, given, (), ())
     if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
         raise PlanError(
             field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0]
