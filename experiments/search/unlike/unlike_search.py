@@ -107,6 +107,11 @@ class UnlikeSearch(PlanSearch):
         found.cpu = time.process_time() - began
         return found
 
+    @property
+    def _limit(self) -> float:
+        """The bound from which on a plan never counts, not even for the gap that is proven."""
+        return self.known.limit / (1 - self.known.within)
+
     def _enter(self, number: int, waiting: list[tuple[float, int, int]]) -> None:
         """Bounds a block, and queues those of its plans that may be among the best."""
         block, found = self.blocks[number], self.certificate
@@ -115,7 +120,7 @@ class UnlikeSearch(PlanSearch):
         found.invalid += int((~bounds.valid).sum())
         found.memory_bound += int((bounds.valid & ~bounds.fits).sum())
         values = np.asarray(self.known.values(bounds.seconds, bounds.nbytes, self.gpus)[0])
-        left = np.flatnonzero(bounds.valid & bounds.fits & (values < self.known.limit))
+        left = np.flatnonzero(bounds.valid & bounds.fits & (values < self._limit))
         left = left[np.argsort(values[left], kind="stable")]
         rows = left, bounds.seconds[left], bounds.nbytes[left]
         at, tried = 0, 0
@@ -126,7 +131,7 @@ class UnlikeSearch(PlanSearch):
             at += 1
             if made:
                 break
-        keep = values[left] < self.known.limit
+        keep = values[left] < self._limit
         keep[:at] = False
         if keep.any():
             self._left[number] = left[keep], rows[1][keep], rows[2][keep]
@@ -166,5 +171,8 @@ def open_unlike_search(
 ) -> UnlikeSearch:
     """The search of the unlike plans of a job, before it runs. Raises PlanError for a job without such plans."""
     fields = UnlikeFields(job, base)
+    if memory_margin and len({kind.memory for kind in fields.kinds}) > 1:
+        rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have unlike memory"
+        raise PlanError("memory_margin", rule, "Leave it out", memory_margin)
     fields.memory_margin = memory_margin
     return UnlikeSearch(fields, within, top, objectives, shared, origin, runs)
