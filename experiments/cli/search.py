@@ -22,6 +22,7 @@ from experiments.cli.console import (
 )
 
 if TYPE_CHECKING:
+    from experiments.search.found import PlanSearch
     from experiments.search.result import SearchResult
     from simulator.costs.calibration.calibration import Calibration
 
@@ -68,6 +69,14 @@ def search(
             "--compare", metavar="PLAN", help="A job file whose plan is held against the best one; repeatable."
         ),
     ] = None,
+    unlike: Annotated[
+        bool,
+        typer.Option("--unlike", help="Search stages and replicas of unlike degrees, also on several kinds of nodes."),
+    ] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option("--runs", metavar="N", min=1, help="With --unlike: most runs of equal stages of a pipeline."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
     ] = None,
@@ -84,8 +93,15 @@ def search(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
         from experiments.search.comparison.compare import compare_plans, load_plans
-        from experiments.search.find import make_limits, open_search, read_objectives
+        from experiments.search.find import (
+            check_options_of_unlike,
+            make_limits,
+            open_search,
+            open_unlike,
+            read_objectives,
+        )
         from experiments.search.output.page import page, run_with_progress
+        from hardware.errors import PlanError
 
         objectives = read_objectives(objective, robust, "--objective")
         limits = make_limits(where or (), margin, near_measured, "--where")
@@ -97,10 +113,18 @@ def search(
 
             check_place(out, "--out")
             check_rows_place(out)
-        wanted = open_search(job, gap, top, objectives=objectives, limits=limits)
-        given = load_plans(wanted, compare or ())
-        result = run_with_progress(wanted, robust, workers)
-        result = replace(result, compared=tuple(compare_plans(wanted, given)))
+        wanted: PlanSearch
+        if unlike:
+            check_options_of_unlike(limits, robust, compare or (), runs)
+            wanted = open_unlike(job, gap, top, objectives, limits, runs)
+            result = run_with_progress(wanted)
+        else:
+            if runs is not None:
+                raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
+            wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits)
+            given = load_plans(ordinary, compare or ())
+            result = run_with_progress(ordinary, robust, workers)
+            result = replace(result, compared=tuple(compare_plans(ordinary, given)))
         if out is not None:
             try:
                 write_rows(wanted, result.best, out)

@@ -21,7 +21,7 @@ class Certificate:
     invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
         bounds are not better than the best plans found, by more than the gap; of a search that was interrupted also all
         that were not decided. exact: points that were forecast, `too_large` of them over memory.
-    groups: groups of points, `opened` of them bounded point by point.
+    groups: groups of points, `opened` of them bounded point by point. grouped: what the points of one have in common.
     step: step time of the best plan found [s]. incumbent: its objective, of two that of time or GPU time.
     open_bound: the best bound of this objective among points that were not forecast.
     front_gap: with two objectives, the least share such that of every plan that was not forecast some plan of the front
@@ -49,6 +49,7 @@ class Certificate:
     ratios: list[tuple[float, float]] = field(default_factory=list)
     cpu: float = 0.0
     complete: bool = False
+    grouped: str = "equal layers"
 
     @property
     def gap(self) -> float:

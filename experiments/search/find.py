@@ -13,6 +13,7 @@ from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
 from experiments.search.result import SearchResult, rank
 from experiments.search.search import Search
+from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
 from experiments.search.workers import run_on_workers
 from experiments.sweeps.expressions import parse_constraint
 from hardware.errors import PlanError
@@ -38,6 +39,8 @@ def search(
     robust: bool = False,
     workers: int | None = None,
     compare: Sequence[Source] = (),
+    unlike: bool = False,
+    runs: int | None = None,
     base: str | Path | None = None,
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
@@ -57,6 +60,9 @@ def search(
     workers: number of processes; one for each core that this process may use if None. A small space takes one.
     compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
         result.
+    unlike: whether plans are searched whose stages, or whose replicas, have unlike degrees; also on clusters of several
+        kinds of nodes. runs: most runs of equal stages of their pipelines; as many as there are kinds of nodes, two at
+        least, if None.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -69,6 +75,13 @@ def search(
         raise PlanError("workers", "it is a number of processes, 1 or more", "Leave it out for one a core", workers)
     limits = make_limits(where, memory_margin, near_measured)
     objectives = read_objectives(objective, robust)
+    if unlike:
+        check_options_of_unlike(limits, robust, compare, runs)
+        found = open_unlike(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
+        proven = found.run(watch)
+        return SearchResult(rank(found), proven, tuple(found.forecasts))
+    if runs is not None:
+        raise PlanError("runs", "only pipelines of unlike stages have runs", "Leave it out, or add unlike=True", runs)
     made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
     given = load_plans(made, compare, made.space.base)
     certificate = run_on_workers(made, workers or count_cores(), watch)
@@ -144,6 +157,45 @@ def open_search(
         rule += "schedule, degrees and micro-batch on as many GPUs"
         raise PlanError("--near-measured", rule, "Leave it out, or open more fields")
     return made
+
+
+def check_options_of_unlike(limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None) -> None:
+    """Refuses options that a search of unlike plans does not have."""
+    given = {
+        "where": bool(limits.where),
+        "near_measured": limits.near_measured,
+        "robust": robust,
+        "compare": bool(compare),
+    }
+    for name, stated in given.items():
+        if stated:
+            raise PlanError(name, "a search of unlike plans does not have this option", "Leave it out")
+    if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
+        raise PlanError("runs", "it is a number of runs of stages, 1 or more", "Leave it out for the default", runs)
+
+
+def open_unlike(
+    job: str | Path | Mapping[str, Any],
+    within: float,
+    top: int,
+    objectives: tuple[str, ...],
+    limits: Limits,
+    runs: int | None = None,
+    *,
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+) -> UnlikeSearch:
+    """The search of the unlike plans of a job, before it runs."""
+    read = read_job(job)
+    folder, origin = read.folder if base is None else Path(base), (read.where, read.text)
+    with locate_errors(*origin):
+        if isinstance(read.data.get(CLUSTER), list):
+            rule = "a search of unlike plans has one cluster"
+            raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
+        shared = SharedWork(calibration)
+        return open_unlike_search(
+            read.data, folder, within, top, objectives, shared, origin, limits.memory_margin, runs
+        )
 
 
 def _is_number(value: Any) -> bool:

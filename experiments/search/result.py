@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import ComparedPlan
-from experiments.search.search import FoundPlan, Search
+from experiments.search.found import FoundPlan, PlanSearch
 from hardware.units import GIB
 from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
@@ -101,7 +101,7 @@ class SearchResult:
         }
 
 
-def rank(search: Search, robust: bool = False) -> list[RankedPlan]:
+def rank(search: PlanSearch, robust: bool = False) -> list[RankedPlan]:
     """The best plans of a search with their whole forecasts, the best first; of two objectives their Pareto front, in
     the order of the first one.
 
@@ -128,5 +128,5 @@ def _upper_end(plan: RankedPlan) -> float:
     return plan.interval[1] * plan.found.values[0] / plan.found.forecast.step_time
 
 
-def _forecast_whole(search: Search, one: FoundPlan) -> Report:
+def _forecast_whole(search: PlanSearch, one: FoundPlan) -> Report:
     return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)

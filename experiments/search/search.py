@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,34 +19,11 @@ import numpy as np
 
 from experiments.search.bounds import Bounds
 from experiments.search.certificate import Certificate
+from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.groups import GroupBounds, Known, OpenGroup
 from experiments.search.objectives import FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
-from hardware.errors import ModelError, PlanError
-from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.load import load_job
-from simulator.job.locate import locate_errors
-
-ROUNDING = 1e-9
-"""Relative excess of a bound over a forecast that is rounding."""
-
-
-class FoundPlan(NamedTuple):
-    """A plan that was forecast.
-
-    changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
-    forecast: its step time and memory. fits: whether it has the memory that it may take.
-    values: its objectives, in the order in which they are searched.
-    """
-
-    changes: dict[str, Any]
-    job: dict[str, Any]
-    bound: float
-    forecast: StepAndMemory
-    fits: bool
-    values: tuple[float, ...]
 
 
 class OtherProcesses(Protocol):
@@ -77,7 +53,7 @@ class SearchedCluster:
         self.sizes = {group: size for group, size in sizes.items() if size}
 
 
-class Search:
+class Search(PlanSearch):
     """A search for the best plans that fit in memory.
 
     spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
@@ -95,13 +71,10 @@ class Search:
         shared: SharedWork | None = None,
         origin: tuple[str, str] = ("", ""),
     ) -> None:
-        self.top, self.origin = top, origin
-        self.shared = shared or SharedWork()
-        self.known = FoundPlans(objectives, top, within)
-        self.clusters = [SearchedCluster(one, self.shared, self.known.by_memory) for one in spaces]
-        self.forecasts: list[FoundPlan] = []
+        work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
+        self.clusters = [SearchedCluster(one, work, known.by_memory) for one in spaces]
         excluded = {name: sum(one.excluded[name] for one in self.clusters) for name in self.clusters[0].excluded}
-        self.certificate = Certificate(
+        certificate = Certificate(
             plans=sum(one.plans for one in self.clusters),
             fields=stated_values(spaces),
             groups=sum(len(one.sizes) for one in self.clusters),
@@ -109,9 +82,9 @@ class Search:
             excluded=excluded,
             memory_margin=spaces[0].memory_margin,
         )
+        super().__init__(spaces, work, known, certificate, top, origin)
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
-        self._best_values: tuple[float, ...] = (math.inf,)
         self._left_out: list[np.ndarray] = []
         """Bounds of two objectives that a plan of the front would dominate if it were better by the gap [rows, 2]."""
 
@@ -124,15 +97,6 @@ class Search:
     def space(self) -> Space:
         """The points of the first cluster."""
         return self.clusters[0].space
-
-    @property
-    def best(self) -> list[FoundPlan]:
-        """The best plans, or the Pareto front, sorted by the first objective."""
-        fitting = sorted((one for one in self.forecasts if one.fits), key=lambda one: one.values)
-        if len(self.certificate.objectives) == 1:
-            return fitting[: self.top]
-        front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
-        return [*reversed(front.values())]
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         """All groups of points."""
@@ -160,7 +124,7 @@ class Search:
             taken = None
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
-                    self._note(values)
+                    self.note(values)
                 taken = self._heap[0]
                 heapq.heappop(self._heap)
                 self._take_up(taken, others)
@@ -188,14 +152,7 @@ class Search:
         cluster, group = self.list_groups()[0]
         space = cluster.space
         pipeline = next(one for one in space.pipelines(group) if space.choices(group, one))
-        job = space.job_of(group, pipeline, space.choices(group, pipeline)[0])
-        with locate_errors(*self.origin):
-            try:
-                forecast_step(load_job(job, base=space.base), self.shared)
-            except (PlanError, ModelError) as error:
-                count = self.certificate.invalid
-                rule = f"all {count:,} plans of the space break a rule, the first one this: {error.rule}"
-                raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
+        self.raise_rule(space.job_of(group, pipeline, space.choices(group, pipeline)[0]))
 
     def _push(self, cluster: SearchedCluster, item: _Item, seconds: float, nbytes: float) -> None:
         value = self.known.values(seconds, nbytes, cluster.gpus)[0]
@@ -234,7 +191,7 @@ class Search:
         if isinstance(item, _Point):
             made = self._forecast(cluster, item)
             if made is not None and made.fits:
-                self._note(made.values)
+                self.note(made.values)
                 if others is not None and self.known.is_kept(made.values):
                     others.send(made.values)
         elif isinstance(item, _Variants):
@@ -250,11 +207,6 @@ class Search:
             self._refine(cluster, item, seconds, nbytes)
         elif isinstance(item, LayerGroup):
             self._open(cluster, item, seconds)
-
-    def _note(self, values: tuple[float, ...]) -> None:
-        """Adds the objectives of a plan that fits."""
-        self.known.add(values)
-        self.certificate.incumbent = min(self.certificate.incumbent, values[0])
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
@@ -349,37 +301,9 @@ class Search:
     def _forecast(self, cluster: SearchedCluster, point: _Point) -> FoundPlan | None:
         """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
         group, pipeline, step, bound, nbytes = point
-        found, space = self.certificate, cluster.space
+        space = cluster.space
         changes, job = space.changes(group, pipeline, step), space.job_of(group, pipeline, step)
-        try:
-            forecast = forecast_step(load_job(job, base=space.base), self.shared)
-        except (PlanError, ModelError):
-            found.invalid += 1
-            return None
-        found.exact += 1
-        found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
-        if max(found.ratios[-1]) > 1 + ROUNDING:
-            raise BoundViolation.of(changes, bound, nbytes, forecast)
-        fits = forecast.fits and forecast.peak_device <= space.capacity
-        found.too_large += not fits
-        values = self.known.values(forecast.step_time, forecast.peak_device, cluster.gpus)
-        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
-        if fits and values < self._best_values:
-            self._best_values, found.step = values, forecast.step_time
-        return made
-
-
-class BoundViolation(PlanError):
-    """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
-
-    @classmethod
-    def of(cls, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> BoundViolation:
-        """The error for a plan with its bounds [s] [bytes]."""
-        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
-        times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
-        memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
-        rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
-        return cls("search", rule, "Please report it with the job: nothing is proven")
+        return self.forecast_plan(changes, job, bound, nbytes, cluster.gpus, space)
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:

@@ -20,14 +20,23 @@ from typing import Any
 import numpy as np
 
 from experiments.search.certificate import COUNTS, Certificate
-from experiments.search.search import FoundPlan, Search, SearchedCluster
+from experiments.search.found import FoundPlan, PlanSearch
+from experiments.search.search import Search, SearchedCluster
 from experiments.search.space import LayerGroup
 from hardware.errors import Defect, MeshcastError
+from simulator.forecast.workers import count_cores
 
 Groups = list[tuple[SearchedCluster, LayerGroup]]
 
 PLANS_OF_A_PROCESS = 20_000
 """Points below which a process of their own is not worth its start."""
+
+
+def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Certificate], None]) -> Certificate:
+    """Runs a search. workers: number of processes, one a core if None; a search of unlike plans takes one."""
+    if isinstance(search, Search):
+        return run_on_workers(search, workers or count_cores(), progress)
+    return search.run(progress)
 
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:

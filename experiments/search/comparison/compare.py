@@ -12,7 +12,8 @@ from experiments.search.comparison.membership import OutsideField, list_outside,
 from experiments.search.comparison.settings import differing_settings, find_other_task
 from experiments.search.comparison.short_form import ShortForm, describe_part, read_short_form
 from experiments.search.fields import FIELDS, has_open_fields
-from experiments.search.search import ROUNDING, Search
+from experiments.search.found import ROUNDING
+from experiments.search.search import Search
 from hardware.errors import PlanError
 from hardware.units import GIB
 from simulator.forecast.planning import resolve_plan

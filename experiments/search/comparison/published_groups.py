@@ -17,8 +17,9 @@ from experiments.search.comparison.settings import differing_settings
 from experiments.search.comparison.short_form import ShortForm, read_short_form
 from experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields, state_sharding
 from experiments.search.find import open_search
+from experiments.search.found import ROUNDING, BoundViolation
 from experiments.search.limits import Limits
-from experiments.search.search import ROUNDING, BoundViolation, Search
+from experiments.search.search import Search
 from experiments.search.space import Space
 from experiments.sweeps.expressions import Expression, Look
 from hardware.errors import MeshcastError

@@ -54,7 +54,7 @@ def check_job(job: Job, written: Mapping[str, Any]) -> None:
             rule = "a search takes the size of a micro-batch, batch.micro"
             raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
     reasons = {
-        "cluster": ("all nodes are of one kind", bool(job.cluster.groups)),
+        "cluster": ("without --unlike all nodes are of one kind", bool(job.cluster.groups)),
         "model": ("a model is one chain of layers", bool(job.model.branches)),
         "train.mode": ("a step has backward passes", job.forward_only),
         "batch": ("micro-batches are alike", bool(batch.lengths)),

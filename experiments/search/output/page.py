@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.search.certificate import Certificate
+from experiments.search.found import PlanSearch
 from experiments.search.result import RankedPlan, SearchResult, rank
-from experiments.search.search import Search
-from experiments.search.workers import run_on_workers
+from experiments.search.workers import run_search
 from hardware.units import GIB
-from simulator.forecast.workers import count_cores
 from simulator.report.figures import parts_of_step
 from simulator.report.words import describe_list, describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
@@ -40,7 +39,10 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
     values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
-    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in varying)
+    common = ", ".join(f"{name} {values[name][0]}" for name in names if len({*values[name]}) == 1)
+    # Stages are too long for a column.
+    below = [name for name in names if name.startswith("plan.")] if OF_STAGES & {*names} else []
+    varying = [name for name in varying if name not in below]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
     interval = "90% interval" if plans[0].distance is None else "widened interval"
     more = [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
@@ -62,7 +64,19 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
             *(values[name][i] for name in varying),
             *([why] if objective else []),
         )
-    return [*([Text(f"common     {common}")] if common else []), table]
+    lines = [Text(f"plan {i:<6}{_describe_stages(one, below)}") for i, one in enumerate(plans, 1)] if below else []
+    return [*([Text(f"common     {common}")] if common else []), table, *lines]
+
+
+OF_STAGES = {"plan.stages", "plan.replicas"}
+"""Fields that hold the stages of a plan."""
+
+
+def _describe_stages(plan: RankedPlan, names: Sequence[str]) -> str:
+    """The fields of a plan whose stages, or whose replicas, may have unlike degrees."""
+    stated = [(name, plan.found.changes[name]) for name in names if plan.found.changes.get(name) is not None]
+    words = [(name.removeprefix("plan.") + " " if name != "plan.stages" else "", value) for name, value in stated]
+    return "; ".join(f"{before}{describe_list(value)}" for before, value in words)
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
@@ -142,7 +156,7 @@ def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
 
 def _count_groups(found: Certificate) -> str:
     plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
-    return f"{plans} in {found.groups:,} {groups} of equal layers"
+    return f"{plans} in {found.groups:,} {groups} of {found.grouped}"
 
 
 def _proof(found: Certificate) -> tuple[str, str]:
@@ -205,12 +219,12 @@ def describe_proof(result: SearchResult) -> str:
     )
 
 
-def run_with_progress(search: Search, robust: bool = False, workers: int | None = None) -> SearchResult:
+def run_with_progress(search: PlanSearch, robust: bool = False, workers: int | None = None) -> SearchResult:
     """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`. workers: number of
     processes, one a core if None."""
     watch = SearchProgress()
     try:
-        certificate = run_on_workers(search, workers or count_cores(), watch)
+        certificate = run_search(search, workers, watch)
     finally:
         watch.bar.stop()
     return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from experiments.plots import style
 from experiments.plots.sheet import LINE, Sheet, save, time_unit, wrap_words
+from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.result import SearchResult
-from experiments.search.search import FoundPlan, Search
 from hardware.units import GIB
 from simulator.report.words import describe_value, format_seconds
 
@@ -24,17 +24,17 @@ KEY = LEFT + SIDE + 0.25
 MARKERS = "osD^vP*X<>"
 
 
-def draw(search: Search, result: SearchResult, path: str | Path) -> None:
+def draw(search: PlanSearch, result: SearchResult, path: str | Path) -> None:
     """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: time_and_memory(search, result), path)
 
 
-def time_and_memory(search: Search, result: SearchResult) -> Figure:
+def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     """The plot."""
     found, job, plans = result.certificate, search.space.loaded, result.forecasts
     words = [
         f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
-        " or ".join(f"{one.gpus:,} x {one.space.loaded.cluster.gpu.name}" for one in search.clusters),
+        " or ".join(f"{one.loaded.cluster.gpus:,} x {one.loaded.cluster.gpu.name}" for one in search.jobs),
         job.framework.name,
     ]
     lines = wrap_words(words)
@@ -100,11 +100,11 @@ def _key_marker(sheet: Sheet, x: float, y: float, marker: str, colour: Any) -> A
     return Line2D(*place, marker=marker, color=colour, markersize=4.2, linewidth=0, transform=sheet.figure.transFigure)
 
 
-def _draw_limits(axes: Any, search: Search) -> None:
+def _draw_limits(axes: Any, search: PlanSearch) -> None:
     """The memory of a GPU, and what a plan may take of it, as lines with labels."""
     lines = []
-    for space in (one.space for one in search.clusters):
-        gpu, several = space.loaded.cluster.gpu, len({one.space.capacity for one in search.clusters}) > 1
+    for space in search.jobs:
+        gpu, several = space.loaded.cluster.gpu, len({one.capacity for one in search.jobs}) > 1
         memory, name = gpu.memory / GIB, gpu.name if several else "a GPU"
         lines.append((memory, f"memory of {name}, {memory:.4g} GiB"))
         if space.capacity < gpu.memory:

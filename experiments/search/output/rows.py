@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.result import RankedPlan
-from experiments.search.search import FoundPlan, Search
 from experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
 from hardware.errors import PlanError
 from simulator.forecast.simulate import simulate
@@ -42,7 +42,7 @@ def check_rows_place(out: Path) -> None:
         raise PlanError("--out", rule, "Name another file, or delete this one", str(out))
 
 
-def write_rows(search: Search, best: Sequence[RankedPlan], out: Path) -> None:
+def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> None:
     """Writes a row for every plan that was forecast: the best ones in their order, then the others, fastest first.
 
     best: as ranked. Its reports are not made again; all others are forecast whole.
@@ -69,7 +69,7 @@ def write_rows(search: Search, best: Sequence[RankedPlan], out: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _rows_of(search: Search, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:
+def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:
     plans: list[tuple[FoundPlan, Report | None]] = [(one.found, one.report) for one in best]
     for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
         report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
@@ -81,7 +81,7 @@ def _rows_of(search: Search, best: Sequence[RankedPlan], others: list[FoundPlan]
         yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}
 
 
-def _schema(search: Search, rows: list[Row]) -> pa.Schema:
+def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:
     """Columns: those of a sweep over the open fields, and the lower bound of the step time."""
     import pyarrow as pa
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from experiments.search.bounds import Bounds
+from experiments.search.found import ROUNDING
 from experiments.search.groups import GroupBounds, Known
-from experiments.search.search import ROUNDING, group_by_overlap
+from experiments.search.search import group_by_overlap
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from hardware.errors import MeshcastError
 from simulator.forecast.step import forecast_step

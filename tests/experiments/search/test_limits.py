@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.search.certificate import Certificate
 from experiments.search.find import make_limits, open_search
-from experiments.search.search import Certificate, Search
+from experiments.search.search import Search
 from experiments.search.space import Space
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan

@@ -313,7 +313,7 @@ def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeyp
         return forecast_step(job, shared)
 
     bounds = list[float]()
-    monkeypatch.setattr("experiments.search.search.forecast_step", stop_at_the_second)
+    monkeypatch.setattr("experiments.search.found.forecast_step", stop_at_the_second)
     found = made.run(lambda certificate: bounds.append(certificate.open_bound))
     assert not found.complete and found.open_bound == bounds[-1] <= asked[-1]
     cut = found.invalid + found.memory_bound + found.time_bound

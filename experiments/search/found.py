@@ -1,0 +1,146 @@
+"""The plans that a search has found: the forecasts of their jobs, each held against its lower bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from experiments.search.certificate import Certificate
+from experiments.search.objectives import FoundPlans
+from hardware.errors import ModelError, PlanError
+from hardware.units import GIB
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.job import Job
+from simulator.job.load import load_job
+from simulator.job.locate import locate_errors
+
+ROUNDING = 1e-9
+"""Relative excess of a bound over a forecast that is rounding."""
+
+
+class FoundPlan(NamedTuple):
+    """A plan that was forecast.
+
+    changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
+    forecast: its step time and memory. fits: whether it has the memory that it may take.
+    values: its objectives, in the order in which they are searched.
+    """
+
+    changes: dict[str, Any]
+    job: dict[str, Any]
+    bound: float
+    forecast: StepAndMemory
+    fits: bool
+    values: tuple[float, ...]
+
+
+class SearchedJob(Protocol):
+    """The job of a search without its open fields, and what its plans may take.
+
+    job: as plain data. base: folder of its relative paths. open: the fields that vary. loaded: the job with some plan.
+    """
+
+    base: Path
+    job: dict[str, Any]
+    loaded: Job
+    open: tuple[str, ...]
+
+    @property
+    def capacity(self) -> float:
+        """Memory of a GPU that a plan may take [bytes]."""
+
+
+class PlanSearch:
+    """The plans that a search has found.
+
+    jobs: of the search, one for each cluster. shared: work that forecasts share. known: the best plans so far.
+    certificate: what is proven. top: number of plans that are kept. origin: path and text of the job file, for errors.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[SearchedJob],
+        shared: SharedWork,
+        known: FoundPlans,
+        certificate: Certificate,
+        top: int,
+        origin: tuple[str, str],
+    ) -> None:
+        self.jobs, self.shared, self.known, self.certificate = jobs, shared, known, certificate
+        self.top, self.origin = top, origin
+        self.forecasts: list[FoundPlan] = []
+        self._best_values: tuple[float, ...] = (math.inf,)
+
+    @property
+    def space(self) -> SearchedJob:
+        """The job on the first cluster."""
+        return self.jobs[0]
+
+    @property
+    def best(self) -> list[FoundPlan]:
+        """The best plans, or the Pareto front, sorted by the first objective."""
+        fitting = sorted((one for one in self.forecasts if one.fits), key=lambda one: one.values)
+        if len(self.certificate.objectives) == 1:
+            return fitting[: self.top]
+        front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
+        return [*reversed(front.values())]
+
+    def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
+        raise NotImplementedError
+
+    def note(self, values: tuple[float, ...]) -> None:
+        """Adds the objectives of a plan that fits."""
+        self.known.add(values)
+        self.certificate.incumbent = min(self.certificate.incumbent, values[0])
+
+    def raise_rule(self, job: dict[str, Any]) -> None:
+        """Raises the error of a plan, where all of them break a rule. job: of this plan."""
+        with locate_errors(*self.origin):
+            try:
+                forecast_step(load_job(job, base=self.jobs[0].base), self.shared)
+            except (PlanError, ModelError) as error:
+                count = self.certificate.invalid
+                rule = f"all {count:,} plans of the space break a rule, the first one this: {error.rule}"
+                raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
+
+    def forecast_plan(
+        self, changes: dict[str, Any], job: dict[str, Any], bound: float, nbytes: float, gpus: int, space: SearchedJob
+    ) -> FoundPlan | None:
+        """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule.
+
+        changes: values of the open fields. job: with the plan. gpus: of its cluster. space: the job of the search.
+        """
+        found = self.certificate
+        try:
+            forecast = forecast_step(load_job(job, base=space.base), self.shared)
+        except (PlanError, ModelError):
+            found.invalid += 1
+            return None
+        found.exact += 1
+        found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
+        if max(found.ratios[-1]) > 1 + ROUNDING:
+            raise BoundViolation.of(changes, bound, nbytes, forecast)
+        fits = forecast.fits and forecast.peak_device <= space.capacity
+        found.too_large += not fits
+        values = self.known.values(forecast.step_time, forecast.peak_device, gpus)
+        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
+        if fits and values < self._best_values:
+            self._best_values, found.step = values, forecast.step_time
+        return made
+
+
+class BoundViolation(PlanError):
+    """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
+
+    @classmethod
+    def of(cls, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> BoundViolation:
+        """The error for a plan with its bounds [s] [bytes]."""
+        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
+        times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
+        memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
+        rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
+        return cls("search", rule, "Please report it with the job: nothing is proven")

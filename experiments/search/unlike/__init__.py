@@ -1,0 +1,1 @@
+"""Searches of plans whose stages, or whose replicas, have unlike degrees."""

@@ -1,0 +1,215 @@
+"""Lower bounds of the time and the memory of many pipelines whose stages have unlike degrees.
+
+As for stages that are alike (`simulator.bounds.schedule_bound`): a device cannot start before a micro-batch has come
+through the stages before it, runs its passes one after another, and cannot end before the last gradient has gone back
+through them. Of every run of equal stages those with the embedding, the output layer, or most layers are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.search.unlike.runs import Runs
+from experiments.search.unlike.stage_units import StageOption, StageUnits, UnitSums, stack_sums
+from hardware.errors import MeshcastError
+from hardware.units import GIB
+from simulator.bounds.schedule_bound import least_in_flight
+from simulator.ir.mesh import Mesh
+from simulator.ir.registry import find_scheme
+from simulator.job.framework import Framework
+from simulator.scheduling.schedule import PipelineShape, Schedule
+
+
+class DeviceLines(NamedTuple):
+    """Lower bounds of when devices are done, for any number m of micro-batches: fixed + m x each.
+
+    fixed: warm-up and cool-down. each: of a micro-batch [lines, pipelines] [s].
+    """
+
+    fixed: np.ndarray
+    each: np.ndarray
+
+    def seconds(self, m: float | np.ndarray) -> np.ndarray:
+        """When the last device is done with m micro-batches, at the earliest [pipelines] [s]."""
+        return np.asarray((self.fixed + m * self.each).max(axis=0))
+
+    @property
+    def slowest(self) -> tuple[np.ndarray, np.ndarray]:
+        """The line of the device that takes longest for a micro-batch [pipelines] each."""
+        at = self.each.argmax(axis=0)[None]
+        return tuple(np.take_along_axis(one, at, axis=0)[0] for one in self)  # type: ignore[return-value]
+
+
+class PipelineMemory(NamedTuple):
+    """Least memory that nvidia-smi shows on devices, for a number of micro-batches.
+
+    nbytes: on the fullest device [bytes]. fits: whether no device needs more than its GPU may give [pipelines].
+    """
+
+    nbytes: np.ndarray
+    fits: np.ndarray
+
+
+OF_STREAMS = ("forward", "whole", "halves", "inputs")
+OF_UNITS = ("path", "gradient", "gradient_of_inputs", "grown", "weights", "optimizer")
+OF_OPTION = ("early", "late", "late_inputs", "tied_weights", "tied_optimizer")
+"""Fields of `UnitSums`: of every stream and unit, of every unit, of all units together."""
+
+
+class OptionTable:
+    """The units of several degrees beside each other.
+
+    options: the degrees. micro: sequences of a micro-batch. valid: whether they break no rule, as far as they alone
+    decide [options].
+    """
+
+    def __init__(self, units: StageUnits, options: Sequence[StageOption], micro: int) -> None:
+        self.options, self.fields = options, units.fields
+        found = [units.find(one, micro // one.dp) for one in options]
+        self.valid = np.array([one is not None for one in found], bool)
+        known = next((one for one in found if one is not None), None)
+        self.empty = known is None
+        if known is None:
+            return
+        sums: list[UnitSums] = [one or known for one in found]
+        self.streams = {name: stack_sums([getattr(one, name) for one in sums]) for name in OF_STREAMS}
+        self.sums = {name: np.array([getattr(one, name) for one in sums]) for name in OF_UNITS}
+        self.single = {name: np.array([getattr(one, name) for one in sums]) for name in OF_OPTION}
+        self.dp = np.array([one.dp for one in options])
+        # Shards of experts lie on as many ranks as do not share an expert.
+        moe = self.fields.loaded.model.moe is not None
+        self.shards = np.array([one.dp * (one.tp if moe else 1) for one in options], float)
+        kinds = [kind.memory for kind in self.fields.kinds]
+        memory = [*kinds, min(kinds)]
+        self.memory = np.array([memory[one.kind] for one in options]) * (1 - self.fields.memory_margin)
+
+
+class _Device(NamedTuple):
+    """A device of every pipeline: its degrees, its place, its units from `begin` to `end` [pipelines]."""
+
+    option: np.ndarray
+    place: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    passed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    """The units before it: degrees, first and end of them, run by run."""
+
+
+def find_devices(runs: Runs, layers: int) -> list[_Device]:
+    """The devices that are bounded: of every run the first and the last one, of a run alone also the second."""
+    number, found = runs.option.shape[1], []
+    ends = np.cumsum(runs.layers, axis=1)
+    places = np.cumsum(runs.stages, axis=1) - runs.stages
+    last_place = places[:, -1] + runs.stages[:, -1] - 1
+    passed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for run in range(number):
+        option, stages = runs.option[:, run], runs.stages[:, run]
+        first_layer, end_layer = ends[:, run] - runs.layers[:, run], ends[:, run]
+        each, rest = np.divmod(runs.layers[:, run], stages)
+        more = (rest > 0).astype(int)
+        if number == 1:
+            widths = {0: each, 1: each + more, -1: each + (rest == stages - 1) * more}
+        elif run == 0:
+            widths = {0: each, -1: each + more}
+        else:
+            widths = {0: each + more, -1: each}
+        for at, width in widths.items():
+            where = np.minimum(at, stages - 1) if at >= 0 else stages - 1
+            if at == 1:
+                begin = first_layer + np.where(where > 0, each, 0)
+                width = np.where(where > 0, width, each)
+            else:
+                begin = first_layer if at == 0 else end_layer - width
+            place = places[:, run] + where
+            opens, closes = place == 0, place == last_place
+            entered = 0 if run == 0 else first_layer + 1
+            own = option, np.broadcast_to(entered, begin.shape), np.where(opens, entered, begin + 1)
+            unit_begin = np.where(opens, 0, begin + 1)
+            unit_end = np.where(closes, layers + 2, begin + width + 1)
+            found.append(_Device(option, place, unit_begin, unit_end, [*passed, own]))
+        passed.append((option, np.zeros_like(option) if run == 0 else first_layer + 1, end_layer + 1))
+    return found
+
+
+def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule) -> DeviceLines:
+    """When the devices of pipelines are done with their passes, at the earliest."""
+    split = schedule.backward_kinds == ("B", "W")
+    streams, sums, single = table.streams, table.sums, table.single
+    work = streams["forward"] + (streams["halves"] if split else streams["whole"])
+    to_inputs = streams["forward"] + streams["inputs"]
+    gradient = sums["gradient_of_inputs" if split else "gradient"]
+    late = single["late_inputs" if split else "late"]
+    fixed, each = [], []
+    for option, _, begin, end, passed in find_devices(runs, table.fields.loaded.model.layers):
+        head = _sum_passed(sums["path"], passed) - single["early"][option]
+        back = _sum_passed(gradient, passed) - late[option]
+        head = np.maximum(head, 0.0)
+        seconds, inputs = (one[:, option, end] - one[:, option, begin] for one in (work, to_inputs))
+        fixed.append(head if split else head + np.maximum(back, 0.0))
+        each.append(seconds[0])
+        if split:
+            fixed.append(head + back)
+            each.append(inputs[0])
+        if len(seconds) > 1:
+            # The host launches the first kernels, and other streams may run, before the input is there.
+            fixed.append(np.zeros_like(head))
+            each.append(seconds[1:].max(axis=0))
+    return DeviceLines(np.array(fixed), np.array(each))
+
+
+def _sum_passed(sums: np.ndarray, passed: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
+    return np.asarray(sum(sums[option, end] - sums[option, begin] for option, begin, end in passed))
+
+
+def bound_memory(table: OptionTable, runs: Runs, in_flight: np.ndarray, zero: int) -> PipelineMemory:
+    """Least memory of pipelines. in_flight: least activations in flight by number of stages and device
+    [stages + 1, devices]. zero: ZeRO stage."""
+    fields, sums, single = table.fields, table.sums, table.single
+    context = fields.loaded.framework.memory.context_gib * GIB
+    total = runs.stages.sum(axis=1)
+    most, fits = np.zeros(len(total)), np.ones(len(total), bool)
+    alone = (total == 1).astype(float)
+    for option, place, begin, end, _ in find_devices(runs, fields.loaded.model.layers):
+        weights, optimizer, grown = (
+            sums[name][option, end] - sums[name][option, begin] for name in ("weights", "optimizer", "grown")
+        )
+        weights = weights - alone * single["tied_weights"][option]
+        optimizer = optimizer - alone * single["tied_optimizer"][option]
+        states = weights + optimizer / (table.shards[option] if zero else 1.0)
+        nbytes = states + in_flight[total, place] * np.maximum(grown, 0.0) + context
+        most, fits = np.maximum(most, nbytes), fits & (nbytes <= table.memory[option])
+    return PipelineMemory(most, fits)
+
+
+class ScheduleTable:
+    """A schedule in pipelines of up to so many stages."""
+
+    def __init__(self, name: str, most: int, framework: Framework) -> None:
+        self.name, self.most, self.framework = name, most, framework
+        self.schedule = self._make(2)
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def _make(self, stages: int) -> Schedule:
+        kind = find_scheme(f"pipeline/{self.name}")
+        options = kind.Options.model_validate({"chunks": 1})
+        found = kind(("pp",), options, Mesh({"pp": stages}, {}, []), self.framework, (), stages > 1)
+        assert isinstance(found, Schedule)
+        return found
+
+    def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """With m micro-batches, by number of stages: whether the schedule takes them [stages + 1], and the least
+        activations in flight [stages + 1, devices]."""
+        if m not in self._known:
+            takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
+            for stages in range(1, self.most + 1):
+                schedule, shape = self._make(stages), PipelineShape(stages, m)
+                try:
+                    schedule.check(shape)
+                except MeshcastError:
+                    continue
+                takes[stages], held[stages, :stages] = True, least_in_flight(schedule, shape)
+            self._known[m] = takes, held
+        return self._known[m]

@@ -1,0 +1,255 @@
+"""What a job leaves open to a search of unlike plans: the kinds of nodes, and the values of every field."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.search.fields import AUTO, schedule_name
+from hardware.cluster import Cluster
+from hardware.errors import PlanError
+from simulator.job.job import Job
+from simulator.job.load import load_job
+
+SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
+"""Schedules that are searched: one part of the model a device, orders that do not depend on durations."""
+
+STATES = (0, 1)
+"""ZeRO stages that are searched: those that communicate once a step."""
+
+RECOMPUTE = ("none", "selective", "full")
+
+MOST_MICRO, MOST_OF_A_RANK = 32, 32
+"""Largest micro-batch that is tried by default, or one sequence a GPU if that is more; and most of its sequences on a
+rank."""
+
+CLOSED = {
+    "stages": "the search finds the stages",
+    "replicas": "the search finds the replicas",
+    "share": "the search tries even shares and shares by speed",
+    "cp": "stages have no context parallelism",
+    "etp": "experts have the default degree of tensor parallelism",
+    "shard": "states are sharded over all data-parallel ranks",
+    "fsdp": "states are those of zero 0 and 1",
+    "chunks": "a device has one part of the model",
+    "partition": "the search finds the layers of every stage",
+    "order": "the ranks of a stage follow those of the stage before",
+    "offload": "nothing is offloaded",
+    "pad_heads": "heads are not padded",
+    "recompute_layers": "all layers of a stage are recomputed, or none",
+    "mesh": "plans are in short form",
+    "schemes": "plans are in short form",
+}
+"""Keys of a plan that a search of unlike plans does not vary, and why they may not be stated."""
+
+IDLE: dict[str, tuple[Any, ...]] = {
+    "cp": (1,), "chunks": (1,), "fsdp": (False,), "partition": ("even",), "order": ("pp-dp-cp-tp",),
+    "offload": ([], ()), "pad_heads": (False,), "share": ("even",), "stages": ([], ()), "replicas": ([], ()),
+}  # fmt: skip
+"""Values of these keys that say what is so anyway."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """Neighbouring nodes of one kind.
+
+    cluster: of as many GPUs as the cluster of the job, all of this kind: passes run at its rates.
+    gpus: number of GPUs of the nodes. domain: GPUs of a scale-up domain. memory: of a GPU [bytes].
+    """
+
+    name: str
+    cluster: Cluster
+    gpus: int
+    domain: int
+    memory: float
+
+
+class FieldValues(NamedTuple):
+    """Values of the fields of a search of unlike plans.
+
+    tp, dp, pp, ep: degrees; None: whatever divides. recompute: of a stage. micro: sequences of a micro-batch, on all
+    data-parallel ranks of a stage together.
+    """
+
+    tp: tuple[int, ...]
+    dp: tuple[int, ...] | None
+    pp: tuple[int, ...] | None
+    ep: tuple[int, ...]
+    recompute: tuple[str, ...]
+    zero: tuple[int, ...]
+    schedule: tuple[str, ...]
+    micro: tuple[int, ...]
+
+
+class UnlikeFields:
+    """A job without its open fields, and the values of these.
+
+    job: as plain data; what a search finds is missing from its plan. loaded: the job with a plan of its own.
+    kinds: of nodes, in the order of their ranks. open: the fields that vary.
+    Raises PlanError for a job that a search of unlike plans does not take.
+    """
+
+    memory_margin = 0.0
+    """Share of the memory of every GPU that must stay free."""
+
+    def __init__(self, job: Mapping[str, Any], base: Path) -> None:
+        self.base = base
+        self.job: dict[str, Any] = copy.deepcopy(dict(job))
+        given = self._take_plan()
+        batch = dict(self.job.get("batch") or {})
+        given["micro"] = batch.pop("micro", None)
+        self.job["batch"] = batch
+        stated = {**self.job, "batch": {**batch, "micro": 1}}
+        self.loaded = load_job(stated, base=base)
+        _check_unlike_job(self.loaded, batch)
+        self.kinds = list_kinds(self.loaded.cluster)
+        self.values = self._read_values(given)
+        varying = {
+            "plan.stages": True,
+            "plan.replicas": True,
+            "plan.zero": len(self.values.zero) > 1,
+            "plan.schedule": len(self.values.schedule) > 1,
+            "batch.micro": len(self.values.micro) > 1,
+        }
+        self.open = tuple(name for name, varies in varying.items() if varies)
+
+    @property
+    def names_cluster(self) -> bool:
+        """Whether the cluster is one of several: a search of unlike plans has one."""
+        return False
+
+    @property
+    def capacity(self) -> float:
+        """Memory of the largest GPU that a plan may take [bytes]."""
+        return max(kind.memory for kind in self.kinds) * (1 - self.memory_margin)
+
+    def stated_values(self) -> dict[str, list[Any]]:
+        """The values of the fields, as the certificate lists them."""
+        v = self.values
+        found: dict[str, Sequence[Any]] = {
+            "tp": v.tp,
+            "dp": v.dp or [AUTO],
+            "pp": v.pp or [AUTO],
+            "ep": v.ep,
+            "plan.recompute": v.recompute,
+            "plan.zero": v.zero,
+            "plan.schedule": v.schedule,
+            "batch.micro": v.micro,
+        }
+        return {name: list(values) for name, values in found.items()}
+
+    def _take_plan(self) -> dict[str, Any]:
+        """Takes the open fields from the plan of the job, and returns what it gives for each of them."""
+        plan = self.job.get("plan", AUTO)
+        fields = ("tp", "dp", "pp", "ep", "recompute", "zero", "schedule")
+        if plan == AUTO:
+            self.job["plan"] = {}
+            return {"dp": None, "pp": None, **dict.fromkeys(("tp", "ep", "recompute", "zero", "schedule"), AUTO)}
+        if not isinstance(plan, Mapping):
+            raise PlanError("plan", "it is auto, or a mapping of keys to values", "Write plan: auto", plan)
+        for key, reason in CLOSED.items():
+            if plan.get(key) is not None and plan[key] not in IDLE.get(key, ()):
+                raise PlanError(f"plan.{key}", f"with --unlike {reason}", "Leave it out", plan[key])
+        self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED)}
+        return {name: plan.get(name) for name in fields}
+
+    def _read_values(self, given: Mapping[str, Any]) -> FieldValues:
+        model, gpus = self.loaded.model, self.loaded.cluster.gpus
+        total = self.loaded.batch.total
+        assert total is not None
+        domain = max(kind.domain for kind in self.kinds)
+        experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
+        most = max(MOST_MICRO, gpus)
+        tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
+        schedules = [
+            schedule_name(one) for one in _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",))
+        ]
+        if wrong := [one for one in schedules if one not in SCHEDULES]:
+            rule = f"with --unlike a schedule is one of {', '.join(SCHEDULES)}"
+            raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
+        zero = _numbers("plan.zero", given["zero"], STATES, (1,), least=0)
+        if wrong := [one for one in zero if one not in STATES]:
+            rule = "with --unlike states are not sharded, or as in ZeRO-1: zero is 0 or 1"
+            raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
+        recompute = _list_values("plan.recompute", given["recompute"], RECOMPUTE, ("none",))
+        if wrong := [one for one in recompute if one not in RECOMPUTE]:
+            raise PlanError("plan.recompute", f"it is one of {', '.join(RECOMPUTE)}", "Write one of them", wrong[0])
+        ranks = [n for n in range(1, gpus + 1) if experts % n == 0]
+        micro = [n for n in range(1, min(most, total) + 1) if total % n == 0]
+        tensor = _numbers("plan.tp", given["tp"], tensor, tensor)
+        return FieldValues(
+            tuple(one for one in tensor if model.heads % one == 0 and any(k.domain % one == 0 for k in self.kinds)),
+            _numbers("plan.dp", given["dp"], None, None),
+            _numbers("plan.pp", given["pp"], None, None),
+            _numbers("plan.ep", given["ep"], ranks, (1,)) or (1,),
+            tuple(recompute),
+            zero or (),
+            tuple(schedules),
+            tuple(one for one in _numbers("batch.micro", given["micro"], micro, micro) or () if total % one == 0),
+        )
+
+
+def list_kinds(cluster: Cluster) -> list[NodeKind]:
+    """The kinds of nodes of a cluster, neighbouring nodes of one kind together, in the order of ranks."""
+    if not cluster.groups:
+        return [_kind(cluster.node.name, cluster, cluster.gpus)]
+    found: list[NodeKind] = []
+    for group in cluster.groups:
+        name, gpus = group.node.name, group.nodes * int(group.node.gpus)
+        if found and found[-1].name == name:
+            gpus += found.pop().gpus
+        found.append(_kind(name, cluster.kinds[name], gpus))
+    return found
+
+
+def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
+    return NodeKind(name, cluster, gpus, cluster.scale_up_domain, float(cluster.gpu.memory))
+
+
+def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
+    """The values of a field: all of them, those that a job lists, or the usual ones."""
+    if given is None:
+        return [*usual]
+    if given == AUTO:
+        return [*every]
+    values = [*dict.fromkeys(given)] if isinstance(given, list) else [given]
+    if not values:
+        raise PlanError(field, "there are no values", "Give one at least, or write auto", given)
+    return values
+
+
+def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> Any:
+    """The values of a field that are whole numbers; None if any number may be tried."""
+    if given is None or given == AUTO:
+        found = usual if given is None else every
+        return None if found is None else tuple(found)
+    values = _list_values(field, given, (), ())
+    if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
+        raise PlanError(
+            field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0]
+        )
+    return tuple(values)
+
+
+def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
+    """Refuses jobs for which there are no bounds."""
+    if batch.get("global") is None:
+        rule = "a search compares plans of one global batch, and the job does not state it"
+        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
+    for key in ("microbatches", "samples"):
+        if batch.get(key) is not None:
+            rule = "a search takes the size of a micro-batch, batch.micro"
+            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or leave it out", batch[key])
+    reasons = {
+        "model": ("a model is one chain of layers", bool(job.model.branches)),
+        "train.mode": ("all parameters are trained", job.train.mode != "full"),
+        "batch": ("micro-batches are alike", bool(job.batch.lengths)),
+        "noise": ("steps have no noise", job.noise is not None),
+    }
+    for where, (rule, broken) in reasons.items():
+        if broken:
+            raise PlanError(where, f"in a search of unlike plans {rule}", "Use `meshcast sweep` for others")

@@ -1,0 +1,178 @@
+"""Searches of plans whose stages, or whose replicas, have unlike degrees: bounds, and the best of all plans."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.search.found import ROUNDING
+from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from hardware.errors import MeshcastError, PlanError
+from meshcast import search
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.load import load_job
+
+MODEL = {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 50257, "seq": 1024}
+MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "dense": {"model": {"preset": "llama3-8b", "layers": 8}, "cluster": MIXED, "batch": {"global": 64}},
+    "tied": {"model": {**MODEL, "tied": True}, "cluster": MIXED, "batch": {"global": 48}},
+    "experts": {"model": {"preset": "mixtral-8x7b", "layers": 4}, "cluster": MIXED, "batch": {"global": 64}},
+    "one kind": {"model": {"preset": "opt-6.7b", "layers": 9}, "cluster": "dgx-a100:2", "batch": {"global": 32}},
+    "unfused": {
+        "model": {"preset": "llama3-8b", "layers": 6},
+        "cluster": MIXED,
+        "batch": {"global": 32, "sequence": 2048},
+        "framework": "torchtitan",
+    },
+}
+
+
+def open_small(job: dict[str, Any], **options: Any) -> UnlikeSearch:
+    return open_unlike_search(job, Path("."), 0.0, options.pop("top", 1), ("time",), SharedWork(), ("", ""), **options)
+
+
+def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
+    try:
+        return forecast_step(load_job(job), search.shared)
+    except MeshcastError:
+        return None
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str) -> None:
+    rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
+    ratios = list[tuple[float, float]]()
+    while len(ratios) < 15:
+        block = rng.choice(wanted.blocks)
+        bounds = block.bound()
+        for row in rng.sample(range(block.size), min(3, block.size)):
+            found = forecast(wanted, block.job(row))
+            assert bounds.valid[row] or found is None, block.changes(row)
+            if found is None:
+                continue
+            assert bounds.nbytes[row] <= found.peak_device * (1 + ROUNDING), block.changes(row)
+            if not bounds.fits[row]:
+                assert not found.fits, block.changes(row)
+                continue
+            assert bounds.seconds[row] <= found.step_time * (1 + ROUNDING), block.changes(row)
+            ratios.append((bounds.seconds[row] / found.step_time, bounds.nbytes[row] / found.peak_device))
+        block.forget()
+    # Bounds that cut nothing would hold as well.
+    assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.8
+
+
+SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "stages on one kind": (
+        {"model": MODEL, "cluster": {"node": "dgx-h100", "nodes": 1}, "batch": {"global": 8, "micro": 4}},
+        {"tp": [2, 4], "recompute": ["none", "full"]},
+    ),
+    "replicas on two nodes": (
+        {"model": MODEL, "cluster": "dgx-a100:2", "batch": {"global": 16, "micro": 8}},
+        {"tp": [4, 8]},
+    ),
+    "two kinds": ({"model": MODEL, "cluster": MIXED, "batch": {"global": 24, "micro": [4, 8]}}, {"tp": [4, 8]}),
+    "two kinds, two schedules": (
+        {"model": MODEL, "cluster": MIXED, "batch": {"global": 16, "micro": 4}},
+        {"tp": [4, 8], "schedule": ["1f1b", "zb-h1"], "zero": [0, 1]},
+    ),
+    "experts on two kinds": (
+        {"model": {"preset": "mixtral-8x7b", "layers": 3}, "cluster": MIXED, "batch": {"global": 16, "micro": 8}},
+        {"tp": [2, 4], "ep": [1, 4], "dp": [2, 4]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> None:
+    job, plan = SMALL[name]
+    wanted = open_small({**job, "plan": plan}, top=3)
+    rows = [block.job(row) for block in wanted.blocks for row in range(block.size)]
+    assert len(rows) == wanted.certificate.plans
+    assert len({json.dumps(one, sort_keys=True) for one in rows}) == len(rows)
+    every = [forecast(wanted, one) for one in rows]
+    steps = sorted(one.step_time for one in every if one is not None and one.fits)
+    certificate = wanted.run()
+    assert certificate.complete and certificate.gap == 0.0
+    best = [one.forecast.step_time for one in wanted.best]
+    near = [one for one in steps[:3] if one < steps[0] * 1.05]
+    assert best[: len(near)] == pytest.approx(near, rel=1e-12)
+    cut = certificate.invalid + certificate.memory_bound + certificate.time_bound
+    assert cut + certificate.exact == certificate.plans
+    assert certificate.exact < certificate.plans
+
+
+def test_equal_stages_are_among_the_unlike_ones() -> None:
+    """The best plan of stages that are alike, of an ordinary search, is not better than the best unlike one."""
+    base = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}}
+    ordinary = search(
+        {**base, "plan": {"tp": "auto", "pp": "auto"}, "batch": {"global": 32, "micro": 1}}, top=1, workers=1
+    )
+    unlike = search({**base, "plan": {}}, unlike=True, top=1)
+    assert unlike.best[0].report.step_time <= ordinary.best[0].report.step_time * (1 + 1e-12)
+
+
+def test_a_stated_degree_restricts_the_stages() -> None:
+    found = search(
+        {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {"tp": 4, "pp": [2, 3]}}, unlike=True
+    )
+    for one in found.best:
+        stages = one.job["plan"].get("stages", ())
+        assert all(stage["tp"] == 4 for stage in stages) and len(stages) in (0, 2, 3)
+        assert one.report.job.cluster.gpus == 16
+
+
+def test_divisions_of_the_layers_are_distinct() -> None:
+    wanted = open_small(
+        {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}, "plan": {"tp": 2}}
+    )
+    lists = [
+        [stage["layers"] for stage in block.job(row)["plan"]["stages"]]
+        for block in wanted.blocks
+        for row in range(block.size)
+        if "stages" in block.job(row)["plan"]
+    ]
+    assert [1, 1, 2, 2] in lists and [2, 2, 1, 1] in lists and [1, 2, 2, 1] in lists
+    assert len({tuple(one) for one in lists}) == len(lists)
+    assert all(sum(one) == 6 for one in lists)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "where"),
+    [
+        ({"plan": {"cp": 2}}, {}, "plan.cp"),
+        ({"plan": {"schedule": "interleaved-1f1b"}}, {}, "plan.schedule"),
+        ({"plan": {"zero": 3}}, {}, "plan.zero"),
+        ({"plan": {"stages": [{"tp": 8}]}}, {}, "plan.stages"),
+        ({"batch": {"micro": 1}}, {}, "batch.global"),
+        ({"plan": {"tp": 5}}, {}, "plan"),
+        ({}, {"where": ["plan.tp < 4"]}, "where"),
+        ({}, {"runs": 1}, "runs"),
+        ({}, {"objective": "time,memory"}, "objective"),
+    ],
+)
+def test_what_a_search_of_unlike_plans_refuses(changes: dict[str, Any], options: dict[str, Any], where: str) -> None:
+    job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": "auto", **changes}
+    with pytest.raises(PlanError) as caught:
+        search(job, unlike=True, **options)
+    assert caught.value.where == where
+
+
+def test_an_ordinary_search_of_two_kinds_tells_of_unlike() -> None:
+    with pytest.raises(PlanError, match="--unlike"):
+        search({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": "auto"})
+
+
+def test_shares_of_replicas_end_at_once_in_the_bound() -> None:
+    from experiments.search.unlike.families import share_bound
+
+    fixed, each = np.array([[1.0], [2.0]]), np.array([[1.0], [3.0]])
+    # T = 1 + x = 2 + 3 (40 - x)
+    assert share_bound(fixed, each, np.ones((2, 1)), 40) == pytest.approx([1 + 121 / 4])
