@@ -42,7 +42,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("tp: 4", "tp: 3", ":4 plan.tp is 3: tp x pp = 3 x 2 = 6 must divide the 16 GPUs. With pp = 2, tp = 2 would"),
     ("pp: 2", "pp: 2, dp: 3", "must be the 16 GPUs of the cluster. dp = 2 would work"),
     ("pp: 2", "pp: 2, pp: 4", ":4: the key 'pp' is given twice. Keep one"),
-    ("pp: 2", "p: 2", ":4 plan.p: no such key. Did you mean 'tp'? Valid: chunks, cp, dp,"),
+    ("pp: 2", "p: 2", ":4 plan.p: no such key. Did you mean 'tp'? Valid: chunks, cp, cp_scheme, dp,"),
     ("pp: 2", "1: 2", ":4 plan[1] is 1: keys must be text. Put the key in quotes"),
     ("pp: 2", "schedule: 1f2b", "plan.schedule is '1f2b': no such schedule. Did you mean '1f1b'? Valid: 1f1b, bpipe"),
     ("pp: 2", "pp: 2, schedule: 1f1", "Did you mean '1f1b'?"),
