@@ -1,0 +1,148 @@
+"""Planners on public profiles: the values of the authors' own code, and equivalences between planners."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import FoundPlan, Planner, find_planner
+from experiments.planning.planners.tarnawski_ip import TarnawskiIP
+from experiments.planning.problem import SearchBudget, UnknownPart
+from experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
+from hardware.errors import PlanError
+from tests.experiments.planning.random_tables import draw_graph
+
+TEN_GIGABITS = 1.25e9
+
+
+class GraphProblem(UnknownPart):
+    """A drawn graph on some devices."""
+
+    def __init__(self, graph: LayerGraph, gpus: int, levels: tuple[NetworkLevel, ...] = (), cpus: int = 0) -> None:
+        self.name, self.gpus, self.levels, self._graph = "drawn", gpus, levels, graph
+        self.settings: dict[str, Any] = {"devices": {"cpus": cpus}}
+        self.memory = 1e9
+
+    def graph(self) -> LayerGraph:
+        return self._graph
+
+
+def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> FoundPlan:
+    return find_planner(name)().plan(problem, budget or SearchBudget())
+
+
+@pytest.mark.parametrize(
+    ("profile", "levels", "seconds", "replicas"),
+    [
+        ("vgg16", [(4, TEN_GIGABITS)], 0.17634916586666669, [[3], [1]]),
+        ("vgg16", [(8, 25e9)], 0.08902892681142857, [[7], [1]]),
+        ("vgg16", [(16, TEN_GIGABITS)], 0.05479489083076923, [[13], [2], [1]]),
+        ("resnet50", [(4, TEN_GIGABITS)], 0.1519926032, [[2], [2]]),
+        ("gnmt", [(4, TEN_GIGABITS)], 0.025868, [[1], [1], [1], [1]]),
+        ("alexnet", [(16, TEN_GIGABITS)], 0.0150994944, None),
+        ("vgg16", [(4, TEN_GIGABITS), (2, TEN_GIGABITS)], 0.1644167168, None),
+    ],
+)
+def test_pipedream_finds_what_its_authors_code_finds(
+    profile: str, levels: list[tuple[int, float]], seconds: float, replicas: list[list[int]] | None
+) -> None:
+    """Values of `optimizer_graph_hierarchical.py` with --activation_compression_ratio 1; plans of equal value differ."""
+    problem = ProfileProblem(f"pipedream-{profile}", [NetworkLevel(*level) for level in levels])
+    found = plan("pipedream", problem)
+    assert found.value == pytest.approx(seconds, rel=1e-9)
+    assert found.proof is not None and found.proof.optimal and found.not_executable
+    stages = found.plan["stages"]
+    assert sorted(node for stage in stages for node in stage["nodes"]) == [*range(len(problem.graph().names))]
+    if replicas is not None:
+        assert [stage["replicas"] for stage in stages] == replicas
+    if profile == "vgg16" and problem.gpus == 4:
+        assert [len(stage["nodes"]) for stage in stages] == [17, 23]
+
+
+@pytest.mark.parametrize(
+    ("graph", "milliseconds"),
+    [
+        ("bert24-inference", 17.7899),
+        ("bert24-training", 41.7458),
+        ("resnet50-inference", 33.7747),
+        ("resnet50-training", 78.6318),
+    ],
+)
+def test_tarnawski_finds_what_its_authors_code_finds(graph: str, milliseconds: float) -> None:
+    found = plan("tarnawski-dp", ProfileProblem(f"tarnawski-{graph}"))
+    assert 1e3 * found.value == pytest.approx(milliseconds, abs=5.1e-5 * max(1, milliseconds / 10))
+    assert sum(piece["device"] == "cpu" for piece in found.plan["pieces"]) <= 1
+
+
+@pytest.mark.slow
+def test_the_integer_program_proves_the_same_placement() -> None:
+    found = plan("tarnawski-ip", ProfileProblem("tarnawski-bert24-inference"), SearchBudget(seconds=300))
+    assert 1e3 * found.value == pytest.approx(17.7899, abs=1e-4)
+    assert found.proof is not None and found.proof.optimal
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_integer_program_is_the_dynamic_program(seed: int) -> None:
+    graph = draw_graph(seed, nodes=6)
+    figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
+    figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    problem = GraphProblem(graph, 2, cpus=1)
+    problem.memory = float(graph.figures["bytes"].sum()) * 0.7
+    one, other = plan("tarnawski-dp", problem), plan("tarnawski-ip", problem)
+    assert other.value == pytest.approx(one.value, rel=1e-6)
+
+    class Free(TarnawskiIP):
+        contiguous = False
+
+    assert Free().plan(problem, SearchBudget()).value <= one.value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tarnawski_on_a_chain_is_pipedream_without_replicas(seed: int) -> None:
+    """With free transfers, where both count the seconds of pieces alone."""
+    graph = draw_graph(seed, chain=True)
+    both = graph.figures["forward"] + graph.figures["backward"]
+    figures = {**graph.figures, "accelerator": both, "cpu": both, "send": 0 * both, "bytes": both * 0}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    planner = find_planner("pipedream")
+
+    class Straight(planner):  # type: ignore[valid-type,misc]
+        most_replicas = 1
+
+    straight = Straight().plan(GraphProblem(graph, 3, (NetworkLevel(3, math.inf),)), SearchBudget())
+    assert plan("tarnawski-dp", GraphProblem(graph, 3)).value == pytest.approx(straight.value)
+
+
+def test_a_profile_names_its_source() -> None:
+    for name in profile_names():
+        problem = ProfileProblem(name)
+        assert {"repository", "commit", "file", "licence"} <= {*problem.settings["source"]}
+        assert len(problem.settings["source"]["commit"]) == 40 and len(problem.graph().names) > 5
+    assert sum(path.stat().st_size for path in PROFILES.iterdir()) < 400_000
+
+
+def test_problems_say_what_they_lack() -> None:
+    problem = ProfileProblem("pipedream-vgg16")
+    with pytest.raises(PlanError, match="no operator tables"):
+        problem.operators({"x": 2})
+    with pytest.raises(PlanError, match="no stage tables"):
+        problem.stages()
+    with pytest.raises(PlanError, match="levels of the network"):
+        plan("pipedream", problem)
+    with pytest.raises(PlanError, match="no such profile"):
+        ProfileProblem("pipedream-vgg")
+    with pytest.raises(PlanError, match="no such planner"):
+        find_planner("pipedreams")
+    assert issubclass(find_planner("tarnawski-dp"), Planner)
+
+
+def test_nothing_fits_is_an_error_with_a_remedy() -> None:
+    problem = ProfileProblem("tarnawski-bert24-training")
+    problem.memory = 1e6
+    problem.settings["devices"]["cpus"] = 0
+    with pytest.raises(PlanError, match="no plan of tarnawski-dp fits 6 devices"):
+        plan("tarnawski-dp", problem)
