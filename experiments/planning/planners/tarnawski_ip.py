@@ -1,8 +1,9 @@
 """Tarnawski et al.: the placement of least maximal load as an integer program, contiguous or not.
 
 Binaries say which device a colour class is on; for every node and accelerator one variable says that its output leaves
-it, one that it enters. Contiguity of a device: z marks every node from which the device is reached; a node that does
-not belong to the device, but reads from it, must not be marked (arXiv 2006.16423, section 5.2). Solved by HiGHS.
+it, one that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node that does
+not belong to the device, but reads from it, must not be marked (arXiv 2006.16423, section 5.2). Two contiguous pieces may read from each other, which no chain of
+ideals has, so the program may be better than the dynamic program. Solved by HiGHS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class TarnawskiIP(Planner):
     modes = ("paper",)
     unit = "s per sample"
     contiguous = True
-    """Whether the pieces of accelerators must be contiguous in the forward graph."""
+    """Whether the nodes of every device must be contiguous in the forward graph."""
 
     def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
         graph = DeviceGraph(problem.graph())
@@ -58,7 +59,7 @@ class _Rows:
         self.group_of = graph.members.argmax(axis=0)
         self.moves = self.groups * self.devices
         self.marks = self.moves + 2 * self.nodes * accelerators
-        self.load = self.marks + self.groups * accelerators
+        self.load = self.marks + self.groups * self.devices
         self.entries: list[tuple[int, int, float]] = []
         self.low: list[float] = []
         self.high: list[float] = []
@@ -105,9 +106,9 @@ class _Rows:
                 self._row([(self.on(self.graph.groups.order[group], device), 1.0)], 0.0, 0.0)
 
     def require_contiguity(self) -> None:
-        """No path of the forward graph leaves an accelerator and comes back."""
-        for device in range(self.accelerators):
-            mark = [self.marks + group * self.accelerators + device for group in range(self.groups)]
+        """No path of the forward graph leaves a device and comes back."""
+        for device in range(self.devices):
+            mark = [self.marks + group * self.devices + device for group in range(self.groups)]
             for group in range(self.groups):
                 self._row([(mark[group], 1.0), (self.on(group, device), -1.0)], 0.0, np.inf)
             for source, target in self.graph.groups.edges:

@@ -85,20 +85,23 @@ def test_the_integer_program_proves_the_same_placement() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_integer_program_is_the_dynamic_program(seed: int) -> None:
-    graph = draw_graph(seed, nodes=6)
+@pytest.mark.parametrize("chain", [False, True])
+def test_the_integer_program_is_the_dynamic_program(seed: int, chain: bool) -> None:
+    """On chains; elsewhere pieces of the program may read from each other, and only it finds them."""
+    graph = draw_graph(seed, nodes=6, chain=chain)
     figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
     figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
     graph = LayerGraph(graph.names, graph.edges, figures)
     problem = GraphProblem(graph, 2, cpus=1)
     problem.memory = float(graph.figures["bytes"].sum()) * 0.7
     one, other = plan("tarnawski-dp", problem), plan("tarnawski-ip", problem)
-    assert other.value == pytest.approx(one.value, rel=1e-6)
+    assert other.value <= one.value * (1 + 1e-6)
+    assert not chain or other.value == pytest.approx(one.value, rel=1e-6)
 
     class Free(TarnawskiIP):
         contiguous = False
 
-    assert Free().plan(problem, SearchBudget()).value <= one.value * (1 + 1e-6)
+    assert Free().plan(problem, SearchBudget()).value <= other.value * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
