@@ -14,7 +14,7 @@ class DeviceGraph:
     """A graph whose nodes of one colour are on one device (Tarnawski et al. 2020, arXiv 2006.16423, section 3).
 
     nodes: the graph of all nodes, with figures ``accelerator``, ``cpu``, ``send`` [s], ``bytes`` and, optionally,
-        ``colour``, ``backward`` and ``supported``.
+        ``colour``, ``is_backward`` and ``supported``.
     groups: the graph of colour classes, by the edges between their forward nodes; classes on a cycle are one.
     members: which nodes every group has [groups, nodes].
 
@@ -24,7 +24,7 @@ class DeviceGraph:
     def __init__(self, nodes: LayerGraph) -> None:
         self.nodes = nodes
         count = len(nodes.names)
-        backward = nodes.figures.get("backward", np.zeros(count)).astype(bool)
+        backward = nodes.figures.get("is_backward", np.zeros(count)).astype(bool)
         colours = nodes.figures.get("colour", np.arange(count)).astype(int)
         if orphans := sorted(set(colours[backward]) - set(colours[~backward])):
             raise ValueError(f"colour {orphans[0]} has backward nodes only: give a forward node its colour")
