@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,18 @@ from experiments.planning.graph import LayerGraph
 from experiments.planning.stages import StageTable
 from experiments.planning.table import FactorTable
 from hardware.errors import PlanError
+
+
+Dims = tuple[tuple[str, str], ...]
+"""For every axis the dim that it shards; empty: none."""
+
+Allowed = Callable[[str, Dims], bool]
+"""Whether an operator may have a layout."""
+
+
+def allow_all(name: str, layout: Dims) -> bool:
+    """No restriction."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -39,15 +51,19 @@ class Problem(Protocol):
     memory: float
     microbatches: int
 
-    def operators(self, axes: Mapping[str, int]) -> FactorTable:
+    def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
         """The table of the model's operators on a mesh of `axes`, outermost first.
 
+        allowed: layouts that the planner may use; others are not priced.
         Raises PlanError where the problem has no operators, or these axes do not fit its devices.
         """
         ...
 
-    def stages(self) -> StageTable:
-        """The table of stages of the model's layers. Raises PlanError where the problem has none."""
+    def stages(self, recompute: bool = True) -> StageTable:
+        """The table of stages of the model's layers. recompute: with stages that recompute all layers.
+
+        Raises PlanError where the problem has none.
+        """
         ...
 
     def graph(self) -> LayerGraph:
@@ -62,10 +78,10 @@ class UnknownPart:
     name, mode = "", "paper"
     gpus, memory, microbatches = 1, math.inf, 1
 
-    def operators(self, axes: Mapping[str, int]) -> FactorTable:
+    def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
         raise self._no("operator tables", "a job, for its prices")
 
-    def stages(self) -> StageTable:
+    def stages(self, recompute: bool = True) -> StageTable:
         raise self._no("stage tables", "a job, for its prices")
 
     def graph(self) -> LayerGraph:

@@ -24,6 +24,7 @@ from itertools import product
 
 import numpy as np
 
+from experiments.planning.problem import Allowed, Dims, allow_all
 from experiments.planning.table import Factor, FactorTable
 from hardware.errors import PlanError
 from simulator.costs.costs import Costs
@@ -41,11 +42,8 @@ from simulator.plan.plan import Plan
 STREAM = "stream"
 """The variable of the residual stream."""
 
-AxisLayout = tuple[tuple[str, str], ...]
-"""An option: for every axis the dim that it shards; empty: none."""
 
-
-def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[AxisLayout]:
+def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[Dims]:
     """Every layout of an operator in which all dims divide by the axes that shard them."""
     tensors = (*operator.ins, *operator.outs, *operator.weights)
 
@@ -92,7 +90,8 @@ class UnitTable:
         unit: Unit,
         axes: Sequence[str],
         count: int,
-        choices: dict[str, tuple[AxisLayout, ...]],
+        choices: dict[str, tuple[Dims, ...]],
+        allowed: Allowed,
     ) -> None:
         self.plan, self.costs, self.unit, self.count, self.choices = plan, costs, unit, count, choices
         self.framework = plan.job.framework
@@ -107,9 +106,12 @@ class UnitTable:
                 rule = f"{operator.name} is in a view of the mesh, which annotations do not shard"
                 raise PlanError("model", rule, "Choose a model without experts", operator.name)
             name = self.variable(operator)
-            layouts = tuple(legal_layouts(operator, axes, self.mesh))
+            layouts = tuple(one for one in legal_layouts(operator, axes, self.mesh) if allowed(name, one))
             if name in choices and choices[name] != layouts:
                 layouts = tuple(one for one in choices[name] if one in layouts)
+            if not layouts:
+                rule = f"a planner's restrictions leave {name} no layout over {dict(self.mesh.axes)}"
+                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions", name)
             choices[name] = layouts
         for operator in self.operators:
             self.costs_of[operator] = [self._price(operator, layout) for layout in choices[self.variable(operator)]]
@@ -126,7 +128,7 @@ class UnitTable:
         found = (self.costs.estimate(work) for work in works if work is not None)
         return sum(one.seconds + one.latency for one in found)
 
-    def _price(self, operator: Operator, layout: AxisLayout) -> OperatorCost:
+    def _price(self, operator: Operator, layout: Dims) -> OperatorCost:
         divide = {axis: dim for axis, dim in layout if dim}
         if isinstance(operator, Boundary):
             return OperatorCost(divide)
@@ -286,11 +288,13 @@ class UnitTable:
         return self.seconds([Memory("add", members * nbytes, nbytes)])
 
 
-def build_table(plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int) -> FactorTable:
+def build_table(
+    plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
+) -> FactorTable:
     """The table of all operators of a model whose stages are alike: one stage, and all layers of one kind.
 
-    plan: a resolved plan of one stage, on whose mesh `axes` shard.
-    Raises PlanError for a model with experts, with layers of several kinds, or a tied output layer of other layouts.
+    plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
+    Raises PlanError for a model with experts, with layers of several kinds, or an operator without allowed layouts.
     """
     architecture, model = plan.architecture, plan.model
     costs = shared.costs(plan)
@@ -303,19 +307,19 @@ def build_table(plan: Plan, axes: Sequence[str], shared: SharedWork, microbatche
         rule = f"the layers of {model.name} are of {len(kinds)} kinds, and a table has one"
         raise PlanError("model", rule, "Choose a model whose layers are alike")
     stages.append(architecture.stage(range(0), False, True))
-    choices: dict[str, tuple[AxisLayout, ...]] = {}
+    choices: dict[str, tuple[Dims, ...]] = {}
     units = [(unit, count) for stage, count in zip(stages, (1, model.layers, 1), strict=True) for unit in stage.units]
-    tables = [UnitTable(plan, costs, unit, axes, count, choices) for unit, count in units]
+    tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
     # A variable of several units keeps the layouts that are legal in all of them.
     if any(len(one.costs_of[op]) != len(choices[one.variable(op)]) for one in tables for op in one.operators):
-        tables = [UnitTable(plan, costs, unit, axes, count, choices) for unit, count in units]
+        tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
     factors = [factor for one in tables for make in (one.operator_factors, one.tensor_factors) for factor in make()]
     if model.tied:
         factors.append(_tie_layouts(choices, [one for table in tables for one in table.operators]))
     return FactorTable(choices, factors, microbatches)
 
 
-def _tie_layouts(choices: Mapping[str, Sequence[AxisLayout]], operators: Sequence[Operator]) -> Factor:
+def _tie_layouts(choices: Mapping[str, Sequence[Dims]], operators: Sequence[Operator]) -> Factor:
     """The factor that gives embedding and output layer equal shards of the matrix that they share."""
     embedding, head = (next(one for one in operators if isinstance(one, kind)) for kind in (Embedding, Head))
     table, other = embedding.weights[0], head.weights[0]
