@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from experiments.planning.cores.ideals import contained
+from experiments.planning.cores.ideals import find_contained
 from experiments.planning.graph import LayerGraph
 
 
@@ -44,7 +44,7 @@ class DeviceGraph:
         """Seconds of the piece between ideals a and b on an accelerator and on a CPU [ideals, ideals]; infinite where a
         is no part of b, and on accelerators where it needs more memory or a node is not supported."""
         sets = (ideals.astype(np.int32) @ self.members.astype(np.int32)) > 0
-        inside = contained(ideals)
+        inside = find_contained(ideals)
         accelerator, cpu = np.full(inside.shape, np.inf), np.full(inside.shape, np.inf)
         figures = self.nodes.figures
         for after in range(len(ideals)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 MOST_IDEALS = 20_000
 
@@ -21,7 +23,7 @@ class LayerGraph:
     """
 
     def __init__(
-        self, names: Sequence[str], edges: Iterable[tuple[int, int]], figures: Mapping[str, Sequence[float]]
+        self, names: Sequence[str], edges: Iterable[tuple[int, int]], figures: Mapping[str, ArrayLike]
     ) -> None:
         self.names, self.edges = tuple(names), tuple(sorted({(int(a), int(b)) for a, b in edges}))
         self.figures = {name: np.asarray(values, float) for name, values in figures.items()}
@@ -48,7 +50,9 @@ class LayerGraph:
         while len(found) < len(self.names):
             ready = [node for node, before in enumerate(left) if not before and node not in found]
             if not ready:
-                raise ValueError(f"the graph has a cycle through {self.names[next(i for i, b in enumerate(left) if b)]}")
+                raise ValueError(
+                    f"the graph has a cycle through {self.names[next(i for i, b in enumerate(left) if b)]}"
+                )
             found += ready
             for before in left:
                 before.difference_update(ready)
@@ -76,13 +80,13 @@ class LayerGraph:
                 raise ValueError(f"the graph has more than {most} ideals: linearise it or merge its branches")
         return np.array([[bool(row >> node & 1) for node in range(len(self.names))] for row in rows])
 
-    def linearised(self) -> LayerGraph:
+    def linearise(self) -> LayerGraph:
         """The same nodes with edges between neighbours of the topological order, too: a chain of as many ideals."""
         order = self.order
-        return LayerGraph(self.names, [*self.edges, *zip(order, order[1:], strict=False)], self.figures)
+        return LayerGraph(self.names, [*self.edges, *itertools.pairwise(order)], self.figures)
 
     @property
     def is_chain(self) -> bool:
         """Whether ideals are as many as places between nodes."""
         order = self.order
-        return all((a, b) in set(self.edges) for a, b in zip(order, order[1:], strict=False))
+        return all((a, b) in set(self.edges) for a, b in itertools.pairwise(order))

@@ -1,4 +1,4 @@
-"""Planners that divide devices level by level: each level adds an axis, and keeps what the levels before have chosen."""
+"""Planners that divide devices level by level: each adds an axis, and keeps what the levels before have chosen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from experiments.planning.cores.elimination import Optimum
 from experiments.planning.operator_planner import OperatorPlanner, write_plan
-from experiments.planning.planner import FoundPlan
+from experiments.planning.planner import Proposal
 from experiments.planning.problem import Dims, Problem
 from experiments.planning.table import FactorTable
 
@@ -19,7 +19,7 @@ class LevelPlanner(OperatorPlanner):
         """Parts that every level divides the devices into, the outermost first; their product is their number."""
         raise NotImplementedError
 
-    def plan_levels(self, problem: Problem, solve: Callable[[FactorTable], Optimum | None]) -> FoundPlan:
+    def plan_levels(self, problem: Problem, solve: Callable[[FactorTable], Optimum | None]) -> Proposal:
         """The plan after all levels.
 
         While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
@@ -36,12 +36,12 @@ class LevelPlanner(OperatorPlanner):
             visited, value = visited + found.visited, found.value
             decided = {name: layout[:depth] for name, layout in table.options(found.assignment).items()}  # type: ignore[index]
         assert table is not None and found is not None
-        return FoundPlan(write_plan(problem, table, found.assignment, axes), value, visited)
+        return Proposal(write_plan(problem, table, found.assignment, axes), value, visited)
 
     def _allowed_at(self, depth: int, decided: dict[str, Dims], axes: list[str]) -> Callable[[str, Dims], bool]:
         def allow(name: str, layout: Dims) -> bool:
             outer, inner = layout[:depth], layout[depth:]
             fits = outer[: depth - 1] == decided.get(name, ())
-            return fits and not any(dim for _, dim in inner) and self.allowed(name, outer)
+            return fits and not any(dim for _, dim in inner) and self.allows(name, outer)
 
         return allow

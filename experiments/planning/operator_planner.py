@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.planner import FoundPlan, Planner
+from experiments.planning.planner import Planner, Proposal
 from experiments.planning.problem import Dims, Problem, SearchBudget
 from experiments.planning.table import Assignment, FactorTable
 from hardware.errors import PlanError
@@ -33,7 +33,7 @@ class OperatorPlanner(Planner):
     dims: ClassVar[frozenset[str]] = frozenset()
     method: ClassVar[str] = ""
 
-    def allowed(self, name: str, layout: Dims) -> bool:
+    def allows(self, name: str, layout: Dims) -> bool:
         """Whether an operator may have a layout."""
         return not self.dims or all(not dim or dim in self.dims for _, dim in layout)
 
@@ -45,16 +45,16 @@ class OperatorPlanner(Planner):
         """The best assignment of a table, candidates priced, and a bound of the objective (nan: nothing is proven)."""
         raise NotImplementedError
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
-        best: FoundPlan | None = None
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        best: Proposal | None = None
         visited, bounds = 0, []
         for axes in self.meshes(problem):
-            table = problem.operators(axes, self.allowed)
+            table = problem.operators(axes, self.allows)
             solved, priced, bound = self.solve(table, problem, budget)
             visited += priced
             bounds.append(bound)
             if solved is not None and (best is None or solved.value < best.value):
-                best = FoundPlan(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
+                best = Proposal(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
         bound = min(bounds)

@@ -17,7 +17,7 @@ from simulator.ir.scheme import Paper
 PLANNERS = Path(__file__).parent / "planners"
 
 
-class FoundPlan(NamedTuple):
+class Proposal(NamedTuple):
     """What a planner has found.
 
     plan: the plan: the ``plan`` of a job file where it is executable, otherwise in the terms of its paper.
@@ -53,7 +53,7 @@ class Planner:
     unit: ClassVar[str] = "s"
     name: ClassVar[str] = ""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The plan for a problem. Raises PlanError if no plan of the space fits, or the problem lacks what it needs."""
         raise NotImplementedError
 

@@ -12,7 +12,6 @@ from experiments.planning.stages import StageTable
 from experiments.planning.table import FactorTable
 from hardware.errors import PlanError
 
-
 Dims = tuple[tuple[str, str], ...]
 """For every axis the dim that it shards; empty: none."""
 

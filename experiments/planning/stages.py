@@ -51,7 +51,7 @@ class PlannedStage(NamedTuple):
     option: int
 
 
-class StagePlan(NamedTuple):
+class StageSequence(NamedTuple):
     """Stages in order, with the value of their objective [s] and the number of table entries computed."""
 
     stages: tuple[PlannedStage, ...]

@@ -104,7 +104,7 @@ class FactorTable:
         """The options that an assignment chooses, by variable."""
         return {name: self.choices[name][number] for name, number in assignment.items()}
 
-    def restricted(self, allowed: Callable[[str, Option], bool]) -> FactorTable:
+    def restrict(self, allowed: Callable[[str, Option], bool]) -> FactorTable:
         """The table of the allowed options alone. This is how a planner declares a restriction of its space.
 
         allowed: of a variable and an option.

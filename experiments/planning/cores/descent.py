@@ -24,9 +24,7 @@ def descend_table(table: FactorTable, starts: Iterable[Assignment] = (), restart
     starts: assignments to start from. restarts: further ones, drawn at random with `seed`.
     """
     draw, factors = random.Random(seed), table.touching()
-    drawn = (
-        {name: draw.randrange(len(options)) for name, options in table.choices.items()} for _ in range(restarts)
-    )
+    drawn = ({name: draw.randrange(len(options)) for name, options in table.choices.items()} for _ in range(restarts))
     best: Optimum | None = None
     visited = 0
     for start in (*starts, *drawn):
@@ -50,9 +48,7 @@ def descend_table(table: FactorTable, starts: Iterable[Assignment] = (), restart
     return best._replace(visited=visited)
 
 
-def bisect_weight(
-    solve: Callable[[float], T], fits: Callable[[T], bool], high: float, rounds: int = 10
-) -> T | None:
+def bisect_weight(solve: Callable[[float], T], fits: Callable[[T], bool], high: float, rounds: int = 10) -> T | None:
     """The solution of the smallest weight of memory that fits; None if that of weight `high` does not.
 
     solve: solution of the problem at a weight of memory [s/byte]. rounds: of bisection between 0 and `high`.

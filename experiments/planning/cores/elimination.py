@@ -70,9 +70,9 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     frontiers: list[tuple[tuple[str, ...], np.ndarray]] = []
     for name, scope in _elimination_order(table):
         full = (*scope, name)
-        seconds, nbytes = (
-            _join_arrays([(one[0], one[place]) for one in plain if name in one[0]], full, table) for place in (1, 2)
-        )
+        touching = [one for one in plain if name in one[0]]
+        seconds = _join_arrays([(own, array) for own, array, _ in touching], full, table)
+        nbytes = _join_arrays([(own, array) for own, _, array in touching], full, table)
         parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
         made = np.empty(seconds.shape[:-1], dtype=object)
         for place in np.ndindex(*made.shape):
@@ -84,15 +84,14 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
             made[place] = _prune(union, most, len(names))
         plain = [one for one in plain if name not in one[0]]
         frontiers = [one for one in frontiers if name not in one[0]] + [(scope, made)]
-    ends = [(array[()].points, array[()].options) for _, array in frontiers]
-    points, options = ends[0] if ends else (np.zeros((1, 2)), np.zeros((1, 0), int))
-    for more, others in ends[1:]:
-        points, options = _add_frontiers(points, options, more, others)
+    # Every part of the table that shares no variable with the others has left a frontier of its own.
+    points, options = np.zeros((1, 2)), np.full((1, len(names)), -1)
+    for _, array in frontiers:
+        points, options = _add_frontiers(points, options, *array[()])
         points, options = _prune([Frontier(points, options)], most, len(names))
-    fixed = np.array([sum(float(one[place]) for one in plain) for place in (1, 2)])
     return [
         FrontierPoint(float(value), float(nbytes), dict(zip(names, map(int, row), strict=True)))
-        for (value, nbytes), row in zip(points + fixed, options, strict=True)
+        for (value, nbytes), row in zip(points, options, strict=True)
     ]
 
 

@@ -41,7 +41,7 @@ class PiecePlan(NamedTuple):
     visited: int
 
 
-def contained(ideals: np.ndarray) -> np.ndarray:
+def find_contained(ideals: np.ndarray) -> np.ndarray:
     """Whether ideal a is a proper part of ideal b [ideals, ideals]."""
     sizes = ideals.sum(axis=1)
     common = ideals.astype(np.int32) @ ideals.astype(np.int32).T
@@ -51,7 +51,7 @@ def contained(ideals: np.ndarray) -> np.ndarray:
 def differences(ideals: np.ndarray, figure: np.ndarray) -> np.ndarray:
     """The sum of a figure of nodes over the piece between ideals a and b; infinite where a is no part of b."""
     totals = ideals @ figure
-    return np.where(contained(ideals), totals[None, :] - totals[:, None], np.inf)
+    return np.where(find_contained(ideals), totals[None, :] - totals[:, None], np.inf)
 
 
 class PartitionTable:

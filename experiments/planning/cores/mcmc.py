@@ -1,4 +1,4 @@
-"""A Metropolis walk over the assignments of a table: FlexFlow's search (Jia et al. 2019, arXiv 1807.05358, section 6.2).
+"""A Metropolis walk over the assignments of a table, as FlexFlow's (Jia et al. 2019, arXiv 1807.05358, section 6.2).
 
 A proposal draws a variable and another option of it. It is accepted if it is not worse, otherwise with probability
 exp(-beta x increase); only the factors of the variable are evaluated again.

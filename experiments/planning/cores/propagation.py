@@ -1,8 +1,8 @@
 """Propagation of layouts: from the operators that are decided to their neighbours, until all are.
 
-The completion of GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3.5), Automap and PartIR, on tables: an operator takes
-the layout that reshards least between it and the neighbours that have one, in the order of data flow and then against
-it. It needs no annotation of the dims: what reshards nothing costs nothing.
+The completion of GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3.5), Automap and PartIR, on tables: an operator
+takes the layout that reshards least between it and the neighbours that have one, in the order of data flow. It needs no
+rules for dims: what reshards nothing costs nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def find_neighbours(table: FactorTable) -> Neighbours:
 def propagate(table: FactorTable, decided: Assignment, near: Neighbours) -> dict[str, int]:
     """Completes decided options to an assignment.
 
-    Variables follow in the order of the table, then against it, as soon as a neighbour is decided; one takes the option
-    of the least conversions with decided neighbours, of several the one of the least own cost; the rest, without decided
-    neighbours, those of the least own cost.
+    Variables follow in the order of the table, as soon as a neighbour is decided. One takes the option of the least
+    conversions with decided neighbours, of several the one of the least own cost; so does one without decided
+    neighbours.
     """
     found = dict(decided)
     left = [name for name in table.choices if name not in found]

@@ -1,8 +1,9 @@
 """Dynamic programming over contiguous stages: Alpa's inter-operator pass.
 
-Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng et
-al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path, and
-limits are tried in ascending order until (m - 1) x the limit alone is no better than the best plan.
+Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng
+et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path, and
+limits are tried in ascending order until (m - 1) x the limit with the least sum is no better than the best plan. What a
+stage costs once a step is no part of the objective.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import math
 
 import numpy as np
 
-from experiments.planning.stages import PlannedStage, StagePlan, StageTable
+from experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 
 def plan_stages(
     table: StageTable, gpus: int, microbatches: int, most_stages: int = 0, gap: float = 0.0
-) -> StagePlan | None:
+) -> StageSequence | None:
     """The best stages that use all `gpus`; None if nothing fits.
 
     microbatches: m. most_stages: limit of their number; 0: none.
@@ -31,7 +32,7 @@ def plan_stages(
     while low < high:  # the smallest limit under which stages exist
         middle = (low + high) // 2
         low, high = (low, middle) if math.isfinite(steps.least_sum(float(limits[middle]))) else (middle + 1, high)
-    best: StagePlan | None = None
+    best: StageSequence | None = None
     last = -math.inf
     for limit in map(float, limits[low:]):
         if best is not None and (microbatches - 1) * limit + least >= best.value:
@@ -42,10 +43,9 @@ def plan_stages(
         steps.least_sum(limit)
         stages = steps.stages()
         own = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in stages]
-        once = max(float(table.once[one.layers[0], one.layers[-1], one.option]) for one in stages)
-        value = sum(own) + (microbatches - 1) * max(own) + once
+        value = sum(own) + (microbatches - 1) * max(own)
         if best is None or value < best.value:
-            best = StagePlan(stages, value, 0)
+            best = StageSequence(stages, value, 0)
     assert best is not None
     return best._replace(visited=steps.visited)
 

@@ -1,8 +1,8 @@
 """Monte Carlo tree search over the assignments of a table, by upper confidence bounds (UCT).
 
 The search of Automap (Schaarschmidt et al. 2021, arXiv 2112.02958, section 4) and of PartIR's automatic tactic (Alabed
-et al. 2025, arXiv 2401.11202, section 4): a node is a list of decisions, an edge one more, a rollout completes them, and
-the reward falls with the cost of the completed plan. Here decisions are the options of variables in a given order.
+et al. 2025, arXiv 2401.11202, section 4): a node is a list of decisions, an edge one more, a rollout completes them,
+and the reward falls with the cost of the completed plan. Here decisions are the options of variables in a given order.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def search_tree(
     names, measure = tuple(order) or tuple(table.choices), value_of or table.value
     finish = complete or (
         lambda made, rng: {
-            name: made[name] if name in made else rng.randrange(len(options))
-            for name, options in table.choices.items()
+            name: made[name] if name in made else rng.randrange(len(options)) for name, options in table.choices.items()
         }
     )
     root, best, worst, visited = _TreeNode(), None, 0.0, 0
@@ -90,9 +89,9 @@ def _choose(node: _TreeNode, options: int, exploration: float, draw: random.Rand
     return max((option for option in range(options) if not node.children[option].closed), key=bound)
 
 
-def _close(path: Sequence[_TreeNode], options: Sequence[int], leaf: bool) -> None:
+def _close(path: Sequence[_TreeNode], options: Sequence[int], ended: bool) -> None:
     """Closes nodes below which every assignment was tried."""
-    path[-1].closed = leaf
+    path[-1].closed = ended
     for depth in range(len(path) - 2, -1, -1):
         children = path[depth].children
         path[depth].closed = len(children) == options[depth] and all(one.closed for one in children.values())

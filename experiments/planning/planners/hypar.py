@@ -10,7 +10,7 @@ from __future__ import annotations
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.elimination import eliminate
 from experiments.planning.level_planner import LevelPlanner
-from experiments.planning.planner import FoundPlan
+from experiments.planning.planner import Proposal
 from experiments.planning.problem import Problem, SearchBudget
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
@@ -35,6 +35,6 @@ class HyPar(LevelPlanner):
             raise PlanError("cluster", rule, f"Choose {2**levels} GPUs", problem.gpus)
         return [2] * levels
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         found = self.plan_levels(problem, eliminate)
         return found._replace(proof=PlanProof(found.value, found.value, "elimination, given the levels above"))

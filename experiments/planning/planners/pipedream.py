@@ -13,52 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from experiments.planning.antichains import output_bytes, states_of
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import FoundPlan, Planner
+from experiments.planning.planner import Planner, Proposal
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.profile import NetworkLevel
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
 
-def states_of(graph: LayerGraph) -> np.ndarray:
-    """PipeDream's states: ideals in which every further source has a reader. [states, nodes], the empty one first."""
-    ideals = graph.ideals()
-    readers: dict[int, list[int]] = {node: [] for node in range(len(graph.names))}
-    for source, target in graph.edges:
-        readers[source].append(target)
-    sources = [node for node, before in enumerate(graph.predecessors) if not before]
-    kept = np.ones(len(ideals), bool)
-    for node in sources[1:]:
-        kept &= ~ideals[:, node] | ideals[:, readers[node]].any(axis=1)
-    first = ~ideals.any(axis=1) | ideals[:, sources[0]]
-    return ideals[kept & first]
-
-
-def output_bytes(graph: LayerGraph, states: np.ndarray) -> np.ndarray:
-    """Bytes that leave every state: of its last nodes, and of nodes before one of these that others read, too."""
-    nodes = len(graph.names)
-    before = np.zeros((nodes, nodes), bool)  # [node, predecessor]
-    for node in graph.order:
-        for source in graph.predecessors[node]:
-            before[node] |= before[source]
-            before[node, source] = True
-    shared = np.zeros((nodes, nodes), bool)
-    for source, target in graph.edges:
-        shared[:, source] |= before[:, source] & ~before[:, target] & (np.arange(nodes) != target)
-    found = []
-    for state in states:
-        last = state & ~before[state].any(axis=0)
-        found.append(float(((last | shared[last].any(axis=0)) * graph.figures["activations"]).sum()))
-    return np.array(found)
-
-
-class PipeDream(Planner):
-    paper = Paper(
-        "10.1145/3341301.3359646", "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019
-    )
+class PipeDreamPartitioner(Planner):
+    paper = Paper("10.1145/3341301.3359646", "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019)
     core = "ideals"
     restrictions = ("shard tensors", "leave devices unused", "flush the pipeline: micro-batches of steps overlap")
     modes = ("paper",)
@@ -66,7 +32,7 @@ class PipeDream(Planner):
     most_replicas = 0
     """Limit of the replicas of a stage at every level; 0: none. 1 is the authors' option ``straight_pipeline``."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         levels: tuple[NetworkLevel, ...] = getattr(problem, "levels", ())
         if not levels:
             rule = "PipeDream's formula needs the levels of the network, with devices and bandwidth of each"
@@ -80,7 +46,9 @@ class PipeDream(Planner):
         inner = 1
         for number, level in enumerate(levels):
             starts = [0] if number + 1 == len(levels) else range(len(states) - 1)
-            made = {start: _partition(seconds, weights, sent, level, inner, start, self.most_replicas) for start in starts}
+            made = {
+                start: _partition(seconds, weights, sent, level, inner, start, self.most_replicas) for start in starts
+            }
             tables.append(made)
             seconds = np.full(seconds.shape, np.inf)
             for start, table in made.items():
@@ -92,7 +60,7 @@ class PipeDream(Planner):
         visited = sum(one.visited for made in tables for one in made.values())
         proof = PlanProof(whole.value(), whole.value(), "dynamic programming over ideals")
         reason = "replicas take mini-batches in turn, and stages have their own numbers of replicas"
-        return FoundPlan({"stages": stages}, whole.value(), visited, proof, reason)
+        return Proposal({"stages": stages}, whole.value(), visited, proof, reason)
 
 
 def _partition(

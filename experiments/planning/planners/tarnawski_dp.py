@@ -12,7 +12,7 @@ import numpy as np
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.ideals import PartitionTable, PieceOption
 from experiments.planning.device_graph import DeviceGraph
-from experiments.planning.planner import FoundPlan, Planner
+from experiments.planning.planner import Planner, Proposal
 from experiments.planning.problem import Problem, SearchBudget
 from simulator.ir.scheme import Paper
 
@@ -24,7 +24,7 @@ class TarnawskiDP(Planner):
     modes = ("paper",)
     unit = "s per sample"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
         ideals = graph.groups.ideals()
         accelerator, cpu = graph.loads(ideals, problem.memory)
@@ -41,4 +41,4 @@ class TarnawskiDP(Planner):
             devices.append({"device": ("accelerator", "cpu")[piece.option], "nodes": nodes.tolist()})
         proof = PlanProof(found.value, found.value, "dynamic programming over ideals")
         reason = "operators are placed on subsets of devices, one by one"
-        return FoundPlan({"pieces": devices}, found.value, found.visited, proof, reason)
+        return Proposal({"pieces": devices}, found.value, found.visited, proof, reason)

@@ -23,7 +23,7 @@ class TensorOpt(OperatorPlanner):
 
     def frontier(self, problem: Problem) -> list[FrontierPoint]:
         """Step time and memory of a rank of every plan that no other beats in both, by ascending memory."""
-        return trace_frontier(problem.operators(physical_mesh(problem), self.allowed), self.most)
+        return trace_frontier(problem.operators(physical_mesh(problem), self.allows), self.most)
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
         front = trace_frontier(table, self.most)

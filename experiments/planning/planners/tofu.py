@@ -10,7 +10,7 @@ from __future__ import annotations
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.elimination import eliminate
 from experiments.planning.level_planner import LevelPlanner
-from experiments.planning.planner import FoundPlan
+from experiments.planning.planner import Proposal
 from experiments.planning.problem import Dims, Problem, SearchBudget
 from simulator.ir.scheme import Paper
 
@@ -25,7 +25,7 @@ class Tofu(LevelPlanner):
         "look at memory",
     )
 
-    def allowed(self, name: str, layout: Dims) -> bool:
+    def allows(self, name: str, layout: Dims) -> bool:
         return all(dim for _, dim in layout)
 
     def widths(self, problem: Problem) -> list[int]:
@@ -36,6 +36,6 @@ class Tofu(LevelPlanner):
                 left //= factor
         return found[::-1]
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> FoundPlan:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         found = self.plan_levels(problem, eliminate)
         return found._replace(proof=PlanProof(found.value, found.value, "elimination, given the steps before"))

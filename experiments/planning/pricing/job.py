@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from experiments.planning.graph import LayerGraph
 from experiments.planning.pricing.operators import STREAM, build_table
 from experiments.planning.pricing.stage_prices import price_stages, uniform_plan, unit_costs
@@ -28,6 +30,8 @@ class JobProblem:
 
     job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts.
     samples: sequences of a micro-batch, of all ranks of a stage together.
+
+    Raises PlanError for a cluster of several kinds of nodes.
     """
 
     mode = "ours"
@@ -35,6 +39,9 @@ class JobProblem:
     def __init__(self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> None:
         self.job = job if isinstance(job, Job) else load_job(job)
         self.shared = shared or SharedWork()
+        if len(self.job.cluster.kinds) > 1:
+            rule = "planners price GPUs of one kind, and the cluster has several"
+            raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
         plan = resolve_plan(self.job, self.shared)
         self.name = str(self.job.id or self.job.model.name)
         self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
@@ -71,13 +78,11 @@ class JobProblem:
             raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
         key = tuple(axes.items()), allowed
         if key not in self._tables:
-            whole = self._annotated(axes, [{"divide": {"all": None}}], {})
-            self._tables[key] = build_table(
-                self._resolve(whole), tuple(axes), self.shared, self.microbatches, allowed
-            )
+            whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
+            self._tables[key] = build_table(self._resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
         return self._tables[key]
 
-    def _annotated(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
+    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
         scheme = {"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}
         batch = {"global": self.sequences, "micro": self.samples}
         return {"plan": {"mesh": dict(axes), "schemes": [scheme]}, "batch": batch}
@@ -90,7 +95,7 @@ class JobProblem:
             for name in options
         }
         stream = layouts.pop(STREAM)
-        return self._annotated(axes, [{"divide": {"all": None, **layouts}}], stream)
+        return self._annotate_axes(axes, [{"divide": {"all": None, **layouts}}], stream)
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -145,7 +150,7 @@ class JobProblem:
         units = unit_costs(plan, self.shared)
         names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]
         width = plan.model.hidden * plan.architecture.seq * self.samples * 2.0
-        figures = {
+        figures: dict[str, ArrayLike] = {
             "forward": units.forward,
             "backward": units.backward,
             "parameters": 2 * units.elements,
@@ -166,8 +171,5 @@ class JobProblem:
 def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:
     """A cluster of the same nodes with as many GPUs as a priced plan has."""
     per_node = job.cluster.gpus_per_node
-    if isinstance(stated, str) and ":" in stated and gpus % per_node == 0:
-        return f"{stated.partition(':')[0]}:{gpus // per_node}"
-    if isinstance(stated, str):
-        return {"node": stated.partition(":")[0], "nodes": -(-gpus // per_node), "gpus": gpus}
-    return {**stated, "gpus": gpus}
+    name = stated.partition(":")[0] if isinstance(stated, str) else ""
+    return {**({"node": name} if name else stated), "nodes": -(-gpus // per_node), "gpus": gpus}

@@ -62,7 +62,7 @@ def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[D
 class OperatorCost:
     """What one operator costs in one layout.
 
-    divide: the layout. forward, inputs, weights: seconds of the forward pass, of gradients of inputs and of weights [s].
+    divide: the layout. forward, inputs, weights: seconds of the forward pass, and of gradients of inputs and weights.
     once: seconds of a step for its parameters of all units [s]. nbytes: of its states and saved buffers [bytes].
     saved: bytes of tensors that its backward pass reads, by memory key.
     """
@@ -135,12 +135,13 @@ class UnitTable:
         self.scope.fix_division(operator, divide)
         fragment = lower_operator(self.scope, operator, self.framework.fused_gradients, self.framework.gradients)
         phases = [[op for op in fragment.backward if (op.phase == "W") == weights] for weights in (False, True)]
-        found = OperatorCost(divide, self.seconds(fragment.forward), *map(self.seconds, phases))
+        inputs, weights = map(self.seconds, phases)
+        found = OperatorCost(divide, self.seconds(fragment.forward), inputs, weights)
         found.once = sum(self._update_seconds(param) for param in fragment.params if param.trained)
         params = DeviceParams((param, 1) for param in fragment.params)
         found.nbytes = sum(resident_bytes(self.plan, params).values())
         tensors = {tensor.name for tensor in (*operator.ins, *operator.outs)}
-        for key, nbytes in self._saved(fragment).items():
+        for key, nbytes in self._saved_buffers(fragment).items():
             if key.partition("@")[0] in tensors:
                 found.saved[key] = nbytes
             else:
@@ -156,7 +157,9 @@ class UnitTable:
         works: list[Collective | Memory] = [Memory("grad-norm", round(size * width), 0)]
         works.append(
             Memory(
-                "adam", round(size * (width + main + moments)), round(size * (BYTES[framework.weights] + main + moments))
+                "adam",
+                round(size * (width + main + moments)),
+                round(size * (BYTES[framework.weights] + main + moments)),
             )
         )
         works.append(Memory("zero-grad", 0, round(size * width)))
@@ -165,7 +168,7 @@ class UnitTable:
         launch = self.seconds([Memory(work.what, 0, 0) for work in works if isinstance(work, Memory)])
         return reduced + max(0.0, self.seconds(works) - launch)
 
-    def _saved(self, fragment: Fragment) -> dict[str, float]:
+    def _saved_buffers(self, fragment: Fragment) -> dict[str, float]:
         """Buffers that live from the forward to the backward pass of an operator, or that its backward pass reads."""
         backward, forward = set(fragment.backward), set(fragment.forward)
         before = {one.key for one in fragment.tensor_uses if one.op in forward}
@@ -239,28 +242,25 @@ class UnitTable:
         producer, own = operators[0], costs[0]
         made, wanted = producer.output_layout(tensor, own.divide), required_layout(tensor, own.divide)
         moved: set[str] = set()
+        saved = {key: size for key, size in own.saved.items() if key.partition("@")[0] == tensor.name}
         seconds, gradients = 0.0, defaultdict[tuple[tuple[str, str], ...], list[float]](list)
         for operator, cost in zip(operators[1:], costs[1:], strict=True):
             read = self._as_read(operator, tensor)
-            steps = collectives_between(
-                read, read.layout_of_producer(made), needed := required_layout(read, cost.divide), self.mesh
-            )
+            arrives, needed = read.layout_of_producer(made), required_layout(read, cost.divide)
+            steps = collectives_between(read, arrives, needed, self.mesh)
             if steps and (key := self.scope.key(read, needed)) not in moved:
                 moved.add(key)
                 seconds += self.seconds(steps)
+            kept = {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
             if steps and all(one.operation == "all_gather" for one in steps) and self._gathers_again(operator, read):
                 again = self.seconds(steps)
                 seconds += max(0.0, again - cost.inputs) if isinstance(operator, Linear) else again
+                kept = {self.scope.key(read, arrives): float(read.nbytes(arrives, self.mesh))} if kept else {}
+            saved |= kept
             if read in self.scope.inputs_with_gradient(operator):
                 back = {new: old for old, new in read.renamed.items()}
                 given = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
                 gradients[tuple(sorted(given.items()))].append(cost.weights)
-        saved = {
-            key: size
-            for cost in costs
-            for key, size in cost.saved.items()
-            if key.partition("@")[0] == tensor.name
-        }
         return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
 
     def _gathers_again(self, operator: Operator, tensor: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """The table of a model's stages at the prices of the forecast: every range of layers, on GPUs used in every way.
 
-A stage is priced as if all stages were alike: its units are lowered and priced alone, its seconds are those of its units
-one after another (`task_seconds`), which is a few per cent above the forecast of the whole stage at most. A stage fits
-if weights, gradients, optimizer states, the activations of the micro-batches in flight under 1F1B (one more than stages
-behind it) and the peak of a pass do.
+A stage is priced as if all stages were alike: its units are lowered and priced alone, its seconds are those of its
+units one after another (`task_seconds`), which is a few per cent above the forecast of the whole stage at most. A stage
+fits if weights, gradients, optimizer states, the activations of the micro-batches in flight under 1F1B (one more than
+stages behind it) and the peak of a pass do.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
     free = memory - total(units.states) - largest(units.peak)
     in_flight = np.floor(free / np.maximum(1.0, total(units.kept)))
     behind = np.where(inside & (free >= 0), np.minimum(in_flight, layers + 1) - 1, -1).astype(int)
-    once = _once_seconds(plan, shared, total(units.elements), total(units.backward))
+    once = _once_seconds(plan, shared, np.where(inside, total(units.elements), 0.0), total(units.backward))
     infinite = np.where(inside, 0.0, np.inf)
     return seconds + infinite, once + infinite, behind
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def draw_table(seed: int, variables: int = 6, forbidden: float = 0.1) -> FactorT
     rng = np.random.default_rng(seed)
     choices = {f"v{place}": tuple(range(int(rng.integers(1, 4)))) for place in range(variables)}
     names = list(choices)
-    scopes = [(name,) for name in names] + list(zip(names, names[1:], strict=False))
+    scopes = [(name,) for name in names] + list(pairwise(names))
     scopes += [tuple(rng.choice(names, size=int(rng.integers(2, 4)), replace=False)) for _ in range(2)]
     factors = []
     for scope in scopes:

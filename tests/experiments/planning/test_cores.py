@@ -9,7 +9,7 @@ import pytest
 
 from experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
 from experiments.planning.cores.elimination import eliminate, trace_frontier
-from experiments.planning.cores.ideals import PartitionTable, PieceOption, contained, differences
+from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.mcmc import walk_table
 from experiments.planning.cores.stage_dp import plan_stages
@@ -116,13 +116,13 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
 
 def test_a_restriction_keeps_the_costs_of_what_is_left() -> None:
     table = draw_table(3, forbidden=0.0)
-    smaller = table.restricted(lambda name, option: name != "v1" or option == 0)
+    smaller = table.restrict(lambda name, option: name != "v1" or option == 0)
     assert len(smaller.choices["v1"]) == 1
     best, restricted = eliminate(table), eliminate(smaller)
     assert best is not None and restricted is not None and restricted.value >= best.value
     assert smaller.value(restricted.assignment) == pytest.approx(table.value(restricted.assignment))
     with pytest.raises(ValueError, match="leaves v0 no option"):
-        table.restricted(lambda name, option: name != "v0")
+        table.restrict(lambda name, option: name != "v0")
 
 
 def test_a_factor_of_another_shape_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
     ideals = graph.ideals()
     load = differences(ideals, graph.figures["forward"])
     options = [PieceOption((1,), load), PieceOption((2,), load / 2 + 1)]
-    inside = contained(ideals)
+    inside = find_contained(ideals)
 
     def least(ideal: int, devices: int) -> float:
         if ideal == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import FoundPlan, Planner, find_planner
+from experiments.planning.planner import Planner, Proposal, find_planner
 from experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from experiments.planning.problem import SearchBudget, UnknownPart
 from experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
@@ -30,7 +30,7 @@ class GraphProblem(UnknownPart):
         return self._graph
 
 
-def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> FoundPlan:
+def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> Proposal:
     return find_planner(name)().plan(problem, budget or SearchBudget())
 
 
@@ -49,7 +49,7 @@ def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> FoundPl
 def test_pipedream_finds_what_its_authors_code_finds(
     profile: str, levels: list[tuple[int, float]], seconds: float, replicas: list[list[int]] | None
 ) -> None:
-    """Values of `optimizer_graph_hierarchical.py` with --activation_compression_ratio 1; plans of equal value differ."""
+    """Values of `optimizer_graph_hierarchical.py --activation_compression_ratio 1`; plans of equal value differ."""
     problem = ProfileProblem(f"pipedream-{profile}", [NetworkLevel(*level) for level in levels])
     found = plan("pipedream", problem)
     assert found.value == pytest.approx(seconds, rel=1e-9)
