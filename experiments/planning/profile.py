@@ -38,14 +38,17 @@ class ProfileProblem(UnknownPart):
 
     name: of the file.
     levels: of the network, where the planner's formula has a network.
-    settings: what the file says besides its nodes and edges.
+    settings: what the file says besides its nodes and edges, and what the caller adds; ``edge_order`` has the edges as
+        the file lists them.
 
     Raises PlanError for a name without a file.
     """
 
     mode = "paper"
 
-    def __init__(self, name: str, levels: Sequence[NetworkLevel] = (), gpus: int = 0) -> None:
+    def __init__(
+        self, name: str, levels: Sequence[NetworkLevel] = (), gpus: int = 0, memory: float = 0.0, **settings: float
+    ) -> None:
         if name not in profile_names():
             raise PlanError("profile", "no such profile", nearest(name, profile_names()), name)
         self.name, self.levels = name, tuple(levels)
@@ -55,7 +58,8 @@ class ProfileProblem(UnknownPart):
         self.gpus = gpus or int(devices.get("accelerators", 0))
         for level in self.levels:
             self.gpus = max(1, self.gpus) * level.width
-        self.memory = float(devices.get("memory", self.memory))
+        self.memory = memory or float(devices.get("memory", self.memory))
+        self.settings |= {"edge_order": self._edges, **settings}
 
     def graph(self) -> LayerGraph:
         """The graph, with every column of numbers as a figure in seconds or bytes."""

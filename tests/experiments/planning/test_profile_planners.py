@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.planning.graph import LayerGraph
@@ -12,6 +14,7 @@ from experiments.planning.planner import Planner, Proposal, find_planner
 from experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from experiments.planning.problem import SearchBudget, UnknownPart
 from experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
+from experiments.planning.variants import choose_variants
 from hardware.errors import PlanError
 from tests.experiments.planning.random_tables import draw_graph
 
@@ -118,6 +121,63 @@ def test_tarnawski_on_a_chain_is_pipedream_without_replicas(seed: int) -> None:
 
     straight = Straight().plan(GraphProblem(graph, 3, (NetworkLevel(3, math.inf),)), SearchBudget())
     assert plan("tarnawski-dp", GraphProblem(graph, 3)).value == pytest.approx(straight.value)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "gpus", "milliseconds", "stages"),
+    [
+        (8, 8, 165.85575, [(1, 1)] * 8),
+        pytest.param(8, 64, 20.957338, None, marks=pytest.mark.slow),
+        pytest.param(80, 64, 16.885418, [(1, 64)], marks=pytest.mark.slow),
+    ],
+)
+def test_piper_finds_what_its_authors_code_finds(
+    gibibytes: int, gpus: int, milliseconds: float, stages: list[tuple[int, int]] | None
+) -> None:
+    """`algo.cpp` with its fast heuristic for variants, bandwidth 25 GiB/s, batches of 512; stages as (t, d)."""
+    memory, bandwidth = gibibytes * 2**30, 25 * 2**30
+    problem = ProfileProblem("piper-bert32-a100", gpus=gpus, memory=memory, batch=512, bandwidth=bandwidth)
+    found = plan("piper", problem)
+    assert 1e3 * found.value == pytest.approx(milliseconds, rel=1e-6)
+    degrees = [(one["tp"], one["dp"]) for one in found.plan["stages"]]
+    assert len(degrees) == 13 if stages is None else degrees == stages
+    assert sorted(node for one in found.plan["stages"] for node in one["nodes"]) == [*range(37)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pipedream_is_piper_without_tensor_parallelism(seed: int) -> None:
+    """With free messages and gradient sums, whose formulas differ, and memory for everything."""
+    graph = draw_graph(seed, chain=True)
+    both = graph.figures["forward"] + graph.figures["backward"]
+    figures = {**graph.figures, "parameters": 0 * both, "activations": 0 * both}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    problem = GraphProblem(graph, 4, (NetworkLevel(4, TEN_GIGABITS),))
+    edges = [list(edge) for edge in graph.edges]
+    problem.settings |= {"batch": 12, "bandwidth": TEN_GIGABITS, "edge_order": edges, "edge_bytes": [0.0] * len(edges)}
+    problem.settings |= {"variants": [[node, 1, 0, float(one), 0, 0, 0] for node, one in enumerate(both)], "sync": []}
+    assert plan("piper", problem).value == pytest.approx(plan("pipedream", problem).value)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_variants_are_chosen_within_the_memory(seed: int) -> None:
+    """Never better than brute force, and what fits is found."""
+    rng = np.random.default_rng(seed)
+    seconds = np.stack([rng.uniform(1, 2, 6), rng.uniform(2, 3, 6)], axis=1)
+    memory = np.stack([rng.uniform(5, 9, 6), rng.uniform(1, 4, 6)], axis=1)
+    for limit in (memory[:, 1].sum() * 0.99, memory[:, 1].sum() * 1.01, 30.0, 60.0):
+        choices = [np.array(one) for one in product((0, 1), repeat=6)]
+        fitting = [one for one in choices if memory[np.arange(6), one].sum() <= limit]
+        best = min((float(seconds[np.arange(6), one].sum()) for one in fitting), default=math.inf)
+        found = float(choose_variants(seconds, memory[None], limit)[0])
+        assert found >= best * (1 - 1e-12) and math.isinf(found) == math.isinf(best)
+
+
+def test_piper_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="needs the variants of every layer"):
+        plan("piper", ProfileProblem("piper-bert32-a100", gpus=8))
+    problem = ProfileProblem("piper-bert32-a100", gpus=2, memory=2**20, batch=512, bandwidth=1e9)
+    with pytest.raises(PlanError, match="no plan of piper fits 2 devices"):
+        plan("piper", problem)
 
 
 def test_a_profile_names_its_source() -> None:
