@@ -11,7 +11,7 @@ from experiments.planning.graph import LayerGraph
 
 
 class DeviceGraph:
-    """A graph whose nodes of one colour are on one device (Tarnawski et al. 2020, arXiv 2006.16423, section 3).
+    """A graph whose nodes of one colour are on one device (Tarnawski et al. 2020, arXiv 2006.16423).
 
     nodes: the graph of all nodes, with figures ``accelerator``, ``cpu``, ``send`` [s], ``bytes`` and, optionally,
         ``colour``, ``is_backward`` and ``supported``.

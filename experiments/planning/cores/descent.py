@@ -1,6 +1,6 @@
 """Coordinate descent over the assignments of a table, and bisection of a weight.
 
-The descent is AutoDDL's (Chen et al. 2024, arXiv 2301.06813, section 5): sweep over the operators, choose the best
+The descent is AutoDDL's (Chen et al. 2024, arXiv 2301.06813): sweep over the operators, choose the best
 layout of each given all others, stop when a sweep changes nothing; start again from several seeds. The bisection is
 Unity's search under a memory limit (FlexFlow, `src/runtime/graph.cc`).
 """

@@ -3,7 +3,7 @@
 OptCNN's node and edge elimination (Jia et al. 2018, arXiv 1802.04924, section 5) are its steps for a variable with two
 neighbours and for two factors of the same pair; eliminating a variable with more neighbours replaces the enumeration of
 the irreducible rest. Over the semiring of Pareto frontiers it is TensorOpt's frontier tracking (Cai et al. 2020, arXiv
-2004.10856, section 4).
+2004.10856).
 """
 
 from __future__ import annotations

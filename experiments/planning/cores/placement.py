@@ -1,6 +1,6 @@
 """Placement of colour classes on devices as an integer program, solved by HiGHS.
 
-Tarnawski et al. 2020, arXiv 2006.16423, section 5.2.
+Tarnawski et al. 2020, arXiv 2006.16423
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Monte Carlo tree search over the assignments of a table, by upper confidence bounds (UCT).
 
-The search of Automap (Schaarschmidt et al. 2021, arXiv 2112.02958, section 4) and of PartIR's automatic tactic (Alabed
-et al. 2025, arXiv 2401.11202, section 4): a node is a list of decisions, an edge one more, a rollout completes them,
+The search of Automap (Schaarschmidt et al. 2021, arXiv 2112.02958) and of PartIR's automatic tactic (Alabed
+et al. 2025, arXiv 2401.11202): a node is a list of decisions, an edge one more, a rollout completes them,
 and the reward falls with the cost of the completed plan. Here decisions are the options of variables in a given order.
 """
 

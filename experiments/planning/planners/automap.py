@@ -2,7 +2,7 @@
 
 A decision shards one weight (its operator) along a dim of the axis, or leaves it; the layouts of operators without
 weights follow by propagation from their producers, then from their readers (Schaarschmidt et al. 2021, arXiv
-2112.02958, sections 3 and 4). The reward falls with the step time, and with memory over the limit.
+2112.02958). The reward falls with the step time, and with memory over the limit.
 """
 
 from __future__ import annotations

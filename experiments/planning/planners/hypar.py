@@ -1,7 +1,7 @@
 """HyPar: at every level of a binary tree of devices, data or model parallelism for every operator with weights.
 
 Levels are solved one after another, the outermost first, each exactly given those above it (Song et al. 2019, arXiv
-1901.02067, section 4). The paper minimises bytes; here a level minimises the step time of the table. Operators without
+1901.02067). The paper minimises bytes; here a level minimises the step time of the table. Operators without
 weights may have any layout of the two kinds.
 """
 

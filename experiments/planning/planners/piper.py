@@ -3,7 +3,7 @@
 The bottleneck of the time of a sample is minimised. A stage of d replicas takes (seconds + bytes / B) / d, with twice
 the bytes of every edge that crosses its border, and 4 (d - 1) / d of the parameters' bytes once a batch of N; it keeps
 ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones (Tarnawski et al. 2021, "Piper:
-Multidimensional Planner for DNN Parallelization", sections 4 and 5, and the released code msr-fiddle/piper).
+Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the released code msr-fiddle/piper).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simulator.ir.scheme import Paper
 
 
 class Piper(Planner):
-    paper = Paper("10.5555/3540261.3542164", "Piper: Multidimensional Planner for DNN Parallelization", 2021)
+    paper = Paper("NeurIPS 2021, volume 34", "Piper: Multidimensional Planner for DNN Parallelization", 2021)
     core = "ideals"
     restrictions = ("give a stage layers of several degrees", "use replicas whose number does not divide the batch")
     modes = ("paper",)

@@ -2,7 +2,7 @@
 
 A piece on an accelerator loads it with the seconds of its nodes and of the transfer of every output that crosses its
 border; on a CPU with the seconds of its nodes. Nodes of one colour (a layer and its gradient) are on one device, and
-pieces are contiguous in the forward graph (arXiv 2006.16423, sections 3 and 5.1).
+pieces are contiguous in the forward graph (arXiv 2006.16423).
 """
 
 from __future__ import annotations

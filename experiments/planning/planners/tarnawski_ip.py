@@ -2,7 +2,7 @@
 
 Binaries say which device a colour class is on; for every node and accelerator one variable says that its output leaves
 it, one that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node
-that does not belong to the device, but reads from it, must not be marked (arXiv 2006.16423, section 5.2). Two
+that does not belong to the device, but reads from it, must not be marked (arXiv 2006.16423). Two
 contiguous pieces may read from each other, which no chain of ideals has, so the program may be better than the dynamic
 program. Solved by HiGHS.
 """

@@ -1,6 +1,6 @@
 """TensorOpt: the whole frontier of step time and memory of all layouts; of it the fastest plan that fits.
 
-Frontier tracking is elimination over Pareto sets (Cai et al. 2020, arXiv 2004.10856, section 4). Intermediate frontiers
+Frontier tracking is elimination over Pareto sets (Cai et al. 2020, arXiv 2004.10856). Intermediate frontiers
 keep `most` points, the paper's cap of a set; the ends of the frontier stay.
 """
 

@@ -1,7 +1,7 @@
 """Tofu: recursive partition, by one dim of every operator at each step, of all tensors over all devices.
 
 Steps are the prime factors of the number of devices, the largest first; each is solved exactly given those before it
-(Wang et al. 2019, arXiv 1807.08887, section 5). The paper minimises bytes, here a step minimises the step time of the
+(Wang et al. 2019, arXiv 1807.08887). The paper minimises bytes, here a step minimises the step time of the
 table. No operator may do the same on several ranks.
 """
 

@@ -15,6 +15,9 @@ from experiments.planning.planners.tensoropt import TensorOpt
 from experiments.planning.pricing.job import JobProblem
 from experiments.planning.problem import SearchBudget
 from hardware.errors import PlanError
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.planning import resolve_plan
+from simulator.ir.ops import Collective
 from simulator.job.load import load_job
 from tests.experiments.planning.conftest import problem_of
 
@@ -121,3 +124,20 @@ def test_restrictions_are_errors_that_name_a_remedy() -> None:
     with pytest.raises(PlanError, match="no plan of alpa fits 8 devices"):
         find_planner("alpa")().plan(huge, SearchBudget())
     assert math.isfinite(huge.memory)
+
+
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpus: int) -> None:
+    """Heads and columns of four linear layers are annotated: a layer has two all-reduces a pass, as in Megatron-LM."""
+    problem = problem_of(gpus=gpus)
+    (scheme,) = find_planner("gspmd")().plan(problem, SearchBudget()).plan["plan"]["schemes"]
+    outer, inner = ([], "x") if gpus == 8 else (["x"], "y")
+    expected = {"qkv": "a", "core": "a", "proj": "a", "up": "f", "act": "f", "down": "f"}
+    expected |= {name: None for name in ("norm1", "residual1", "norm2", "residual2")}
+    divide = {name: scheme["tables"][0]["divide"][name] for name in expected}
+    assert divide == {name: {**dict.fromkeys(outer, "b"), inner: dim} for name, dim in expected.items()}
+    plan = {"plan": {"mesh": {inner: gpus} if not outer else {"x": 2, "y": 8}, "schemes": [scheme]}}
+    resolved = resolve_plan(load_job(problem.job_of({**plan, "batch": {"global": 64, "micro": 16}})), problem.shared)
+    (run,) = make_lowering(resolved).run(resolved.architecture.stage(range(0, 1), False, False)).unit_runs
+    for ops in (run.fragment.forward, run.fragment.backward):
+        assert [op.work.operation for op in ops if isinstance(op.work, Collective)] == ["all_reduce"] * 2
