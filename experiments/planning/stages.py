@@ -24,12 +24,14 @@ class StageTable(NamedTuple):
 
     options: ways to use GPUs.
     seconds: of a micro-batch, forward and backward [s].
+    forward: of these, of the forward pass [s].
     once: of a step, besides its micro-batches (gradient exchange, update) [s].
     behind: the most stages that may follow, so that the activations in flight fit into memory; -1: it does not fit.
     """
 
     options: tuple[StageOption, ...]
     seconds: np.ndarray
+    forward: np.ndarray
     once: np.ndarray
     behind: np.ndarray
 
@@ -40,7 +42,7 @@ class StageTable(NamedTuple):
 
     def take(self, kept: Sequence[int]) -> StageTable:
         """The table of some options alone."""
-        arrays = (array[:, :, list(kept)] for array in (self.seconds, self.once, self.behind))
+        arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))
         return StageTable(tuple(self.options[place] for place in kept), *arrays)
 
 

@@ -2,7 +2,7 @@
 
 A plan is a chain of ideals from the empty one to the whole graph; the difference of two neighbours is the piece of one
 stage (Tarnawski et al. 2020, arXiv 2006.16423; the antichain states of PipeDream, Narayanan et al. 2019, DOI
-10.1145/3341301.3359646, section 3.1, are the ideals that are not empty).
+10.1145/3341301.3359646, section 3.1, are the ideals that are not empty, of graphs with one source).
 """
 
 from __future__ import annotations

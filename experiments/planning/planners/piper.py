@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.ideals import find_contained
 from experiments.planning.graph import LayerGraph
 from experiments.planning.planner import Planner, Proposal
@@ -55,8 +54,8 @@ class Piper(Planner):
             plan.append({"nodes": nodes, "tp": tensor, "dp": data})
             at, gpus, replicas = int(before), gpus - tensor * data, replicas - data
         reason = "replicas take micro-batches in turn, and layers of a stage have variants of their own"
-        proof = PlanProof(value, value, "dynamic programming over ideals, given its heuristic for variants")
-        return Proposal({"stages": plan}, value, best.size * len(stages) * len(states), proof, reason)
+        # Variants are chosen by a heuristic, so nothing is proven.
+        return Proposal({"stages": plan}, value, best.size * len(stages) * len(states), None, reason)
 
     def _price(
         self,

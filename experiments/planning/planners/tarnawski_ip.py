@@ -21,7 +21,7 @@ from simulator.ir.scheme import Paper
 
 class TarnawskiIP(Planner):
     paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
-    core = "ilp"
+    core = "placement"
     restrictions = ("shard or replicate operators",)
     modes = ("paper",)
     unit = "s per sample"

@@ -59,12 +59,12 @@ def price_stages(
     if not kept:
         assert error is not None
         raise error
-    seconds, once, behind = (np.stack(part, axis=-1) for part in zip(*columns, strict=True))
-    return StageTable(tuple(kept), seconds, once, behind)
+    return StageTable(tuple(kept), *(np.stack(part, axis=-1) for part in zip(*columns, strict=True)))
 
 
-def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seconds, seconds once a step, and stages that may follow, of all ranges of layers [layers, layers]."""
+def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, ...]:
+    """Seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of layers
+    [layers, layers]."""
     units = unit_costs(plan, shared)
     layers = plan.model.layers
     shape = (layers, layers)
@@ -86,7 +86,7 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
     behind = np.where(inside & (free >= 0), np.minimum(in_flight, layers + 1) - 1, -1).astype(int)
     once = _once_seconds(plan, shared, np.where(inside, total(units.elements), 0.0), total(units.backward))
     infinite = np.where(inside, 0.0, np.inf)
-    return seconds + infinite, once + infinite, behind
+    return seconds + infinite, total(units.forward) + infinite, once + infinite, behind
 
 
 def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:

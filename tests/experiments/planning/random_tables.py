@@ -49,7 +49,7 @@ def draw_stages(seed: int, layers: int, gpus: int) -> StageTable:
                 speed = (option + 1) * rng.uniform(0.6, 1.0)
                 seconds[first, last, option] = own[first : last + 1].sum() / speed
                 behind[first, last, option] = rng.integers(-1, 3) + 3 * (option + 1) // (last - first + 1)
-    return StageTable(options, seconds, np.zeros_like(seconds), behind)
+    return StageTable(options, seconds, seconds / 3, np.where(np.isfinite(seconds), seconds / 4, np.inf), behind)
 
 
 def stages_by_brute_force(table: StageTable, gpus: int, microbatches: int) -> float:
