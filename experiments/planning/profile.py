@@ -47,7 +47,7 @@ class ProfileProblem(UnknownPart):
     mode = "paper"
 
     def __init__(
-        self, name: str, levels: Sequence[NetworkLevel] = (), gpus: int = 0, memory: float = 0.0, **settings: float
+        self, name: str, levels: Sequence[NetworkLevel] = (), gpus: int = 0, memory: float = 0.0, **settings: Any
     ) -> None:
         if name not in profile_names():
             raise PlanError("profile", "no such profile", nearest(name, profile_names()), name)
