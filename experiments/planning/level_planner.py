@@ -24,7 +24,7 @@ class LevelPlanner(OperatorPlanner):
 
         While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
         """
-        widths = self.widths(problem)
+        widths = self.widths(problem) or [1]
         axes = {f"level{number}": width for number, width in enumerate(widths)}
         decided: dict[str, Dims] = {}
         visited, value, table, found = 0, math.inf, None, None

@@ -169,7 +169,15 @@ class JobProblem:
 
 
 def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:
-    """A cluster of the same nodes with as many GPUs as a priced plan has."""
-    per_node = job.cluster.gpus_per_node
-    name = stated.partition(":")[0] if isinstance(stated, str) else ""
-    return {**({"node": name} if name else stated), "nodes": -(-gpus // per_node), "gpus": gpus}
+    """A cluster of the same nodes with as many GPUs as a priced plan has.
+
+    Raises PlanError for the path of a file, whose nodes are not known by name.
+    """
+    nodes = -(-gpus // job.cluster.gpus_per_node)
+    if isinstance(stated, str):
+        name, colon, _ = stated.partition(":")
+        if not colon:
+            rule = f"a cluster file has {job.cluster.gpus} GPUs, and a stage is priced on {gpus}"
+            raise PlanError("cluster", rule, "Write the cluster into the job", stated)
+        return {"node": name, "nodes": nodes, "gpus": gpus}
+    return {**stated, "gpus": gpus} | ({"nodes": nodes} if "node" in stated else {})

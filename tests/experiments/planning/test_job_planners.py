@@ -171,3 +171,22 @@ def test_the_latency_of_equal_stages_is_that_of_1f1b() -> None:
     table = StageTable((StageOption(1, {}),), seconds, seconds / 3, 0 * seconds + 0.5, np.full(seconds.shape, 9))
     stages = [PlannedStage(range(layer, layer + 1), 0) for layer in range(4)]
     assert pipeline_latency(table, stages, 8) == pytest.approx(4 * 3 + 7 * 3 + 0.5)
+
+
+def test_one_gpu_has_one_plan() -> None:
+    problem = problem_of(gpus=1, layers=1, **{"global": 8, "micro": 1})
+    values = {}
+    for name in ("optcnn", "hypar", "tensoropt", "autoddl"):
+        values[name] = find_planner(name)().plan(problem, SearchBudget()).value
+    assert len({round(value, 9) for value in values.values()}) == 1
+
+
+def test_a_cluster_of_gpus_without_a_node_is_priced_and_one_of_several_kinds_refused() -> None:
+    job = {"model": {"preset": "gpt3-5b", "layers": 2}, "batch": {"global": 64, "micro": 4}, "plan": {"tp": 2}}
+    inter = {"kind": "infiniband", "gbps_per_gpu": 400}
+    cluster = {"gpu": "h800-sxm", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 8, "inter": inter}
+    problem = JobProblem({**job, "cluster": cluster})
+    assert problem.forecast(find_planner("alpa")().plan(problem, SearchBudget()).plan).fits
+    groups = [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]
+    with pytest.raises(PlanError, match="GPUs of one kind"):
+        JobProblem({**job, "cluster": {"groups": groups}})
