@@ -406,7 +406,7 @@ def plot(
 def schema(
     kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
 ) -> None:
-    """Print the JSON Schema of a job or of another file that meshcast reads."""
+    """Print the JSON Schema of a job or of another file of meshcast."""
     with answering():
         from experiments.schema import schema as made
 

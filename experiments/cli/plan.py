@@ -31,7 +31,7 @@ def plan(
     ] = 10_000,
     as_json: AsJson = False,
 ) -> None:
-    """Ask published auto-parallel planners for plans of a job, and forecast each."""
+    """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from experiments.pages.forecast import show
         from experiments.planning.pricing.job import JobProblem
