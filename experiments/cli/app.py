@@ -17,6 +17,7 @@ import typer
 
 from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
+from experiments.cli import plan as cli_plan
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
 from experiments.cli import selfcheck as cli_selfcheck
@@ -405,7 +406,7 @@ def plot(
 def schema(
     kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
 ) -> None:
-    """Print the JSON Schema of a job or of another file that meshcast reads."""
+    """Print the JSON Schema of a job or of another file of meshcast."""
     with answering():
         from experiments.schema import schema as made
 
@@ -475,6 +476,7 @@ def scale(
 
 app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
+app.command()(cli_plan.plan)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)
 app.command()(cli_validate.validate)

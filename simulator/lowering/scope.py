@@ -7,7 +7,7 @@ read it, the memory keys of tensors, and the stream of each op.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
@@ -97,6 +97,12 @@ class Scope:
                     divide[axis] = "s"
             self._divisions[operator], self._rest_divisions[operator] = divide, at_rest
         return self._divisions[operator]
+
+    def fix_division(self, operator: Operator, divide: Mapping[str, str]) -> None:
+        """Sets the dim of `operator` that each axis shards, in place of what the schemes say; its weights are stored as
+        it needs them. For tables of the costs of all layouts."""
+        self._divisions[operator] = {axis: dim for axis, dim in divide.items() if dim and self.mesh.size(axis) > 1}
+        self._rest_divisions[operator] = {}
 
     def at_rest(self, operator: Operator, weight: Tensor) -> Layout:
         """Returns the layout in which a weight is stored between the passes of `operator`."""

@@ -1,0 +1,174 @@
+"""Variable elimination: the optimum of an additive table, exactly, by dynamic programming over its variables.
+
+OptCNN's node and edge elimination (Jia et al. 2018, arXiv 1802.04924, section 5) are its steps for a variable with two
+neighbours and for two factors of the same pair; eliminating a variable with more neighbours replaces the enumeration of
+the irreducible rest. Over the semiring of Pareto frontiers it is TensorOpt's frontier tracking (Cai et al. 2020, arXiv
+2004.10856).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.planning.table import FactorTable
+
+LARGEST = 200_000_000
+"""Entries of the largest table that elimination makes."""
+
+
+class Optimum(NamedTuple):
+    """The best assignment: the option of every variable, and its objective [s]; `visited` entries were computed."""
+
+    assignment: dict[str, int]
+    value: float
+    visited: int
+
+
+class FrontierPoint(NamedTuple):
+    """A point of a Pareto frontier: objective [s], memory [bytes], and the option of every variable."""
+
+    value: float
+    nbytes: float
+    assignment: dict[str, int]
+
+
+def eliminate(table: FactorTable) -> Optimum | None:
+    """Minimises the objective of a table; None if no assignment is allowed.
+
+    Raises ValueError if the table is too entangled, see `LARGEST`.
+    """
+    messages = [(factor.scope, table.objective(factor)) for factor in table.factors]
+    steps: list[tuple[str, tuple[str, ...], np.ndarray]] = []
+    visited = 0
+    for name, scope in _elimination_order(table):
+        joined = _join_arrays([one for one in messages if name in one[0]], (*scope, name), table)
+        visited += joined.size
+        steps.append((name, scope, joined.argmin(axis=-1)))
+        messages = [one for one in messages if name not in one[0]] + [(scope, joined.min(axis=-1))]
+    value = float(sum(array.sum() for _, array in messages))
+    if not math.isfinite(value):
+        return None
+    assignment: dict[str, int] = {}
+    for name, scope, best in reversed(steps):
+        assignment[name] = int(best[tuple(assignment[other] for other in scope)])
+    return Optimum(assignment, value, visited)
+
+
+def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
+    """The Pareto frontier of objective and memory, by ascending memory; empty if no assignment is allowed.
+
+    most: points that an intermediate frontier keeps, evenly over its memory; 0: all, and the frontier is exact.
+    Raises ValueError if the table is too entangled, see `LARGEST`.
+    """
+    names = list(table.choices)
+    column = {name: place for place, name in enumerate(names)}
+    plain = [(factor.scope, table.objective(factor), factor.nbytes) for factor in table.factors]
+    frontiers: list[tuple[tuple[str, ...], np.ndarray]] = []
+    for name, scope in _elimination_order(table):
+        full = (*scope, name)
+        touching = [one for one in plain if name in one[0]]
+        seconds = _join_arrays([(own, array) for own, array, _ in touching], full, table)
+        nbytes = _join_arrays([(own, array) for own, _, array in touching], full, table)
+        parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
+        made = np.empty(seconds.shape[:-1], dtype=object)
+        for place in np.ndindex(*made.shape):
+            union = [
+                _sum_frontiers(seconds[full_place], nbytes[full_place], full_place, parts, column[name], len(names))
+                for option in range(seconds.shape[-1])
+                if math.isfinite(seconds[full_place := (*place, option)])
+            ]
+            made[place] = _prune(union, most, len(names))
+        plain = [one for one in plain if name not in one[0]]
+        frontiers = [one for one in frontiers if name not in one[0]] + [(scope, made)]
+    # Every part of the table that shares no variable with the others has left a frontier of its own.
+    points, options = np.zeros((1, 2)), np.full((1, len(names)), -1)
+    for _, array in frontiers:
+        points, options = _add_frontiers(points, options, *array[()])
+        points, options = _prune([Frontier(points, options)], most, len(names))
+    return [
+        FrontierPoint(float(value), float(nbytes), dict(zip(names, map(int, row), strict=True)))
+        for (value, nbytes), row in zip(points, options, strict=True)
+    ]
+
+
+class Frontier(NamedTuple):
+    """A Pareto set: points [n, 2] of objective and memory; options [n, variables], -1 of variables that are left."""
+
+    points: np.ndarray
+    options: np.ndarray
+
+
+def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
+    """Variables with the neighbours that their elimination joins, the one of the smallest table first."""
+    scopes = [set(factor.scope) for factor in table.factors]
+    sizes = {name: len(options) for name, options in table.choices.items()}
+    order = []
+    left = dict.fromkeys(table.choices)
+    while left:
+        neighbours = {name: set().union(*(one for one in scopes if name in one)) - {name} for name in left}
+        entries = {name: sizes[name] * math.prod(sizes[one] for one in near) for name, near in neighbours.items()}
+        name = min(left, key=lambda one: entries[one])
+        if entries[name] > LARGEST:
+            raise ValueError(
+                f"eliminating {name} takes a table of {entries[name]:.1e} entries, over {LARGEST:.0e}: restrict the "
+                f"options of {', '.join(sorted(neighbours[name]))}, or solve the table as an integer program"
+            )
+        near = neighbours[name]
+        scopes = [one for one in scopes if name not in one] + [near]
+        order.append((name, tuple(sorted(near))))
+        del left[name]
+    return order
+
+
+def _join_arrays(
+    messages: Sequence[tuple[tuple[str, ...], np.ndarray]], scope: tuple[str, ...], table: FactorTable
+) -> np.ndarray:
+    """The sum of arrays over parts of a scope, over the whole scope."""
+    total = np.zeros([len(table.choices[name]) for name in scope])
+    for own, array in messages:
+        order = sorted(range(len(own)), key=lambda place: scope.index(own[place]))
+        shape = [len(table.choices[name]) if name in own else 1 for name in scope]
+        total += array.transpose(order).reshape(shape)
+    return total
+
+
+def _sum_frontiers(
+    seconds: float,
+    nbytes: float,
+    place: tuple[int, ...],
+    parts: Sequence[tuple[tuple[int, ...], np.ndarray]],
+    column: int,
+    variables: int,
+) -> Frontier:
+    """The sum of one point with the frontiers of eliminated neighbours, with the option of the variable noted."""
+    points, options = np.array([[seconds, nbytes]]), np.full((1, variables), -1)
+    options[0, column] = place[-1]
+    for axes, array in parts:
+        points, options = _add_frontiers(points, options, *array[tuple(place[axis] for axis in axes)])
+    return Frontier(points, options)
+
+
+def _add_frontiers(
+    points: np.ndarray, options: np.ndarray, more: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """All sums of a point of one set and a point of the other."""
+    sums = (points[:, None] + more[None]).reshape(-1, 2)
+    return sums, np.maximum(options[:, None], others[None]).reshape(-1, options.shape[1])
+
+
+def _prune(union: Sequence[Frontier], most: int, variables: int) -> Frontier:
+    """The points that no other beats in both, by ascending memory."""
+    if not union:
+        return Frontier(np.zeros((0, 2)), np.zeros((0, variables), int))
+    points, options = (np.concatenate([one[part] for one in union]) for part in (0, 1))
+    order = np.lexsort((points[:, 0], points[:, 1]))
+    points, options = points[order], options[order]
+    before = np.minimum.accumulate(np.concatenate([[np.inf], points[:-1, 0]]))
+    kept = np.flatnonzero(points[:, 0] < before)
+    if most and len(kept) > most:
+        kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).round().astype(int))]
+    return Frontier(points[kept], options[kept])

@@ -1,0 +1,129 @@
+"""Tables as integer programs, solved by HiGHS: one binary for each option, one variable for each cell of a factor.
+
+The linearisation is Alpa's (Zheng et al. 2022, arXiv 2201.12023, section 4.2, equations 1-3), for factors of any number
+of variables: the cells of a factor sum up, along every variable, to the binaries of its options. Options that a factor
+does not tell apart share a cell.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from experiments.planning.table import Factor, FactorTable
+
+
+class Solution(NamedTuple):
+    """The solution of an integer program.
+
+    assignment: the option of every variable.
+    value: its objective [s].
+    bound: no assignment is better [s].
+    nodes: of the tree of branch and bound.
+    """
+
+    assignment: dict[str, int]
+    value: float
+    bound: float
+    nodes: int
+
+
+def solve_table(
+    table: FactorTable, memory: float = math.inf, seconds: float = 60.0, gap: float = 1e-9
+) -> Solution | None:
+    """Minimises the objective of a table within the memory of a rank; None if no assignment fits.
+
+    memory: of one rank [bytes]. seconds: limit of the solver's time [s]. gap: relative, at which it stops.
+    Raises ValueError if time runs out before an assignment is found.
+    """
+    program = _Program(table)
+    rows, matrix, low, high = program.constraints()
+    constraints = [LinearConstraint(matrix, low, high)] if rows else []
+    if math.isfinite(memory):
+        # In units of the limit, as the solver's tolerances are absolute.
+        constraints.append(LinearConstraint(np.array([program.nbytes]) / memory, -np.inf, 1.0))
+    scale = max((abs(one) for one in program.costs), default=1.0) or 1.0
+    found = milp(
+        np.array(program.costs) / scale,
+        integrality=np.array(program.integral),
+        bounds=Bounds(0, np.array(program.most)),
+        constraints=constraints,
+        options={"time_limit": seconds, "mip_rel_gap": gap},
+    )
+    if found.status == 2:
+        return None
+    if found.x is None:
+        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {found.message}")
+    assignment = {
+        name: int(np.argmax(found.x[start : start + len(table.choices[name])]))
+        for name, start in program.starts.items()
+    }
+    bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
+    return Solution(assignment, table.value(assignment), float(bound) * scale, int(found.mip_node_count or 0))
+
+
+class _Program:
+    """Variables and constraints of a table: first the binaries of all options, then the cells of its factors."""
+
+    def __init__(self, table: FactorTable) -> None:
+        self.starts: dict[str, int] = {}
+        self.costs: list[float] = []
+        self.nbytes: list[float] = []
+        self.integral: list[int] = []
+        self.most: list[float] = []
+        self.entries: list[tuple[int, int, float]] = []
+        self.sums: list[float] = []
+        for name, options in table.choices.items():
+            self.starts[name] = self._add(np.zeros(len(options)), np.zeros(len(options)), integral=1)
+            self._require([(self.starts[name] + place, 1.0) for place in range(len(options))], 1.0)
+        for factor in table.factors:
+            self._add_factor(table, factor)
+
+    def constraints(self) -> tuple[int, coo_matrix, np.ndarray, np.ndarray]:
+        """The number of rows, their matrix, and the sums that they must have."""
+        rows, columns, values = zip(*self.entries, strict=True) if self.entries else ((), (), ())
+        matrix = coo_matrix((values, (rows, columns)), shape=(len(self.sums), len(self.costs)))
+        return len(self.sums), matrix.tocsr(), np.array(self.sums), np.array(self.sums)
+
+    def _add(self, costs: np.ndarray, nbytes: np.ndarray, integral: int) -> int:
+        """Adds variables; returns the place of the first. Those of infinite cost must be 0."""
+        start, allowed = len(self.costs), np.isfinite(costs)
+        self.costs += np.where(allowed, costs, 0.0).tolist()
+        self.nbytes += nbytes.tolist()
+        self.integral += [integral] * len(costs)
+        self.most += allowed.astype(float).tolist()
+        return start
+
+    def _require(self, terms: list[tuple[int, float]], total: float) -> None:
+        self.entries += [(len(self.sums), place, value) for place, value in terms]
+        self.sums.append(total)
+
+    def _add_factor(self, table: FactorTable, factor: Factor) -> None:
+        costs, nbytes = table.objective(factor), factor.nbytes
+        classes = []
+        for axis in range(costs.ndim):
+            kept, members = _merge_equal(costs, nbytes, axis)
+            costs, nbytes = np.take(costs, kept, axis), np.take(nbytes, kept, axis)
+            classes.append(members)
+        if costs.size == 1 and math.isfinite(costs.item()):
+            start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
+            self._require([(start, 1.0)], 1.0)
+            return
+        start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
+        places = start + np.arange(costs.size).reshape(costs.shape)
+        for axis, name in enumerate(factor.scope):
+            for number in range(costs.shape[axis]):
+                cells = np.take(places, number, axis).ravel()
+                options = np.flatnonzero(classes[axis] == number) + self.starts[name]
+                self._require([*((int(one), 1.0) for one in cells), *((int(one), -1.0) for one in options)], 0.0)
+
+
+def _merge_equal(costs: np.ndarray, nbytes: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Options along an axis that a factor tells apart, and for every option the class that it belongs to."""
+    rows = [np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (costs, nbytes)]
+    _, kept, members = np.unique(np.hstack(rows), axis=0, return_index=True, return_inverse=True)
+    return kept, members.ravel()

@@ -1,0 +1,92 @@
+"""Layer graphs: nodes in topological order, edges, and ideals (sets of nodes that hold all predecessors of theirs)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+MOST_IDEALS = 20_000
+
+
+class LayerGraph:
+    """A directed graph of layers or operators without cycles.
+
+    names: of the nodes.
+    edges: pairs of places of nodes, from producer to reader.
+    figures: of every node, by name of the figure (for example ``forward`` [s], ``output`` [bytes]) [nodes].
+
+    Raises ValueError for a cycle, an edge to no node, or figures of another length.
+    """
+
+    def __init__(
+        self, names: Sequence[str], edges: Iterable[tuple[int, int]], figures: Mapping[str, ArrayLike]
+    ) -> None:
+        self.names, self.edges = tuple(names), tuple(sorted({(int(a), int(b)) for a, b in edges}))
+        self.figures = {name: np.asarray(values, float) for name, values in figures.items()}
+        for name, values in self.figures.items():
+            if len(values) != len(self.names):
+                raise ValueError(f"figure {name} is of {len(values)} nodes, the graph has {len(self.names)}")
+        if wrong := [edge for edge in self.edges if not all(0 <= node < len(self.names) for node in edge)]:
+            raise ValueError(f"edge {wrong[0]} leads to no node; the graph has 0 to {len(self.names) - 1}")
+        _ = self.order
+
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """The producers that every node reads."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for source, target in self.edges:
+            found[target].append(source)
+        return found
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The nodes in topological order."""
+        left = [set(before) for before in self.predecessors]
+        found: list[int] = []
+        while len(found) < len(self.names):
+            ready = [node for node, before in enumerate(left) if not before and node not in found]
+            if not ready:
+                raise ValueError(
+                    f"the graph has a cycle through {self.names[next(i for i, b in enumerate(left) if b)]}"
+                )
+            found += ready
+            for before in left:
+                before.difference_update(ready)
+        return found
+
+    def ideals(self, most: int = MOST_IDEALS) -> np.ndarray:
+        """All ideals as rows of booleans, the empty one first and smaller ones before larger ones [ideals, nodes].
+
+        Raises ValueError if there are more than `most`.
+        """
+        need = [sum(1 << one for one in before) for before in self.predecessors]
+        known, layer = {0}, [0]
+        rows = [0]
+        while layer:
+            grown = {
+                ideal | 1 << node
+                for ideal in layer
+                for node, wanted in enumerate(need)
+                if not ideal >> node & 1 and ideal & wanted == wanted
+            }
+            layer = sorted(grown - known)
+            known |= grown
+            rows += layer
+            if len(rows) > most:
+                raise ValueError(f"the graph has more than {most} ideals: linearise it or merge its branches")
+        return np.array([[bool(row >> node & 1) for node in range(len(self.names))] for row in rows])
+
+    def linearise(self) -> LayerGraph:
+        """The same nodes with edges between neighbours of the topological order, too: a chain of as many ideals."""
+        order = self.order
+        return LayerGraph(self.names, [*self.edges, *itertools.pairwise(order)], self.figures)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether ideals are as many as places between nodes."""
+        order = self.order
+        return all((a, b) in set(self.edges) for a, b in itertools.pairwise(order))

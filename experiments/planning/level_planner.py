@@ -1,0 +1,47 @@
+"""Planners that divide devices level by level: each adds an axis, and keeps what the levels before have chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from experiments.planning.cores.elimination import Optimum
+from experiments.planning.operator_planner import OperatorPlanner, write_plan
+from experiments.planning.planner import Proposal
+from experiments.planning.problem import Dims, Problem
+from experiments.planning.table import FactorTable
+
+
+class LevelPlanner(OperatorPlanner):
+    """Customise by: widths, plan; allowed where the space is smaller."""
+
+    def widths(self, problem: Problem) -> list[int]:
+        """Parts that every level divides the devices into, the outermost first; their product is their number."""
+        raise NotImplementedError
+
+    def plan_levels(self, problem: Problem, solve: Callable[[FactorTable], Optimum | None]) -> Proposal:
+        """The plan after all levels.
+
+        While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
+        """
+        widths = self.widths(problem) or [1]
+        axes = {f"level{number}": width for number, width in enumerate(widths)}
+        decided: dict[str, Dims] = {}
+        visited, value, table, found = 0, math.inf, None, None
+        for depth in range(1, len(widths) + 1):
+            table = problem.operators(axes, self._allowed_at(depth, dict(decided), [*axes]))
+            found = solve(table)
+            if found is None:
+                raise self.nothing_fits(problem, f"Level {depth} of {len(widths)} has no legal layouts: use fewer GPUs")
+            visited, value = visited + found.visited, found.value
+            decided = {name: layout[:depth] for name, layout in table.options(found.assignment).items()}  # type: ignore[index]
+        assert table is not None and found is not None
+        return Proposal(write_plan(problem, table, found.assignment, axes), value, visited)
+
+    def _allowed_at(self, depth: int, decided: dict[str, Dims], axes: list[str]) -> Callable[[str, Dims], bool]:
+        def allow(name: str, layout: Dims) -> bool:
+            outer, inner = layout[:depth], layout[depth:]
+            fits = outer[: depth - 1] == decided.get(name, ())
+            return fits and not any(dim for _, dim in inner) and self.allows(name, outer)
+
+        return allow

@@ -1,0 +1,77 @@
+"""Planners of operators: they choose a layout for every operator of a table, on one or several meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Protocol
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.problem import Dims, Problem, SearchBudget
+from experiments.planning.table import Assignment, FactorTable
+from hardware.errors import PlanError
+
+
+class Solved(Protocol):
+    """What a core has found: an assignment, and its objective [s]."""
+
+    @property
+    def assignment(self) -> dict[str, int]: ...
+    @property
+    def value(self) -> float: ...
+
+
+class OperatorPlanner(Planner):
+    """Chooses the layouts of all operators; the best of its meshes counts.
+
+    Customise by: solve; allowed and meshes where the space is smaller.
+
+    dims: dims that it may shard; empty: all.
+    """
+
+    modes = ("ours",)
+    dims: ClassVar[frozenset[str]] = frozenset()
+    method: ClassVar[str] = ""
+
+    def allows(self, name: str, layout: Dims) -> bool:
+        """Whether an operator may have a layout."""
+        return not self.dims or all(not dim or dim in self.dims for _, dim in layout)
+
+    def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
+        """The meshes that it tries: by default one axis inside a node and one over the nodes."""
+        yield physical_mesh(problem)
+
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+        """The best assignment of a table, candidates priced, and a bound of the objective (nan: nothing is proven)."""
+        raise NotImplementedError
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        best: Proposal | None = None
+        visited, bounds = 0, []
+        for axes in self.meshes(problem):
+            table = problem.operators(axes, self.allows)
+            solved, priced, bound = self.solve(table, problem, budget)
+            visited += priced
+            bounds.append(bound)
+            if solved is not None and (best is None or solved.value < best.value):
+                best = Proposal(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
+        bound = min(bounds)
+        proof = PlanProof(bound, best.value, self.method) if bound == bound else None
+        return best._replace(visited=visited, proof=proof)
+
+
+def physical_mesh(problem: Problem) -> dict[str, int]:
+    """Axis x over the nodes and y inside a node; x alone on one node."""
+    job = getattr(problem, "job", None)
+    inside = min(problem.gpus, job.cluster.gpus_per_node) if job is not None else problem.gpus
+    return {"x": problem.gpus // inside, "y": inside} if problem.gpus > inside else {"x": problem.gpus}
+
+
+def write_plan(problem: Problem, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict:
+    """The keys ``plan`` and ``batch`` of the job that executes an assignment."""
+    annotate = getattr(problem, "annotate", None)
+    if annotate is None:
+        raise PlanError(f"problem {problem.name}", "its layouts are no plan of a job", "Give the planner a job")
+    return dict(annotate(table, assignment, axes))

@@ -1,0 +1,85 @@
+"""The base class of planners, and their registry: one planner a file, ``experiments/planning/planners/<name>.py``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError, nearest
+from simulator.ir.scheme import Paper
+
+PLANNERS = Path(__file__).parent / "planners"
+
+
+class Proposal(NamedTuple):
+    """What a planner has found.
+
+    plan: the plan: the ``plan`` of a job file where it is executable, otherwise in the terms of its paper.
+    value: its objective, at the prices of the problem, in `Planner.unit`.
+    visited: candidates or table entries that were priced.
+    proof: what is proven about it; None: nothing.
+    not_executable: why the plan is no job file; empty: it is one.
+    """
+
+    plan: Mapping[str, Any]
+    value: float
+    visited: int
+    proof: PlanProof | None = None
+    not_executable: str = ""
+
+
+class Planner:
+    """A published planner: its space, its objective and its search.
+
+    Customise by: plan.
+
+    paper: the publication.
+    core: the module of `experiments.planning.cores` that searches.
+    restrictions: what the planner may not do, each a clause that completes "it may not".
+    modes: problems that it solves: ``paper``, ``ours``.
+    unit: of its objective.
+    """
+
+    paper: ClassVar[Paper]
+    core: ClassVar[str]
+    restrictions: ClassVar[tuple[str, ...]] = ()
+    modes: ClassVar[tuple[str, ...]] = ("ours",)
+    unit: ClassVar[str] = "s"
+    name: ClassVar[str] = ""
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        """The plan for a problem. Raises PlanError if no plan of the space fits, or the problem lacks what it needs."""
+        raise NotImplementedError
+
+    def nothing_fits(self, problem: Problem, remedy: str) -> PlanError:
+        """The error of a space without a plan that fits."""
+        space = f"no plan of {self.name} fits {problem.gpus} devices of {problem.memory / 2**30:.1f} GiB"
+        return PlanError(f"problem {problem.name}", space, remedy)
+
+
+def planner_names() -> list[str]:
+    """Every planner that has a file."""
+    return sorted(path.stem.replace("_", "-") for path in PLANNERS.glob("*.py") if path.stem != "__init__")
+
+
+@cache
+def find_planner(name: str) -> type[Planner]:
+    """The planner class in the file of `name`. Raises PlanError for a name without a file."""
+    if name not in planner_names():
+        raise PlanError("--with", "no such planner", nearest(name, planner_names()), name)
+    module = importlib.import_module(f"experiments.planning.planners.{name.replace('-', '_')}")
+    own = [
+        one
+        for _, one in inspect.getmembers(module, inspect.isclass)
+        if issubclass(one, Planner) and one.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise PlanError("--with", f"its file must define one planner, it defines {len(own)}", "Keep one a file", name)
+    own[0].name = name
+    return own[0]

@@ -1,0 +1,1 @@
+"""Planners, one a file; the file's name, with ``-`` for ``_``, is the planner's."""

@@ -1,0 +1,61 @@
+"""Alpa: contiguous stages on submeshes of their own, by dynamic programming over the prices of stages.
+
+Minimises sum of the stages' seconds + (m - 1) x the slowest (Zheng et al. 2022, arXiv 2201.12023, section 5.2).
+Submeshes are powers of two of the GPUs of one node, or whole nodes; a stage fits with the activations of the
+micro-batches in flight, one more than stages behind it. Inside a stage, here, operators have Megatron's layouts of
+every degree; `alpa-intra` chooses layouts one by one.
+"""
+
+from __future__ import annotations
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.cores.stage_dp import plan_stages
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.stages import StageTable
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+def submeshes(table: StageTable, per_node: int) -> StageTable:
+    """The options that Alpa's submesh shapes admit: (1, 2^i) inside a node, (n, all) over n nodes."""
+    shapes = [
+        number
+        for number, option in enumerate(table.options)
+        if option.gpus % per_node == 0 or (option.gpus < per_node and option.gpus & (option.gpus - 1) == 0)
+    ]
+    return table.take(shapes)
+
+
+class Alpa(Planner):
+    paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
+    core = "stage_dp"
+    restrictions = (
+        "use submeshes other than powers of two inside a node, or whole nodes",
+        "leave GPUs unused",
+        "recompute some stages only: all or none do",
+    )
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        write = getattr(problem, "stage_plan", None)
+        if write is None:
+            raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")
+        job = getattr(problem, "job", None)
+        per_node = job.cluster.gpus_per_node if job is not None else problem.gpus
+        table = submeshes(problem.stages(), per_node)
+        best: Proposal | None = None
+        visited, bound = 0, float("inf")
+        for again in ("none", "full"):
+            kept = [place for place, one in enumerate(table.options) if one.plan.get("recompute", "none") == again]
+            if not kept:
+                continue
+            own = table.take(kept)
+            found = plan_stages(own, problem.gpus, problem.microbatches)
+            if found is None:
+                continue
+            visited, bound = visited + found.visited, min(bound, found.value)
+            if best is None or found.value < best.value:
+                best = Proposal(write(own, found.stages), found.value, visited)
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
+        return best._replace(visited=visited, proof=PlanProof(bound, best.value, "dynamic programming over stages"))

@@ -1,0 +1,60 @@
+"""Auto-MTF: the map from named dims to mesh axes of least peak memory of a processor.
+
+Minimises (named dims + 1) x peak bytes - sharded dims, so that of equal peaks the map with most sharded dims wins
+(tensorflow/mesh, `mesh_tensorflow/auto_mtf/layout_optimizer.py`; Shazeer et al. 2018, arXiv 1811.02084). A tensor is
+live from the operation that writes it to the last one that reads it, in the order of the graph. The authors solve it by
+CP-SAT, here all maps are enumerated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.cores.layout_maps import find_map
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+class AutoMTF(Planner):
+    paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
+    core = "layout_maps"
+    restrictions = ("shard a dim of two tensors over different axes", "cut a pipeline", "look at time")
+    modes = ("paper",)
+    unit = "(dims + 1) x bytes - sharded dims"
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        settings: dict[str, Any] = getattr(problem, "settings", {})
+        if missing := [key for key in ("dims", "mesh", "writes", "element_bytes") if key not in settings]:
+            rule = f"Auto-MTF needs named dims, a mesh and tensors, and there is no `{missing[0]}`"
+            raise PlanError(f"problem {problem.name}", rule, "Choose a profile of Auto-MTF")
+        graph = problem.graph()
+        writes: list[list[str]] = settings["writes"]
+        dims = {name: size for name, size in settings["dims"].items() if name not in settings.get("undivided", ())}
+        reads = graph.predecessors
+        together = [{*writes[node], *(dim for one in reads[node] for dim in writes[one])} for node in graph.order]
+        last = {
+            node: max([node, *(b for a, b in graph.edges if a == node)], key=graph.order.index) for node in graph.order
+        }
+
+        def value_of(layout: Mapping[str, str]) -> float:
+            sizes = [self._bytes(settings, own, layout) for own in writes]
+            peak = 0.0
+            for place, _ in enumerate(graph.order):
+                live = [one for one in graph.order[: place + 1] if graph.order.index(last[one]) >= place]
+                peak = max(peak, sum(sizes[one] for one in live))
+            return (len(settings["dims"]) + 1) * peak - len(layout)
+
+        layout, value, visited = find_map(dims, settings["mesh"], together, value_of)
+        proof = PlanProof(value, value, "enumeration")
+        reason = "its dims are those of a graph, and no model of a job"
+        return Proposal({"layout": dict(sorted(layout.items()))}, value, visited, proof, reason)
+
+    def _bytes(self, settings: Mapping[str, Any], own: list[str], layout: Mapping[str, str]) -> float:
+        """Bytes of a tensor on one processor."""
+        shards = math.prod(settings["mesh"][layout[dim]] for dim in own if dim in layout)
+        return math.prod(settings["dims"][dim] for dim in own) * float(settings["element_bytes"]) / shards

@@ -1,0 +1,47 @@
+"""GSPMD: layouts of a few annotated operators, propagated to all others.
+
+The annotations are those of the paper's transformers (Xu et al. 2021, arXiv 2105.04663, section 5.1): along the inner
+axis the heads and the feed-forward columns of linear layers and the vocabulary of the ends, along the outer axis
+samples. Everything else follows by propagation, without a price of the whole plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.planning.cores.elimination import Optimum
+from experiments.planning.cores.propagation import find_neighbours, propagate
+from experiments.planning.operator_planner import OperatorPlanner, Solved
+from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.table import FactorTable
+from simulator.ir.scheme import Paper
+
+
+class GSPMD(OperatorPlanner):
+    paper = Paper("arXiv:2105.04663", "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021)
+    core = "propagation"
+    restrictions = (
+        "change an annotation",
+        "cut a pipeline",
+        "give layers layouts of their own",
+        "look at time or memory of the whole plan",
+    )
+    inner_dims = ("a", "f", "v")
+    """Dims that the innermost axis shards at annotated operators."""
+
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+        near = find_neighbours(table)
+        annotated = {name: self._annotate(options) for name, options in table.choices.items()}
+        decided = {name: place for name, place in annotated.items() if name in near.with_weights and place is not None}
+        found = propagate(table, decided, near)
+        value = table.value(found)
+        return Optimum(found, value, len(found)) if value < float("inf") else None, len(found), float("nan")
+
+    def _annotate(self, options: Sequence[Any]) -> int | None:
+        """The option whose innermost axis shards one of `inner_dims` and whose outer axes shard samples."""
+        for place, layout in enumerate(options):
+            *outer, (_, inner) = layout
+            if inner in self.inner_dims and all(dim == "b" for _, dim in outer):
+                return place
+        return None

@@ -1,0 +1,24 @@
+"""OptCNN: the layout of every operator that minimises the sum of operators, transfers and gradient sums, exactly.
+
+Node and edge elimination on the graph of operators (Jia et al. 2018, "Exploring Hidden Dimensions in Accelerating
+Convolutional Neural Networks", arXiv 1802.04924, sections 4 and 5); memory does not count.
+"""
+
+from __future__ import annotations
+
+from experiments.planning.cores.elimination import eliminate
+from experiments.planning.operator_planner import OperatorPlanner, Solved
+from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.table import FactorTable
+from simulator.ir.scheme import Paper
+
+
+class OptCNN(OperatorPlanner):
+    paper = Paper("arXiv:1802.04924", "Exploring Hidden Dimensions in Accelerating Convolutional Neural Networks", 2018)
+    core = "elimination"
+    restrictions = ("cut a pipeline", "give layers layouts of their own", "look at memory")
+    method = "elimination"
+
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+        found = eliminate(table)
+        return found, found.visited if found else 0, found.value if found else float("inf")

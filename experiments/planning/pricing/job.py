@@ -1,0 +1,183 @@
+"""A job as a problem: its model, cluster, batch and framework; its plan is what planners choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from experiments.planning.graph import LayerGraph
+from experiments.planning.pricing.operators import STREAM, build_table
+from experiments.planning.pricing.stage_prices import price_stages, uniform_plan, unit_costs
+from experiments.planning.problem import Allowed, allow_all
+from experiments.planning.profile import NetworkLevel
+from experiments.planning.stages import PlannedStage, StageOption, StageTable
+from experiments.planning.table import Assignment, FactorTable
+from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.job import Job
+from simulator.job.load import load_job
+from simulator.plan.plan import Plan
+
+
+class JobProblem:
+    """A job without its plan, at the prices of the forecast.
+
+    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts.
+    samples: sequences of a micro-batch, of all ranks of a stage together.
+
+    Raises PlanError for a cluster of several kinds of nodes.
+    """
+
+    mode = "ours"
+
+    def __init__(self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> None:
+        self.job = job if isinstance(job, Job) else load_job(job)
+        self.shared = shared or SharedWork()
+        if len(self.job.cluster.kinds) > 1:
+            rule = "planners price GPUs of one kind, and the cluster has several"
+            raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
+        plan = resolve_plan(self.job, self.shared)
+        self.name = str(self.job.id or self.job.model.name)
+        self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
+        self.microbatches = plan.shape.m
+        self.sequences = int(self.job.to_dict()["batch"]["global"])
+        self.samples = self.sequences // self.microbatches
+        self._tables: dict[Any, FactorTable] = {}
+        self._stages: dict[bool, StageTable] = {}
+
+    # ----------------------------------------------------------------------------------- jobs of plans
+
+    def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The job with the ``plan`` and ``batch`` of a planner."""
+        stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
+        batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
+        return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
+
+    def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
+        """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
+
+    def _resolve(self, changes: Mapping[str, Any]) -> Plan:
+        return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
+
+    # --------------------------------------------------------------------------------------- operators
+
+    def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
+        """The table of all operators on a mesh of `axes`, outermost first; see `build_table`.
+
+        Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
+        """
+        if math.prod(axes.values()) != self.gpus:
+            rule = f"axes of {math.prod(axes.values())} ranks on {self.gpus} GPUs"
+            raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
+        key = tuple(axes.items()), allowed
+        if key not in self._tables:
+            whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
+            self._tables[key] = build_table(self._resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+        return self._tables[key]
+
+    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
+        scheme = {"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}
+        batch = {"global": self.sequences, "micro": self.samples}
+        return {"plan": {"mesh": dict(axes), "schemes": [scheme]}, "batch": batch}
+
+    def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
+        """The ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
+        options = table.options(assignment)
+        layouts: dict[str, dict[str, str | None]] = {
+            name: {axis: dim or None for axis, dim in options[name]}  # type: ignore[attr-defined]
+            for name in options
+        }
+        stream = layouts.pop(STREAM)
+        return self._annotate_axes(axes, [{"divide": {"all": None, **layouts}}], stream)
+
+    # ------------------------------------------------------------------------------------------ stages
+
+    def stages(self, recompute: bool = True) -> StageTable:
+        """The table of stages of every power of two of GPUs up to a node and every number of nodes, with tensor
+        parallelism inside a node and data parallelism; see `price_stages`."""
+        if recompute not in self._stages:
+            self._stages[recompute] = price_stages(
+                self._stage_options(recompute), self._resolve_option, self.shared, self.memory
+            )
+        return self._stages[recompute]
+
+    def _stage_options(self, recompute: bool) -> list[StageOption]:
+        per_node = min(self.gpus, self.job.cluster.gpus_per_node)
+        powers = [2**power for power in range(per_node.bit_length()) if per_node % 2**power == 0]
+        sizes = [*powers, *range(2 * per_node, self.gpus + 1, per_node)]
+        found = []
+        for size in sizes:
+            for tensor in (one for one in powers if size % one == 0 and self.samples % (size // one) == 0):
+                for again in ("none", "full") if recompute else ("none",):
+                    found.append(StageOption(size, {"tp": tensor, "dp": size // tensor, "recompute": again}))
+        return found
+
+    def _resolve_option(self, option: StageOption) -> Plan:
+        # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
+        stages = self.gpus // option.gpus
+        plan = uniform_plan(option, min(stages, self.job.model.layers) if self.gpus % option.gpus == 0 else 1)
+        stated = self.job_of({"plan": plan, "batch": self._batch_of(option)})
+        if plan["pp"] * option.gpus != self.gpus:
+            stated["cluster"] = _resize_cluster(stated["cluster"], plan["pp"] * option.gpus, self.job)
+        return resolve_plan(load_job(stated, base=self.job.folder), self.shared)
+
+    def _batch_of(self, option: StageOption) -> dict[str, Any]:
+        return {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
+
+    def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
+        """The ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
+        entries = [{"layers": len(one.layers), **table.options[one.option].plan} for one in stages]
+        if len(entries) == 1:
+            whole = {key: value for key, value in entries[0].items() if key != "layers"}
+            return {"plan": whole, "batch": self._batch_of(table.options[stages[0].option])}
+        batch = {"global": self.sequences, "microbatches": self.microbatches}
+        return {"plan": {"schedule": "1f1b", "stages": entries}, "batch": batch}
+
+    # ------------------------------------------------------------------------------------------- layers
+
+    def graph(self) -> LayerGraph:
+        """The chain of embedding, layers and output layer on one GPU: seconds of the passes of a micro-batch, bytes of
+        activations sent on and of parameters."""
+        option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
+        plan = self._resolve_option(option)
+        units = unit_costs(plan, self.shared)
+        names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]
+        width = plan.model.hidden * plan.architecture.seq * self.samples * 2.0
+        figures: dict[str, ArrayLike] = {
+            "forward": units.forward,
+            "backward": units.backward,
+            "parameters": 2 * units.elements,
+            "activations": [*[width] * (len(names) - 1), 0.0],
+        }
+        return LayerGraph(names, [(i, i + 1) for i in range(len(names) - 1)], figures)
+
+    @property
+    def levels(self) -> tuple[NetworkLevel, ...]:
+        """The levels of the network: GPUs of a node, and nodes, with the bandwidth of one GPU's links."""
+        cluster = self.job.cluster
+        inside = min(self.gpus, cluster.gpus_per_node)
+        near = cluster.scale_up if cluster.node.scale_up else cluster.host
+        levels = [(inside, near), (self.gpus // inside, cluster.scale_out)]
+        return tuple(NetworkLevel(width, float(tier.bandwidth)) for width, tier in levels if width > 1)
+
+
+def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:
+    """A cluster of the same nodes with as many GPUs as a priced plan has.
+
+    Raises PlanError for the path of a file, whose nodes are not known by name.
+    """
+    nodes = -(-gpus // job.cluster.gpus_per_node)
+    if isinstance(stated, str):
+        name, colon, _ = stated.partition(":")
+        if not colon:
+            rule = f"a cluster file has {job.cluster.gpus} GPUs, and a stage is priced on {gpus}"
+            raise PlanError("cluster", rule, "Write the cluster into the job", stated)
+        return {"node": name, "nodes": nodes, "gpus": gpus}
+    return {**stated, "gpus": gpus} | ({"nodes": nodes} if "node" in stated else {})

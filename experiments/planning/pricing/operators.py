@@ -1,0 +1,331 @@
+"""The table of a model's operators at the prices of the forecast: what `tensor/annotated` executes, factor by factor.
+
+A variable is an operator of a layer or of the ends of the model, and ``stream``, the residual stream between units; all
+layers share their variables. Its options are the legal layouts: for every axis of the mesh a dim, or none (all ranks
+along it do the same). A factor is
+
+* an operator: its kernels, saved buffers, weights, sums of weight gradients over ranks, and their share of the update;
+* a tensor with its producer and all its readers: collectives between their layouts, each once for all readers of a
+  layout, sums of gradients, and the copies that are saved for the backward pass.
+
+A collective of a gradient runs beside the weight gradients of the operator that makes it, an all-gather that is done
+again in the backward pass beside the gradients of inputs: what is left of it counts. Where the framework issues
+collectives in order, nothing hides them. The sum of all factors leaves out what overlaps otherwise, so it is no bound:
+plans that it chooses are forecast again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from experiments.planning.problem import Allowed, Dims, allow_all
+from experiments.planning.table import Factor, FactorTable
+from hardware.errors import PlanError
+from simulator.costs.costs import Costs
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.resident_memory import DeviceParams, resident_bytes
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.layout import Layout, Tensor, collectives_between, output_layout, required_layout
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import Operator, Unit
+from simulator.ir.operators import Boundary, CoreAttention, Embedding, Head, Linear
+from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, Param
+from simulator.lowering.operator import lower_operator
+from simulator.plan.plan import Plan
+
+STREAM = "stream"
+"""The variable of the residual stream."""
+
+
+def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[Dims]:
+    """Every layout of an operator in which all dims divide by the axes that shard them."""
+    tensors = (*operator.ins, *operator.outs, *operator.weights)
+
+    def divides(layout: Mapping[str, str]) -> bool:
+        for dim in {*layout.values()} - {""}:
+            ranks = mesh.size([axis for axis in layout if layout[axis] == dim])
+            if not all(one.dims[dim].is_divisible_by(ranks) for one in tensors if one.has(dim)):
+                return False
+        return True
+
+    found = (tuple(zip(axes, dims, strict=True)) for dims in product(("", *operator.divisible_dims), repeat=len(axes)))
+    return [layout for layout in found if divides(dict(layout))]
+
+
+@dataclass(eq=False)
+class OperatorCost:
+    """What one operator costs in one layout.
+
+    divide: the layout. forward, inputs, weights: seconds of the forward pass, and of gradients of inputs and weights.
+    once: seconds of a step for its parameters of all units [s]. nbytes: of its states and saved buffers [bytes].
+    saved: bytes of tensors that its backward pass reads, by memory key.
+    """
+
+    divide: Layout
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    once: float = 0.0
+    nbytes: float = 0.0
+    saved: dict[str, float] = field(default_factory=dict)
+
+
+class UnitTable:
+    """Factors of the operators and tensors of one unit.
+
+    plan: whose framework, costs and mesh are used. unit: the unit. axes: that shard. count: of equal units.
+    choices: the options of all variables so far; those of this unit are added.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        unit: Unit,
+        axes: Sequence[str],
+        count: int,
+        choices: dict[str, tuple[Dims, ...]],
+        allowed: Allowed,
+    ) -> None:
+        self.plan, self.costs, self.unit, self.count, self.choices = plan, costs, unit, count, choices
+        self.framework = plan.job.framework
+        lowering = make_lowering(plan)
+        self.scope, self.mesh = lowering.scope, lowering.scope.mesh
+        self.scope.enter(unit)
+        self.scope.embeds = True  # one stage has both ends: a tied output layer reads the table of the embedding
+        self.operators = unit.operators()
+        self.costs_of: dict[Operator, list[OperatorCost]] = {}
+        for operator in self.operators:
+            if operator.view:
+                rule = f"{operator.name} is in a view of the mesh, which annotations do not shard"
+                raise PlanError("model", rule, "Choose a model without experts", operator.name)
+            name = self.variable(operator)
+            layouts = tuple(one for one in legal_layouts(operator, axes, self.mesh) if allowed(name, one))
+            if name in choices and choices[name] != layouts:
+                layouts = tuple(one for one in choices[name] if one in layouts)
+            if not layouts:
+                rule = f"a planner's restrictions leave {name} no layout over {dict(self.mesh.axes)}"
+                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions", name)
+            choices[name] = layouts
+        for operator in self.operators:
+            self.costs_of[operator] = [self._price(operator, layout) for layout in choices[self.variable(operator)]]
+
+    def variable(self, operator: Operator) -> str:
+        """The name of the variable that decides the layout of an operator."""
+        return STREAM if isinstance(operator, Boundary) else operator.name
+
+    # --------------------------------------------------------------------------------------- operators
+
+    def seconds(self, ops: Sequence[Op] | Sequence[Collective | Memory]) -> float:
+        """Seconds of ops, or of pieces of work, one after another."""
+        works = (one.work if isinstance(one, Op) else one for one in ops)
+        found = (self.costs.estimate(work) for work in works if work is not None)
+        return sum(one.seconds + one.latency for one in found)
+
+    def _price(self, operator: Operator, layout: Dims) -> OperatorCost:
+        divide = {axis: dim for axis, dim in layout if dim}
+        if isinstance(operator, Boundary):
+            return OperatorCost(divide)
+        self.scope.fix_division(operator, divide)
+        fragment = lower_operator(self.scope, operator, self.framework.fused_gradients, self.framework.gradients)
+        phases = [[op for op in fragment.backward if (op.phase == "W") == weights] for weights in (False, True)]
+        inputs, weights = map(self.seconds, phases)
+        found = OperatorCost(divide, self.seconds(fragment.forward), inputs, weights)
+        found.once = sum(self._update_seconds(param) for param in fragment.params if param.trained)
+        params = DeviceParams((param, 1) for param in fragment.params)
+        found.nbytes = sum(resident_bytes(self.plan, params).values())
+        tensors = {tensor.name for tensor in (*operator.ins, *operator.outs)}
+        for key, nbytes in self._saved_buffers(fragment).items():
+            if key.partition("@")[0] in tensors:
+                found.saved[key] = nbytes
+            else:
+                found.nbytes += nbytes
+        return found
+
+    def _update_seconds(self, param: Param) -> float:
+        """Seconds of the update of a parameter of all units: sums over ranks, the norm, the optimizer, zeroing."""
+        framework = self.framework
+        size = self.count * param.size
+        width, main = BYTES[framework.gradients], framework.main_copy_bytes
+        moments = 2 * BYTES[framework.moments]
+        works: list[Collective | Memory] = [Memory("grad-norm", round(size * width), 0)]
+        works.append(
+            Memory(
+                "adam",
+                round(size * (width + main + moments)),
+                round(size * (BYTES[framework.weights] + main + moments)),
+            )
+        )
+        works.append(Memory("zero-grad", 0, round(size * width)))
+        reduced = self.seconds([Collective("all_reduce", round(size * width), param.partial)]) if param.partial else 0.0
+        # Parameters share these kernels: their launches count once a step, not once a parameter.
+        launch = self.seconds([Memory(work.what, 0, 0) for work in works if isinstance(work, Memory)])
+        return reduced + max(0.0, self.seconds(works) - launch)
+
+    def _saved_buffers(self, fragment: Fragment) -> dict[str, float]:
+        """Buffers that live from the forward to the backward pass of an operator, or that its backward pass reads."""
+        backward, forward = set(fragment.backward), set(fragment.forward)
+        before = {one.key for one in fragment.tensor_uses if one.op in forward}
+        return {
+            one.key: float(one.nbytes)
+            for one in fragment.tensor_uses
+            if one.op in backward and one.key in before and not one.key.startswith("d:")
+        }
+
+    def operator_factors(self) -> Iterator[Factor]:
+        """A factor for every operator."""
+        for operator, costs in self.costs_of.items():
+            if isinstance(operator, Boundary):
+                continue
+            seconds = np.array([one.forward + one.inputs + one.weights for one in costs])
+            once, nbytes = (np.array([getattr(one, name) for one in costs]) for name in ("once", "nbytes"))
+            yield Factor((self.variable(operator),), self.count * seconds, once, self.count * nbytes)
+
+    # ----------------------------------------------------------------------------------------- tensors
+
+    def tensor_factors(self) -> Iterator[Factor]:
+        """A factor for every tensor that one operator makes and others read."""
+        for name, readers in self.scope.readers.items():
+            if name in self.scope.producer and self.scope.producer[name][1] not in readers:
+                yield self._tensor_factor(*self.scope.producer[name], list(dict.fromkeys(readers)))
+
+    def _tensor_factor(self, tensor: Tensor, producer: Operator, readers: Sequence[Operator]) -> Factor:
+        """The conversions and saved copies of one tensor: only what its layouts tell apart is priced."""
+        scope = tuple(dict.fromkeys(self.variable(one) for one in (producer, *readers)))
+        operators = [producer, *readers]
+        costs = [self._costs(one) for one in operators]
+        keys = [
+            [self._traits(tensor, one, cost, one is producer) for cost in own]
+            for one, own in zip(operators, costs, strict=True)
+        ]
+        classes = [{key: place for place, key in reversed([*enumerate(own)])} for own in keys]
+        places = [[classes[i][key] for key in own] for i, own in enumerate(keys)]
+        shape = [len(self.choices[name]) for name in scope]
+        seconds, nbytes = np.zeros(shape), np.zeros(shape)
+        known: dict[tuple[int, ...], tuple[float, float]] = {}
+        at = [scope.index(self.variable(one)) for one in operators]
+        for cell in np.ndindex(*shape):
+            key = tuple(places[i][cell[at[i]]] for i in range(len(operators)))
+            if key not in known:
+                known[key] = self._price_tensor(tensor, operators, [costs[i][key[i]] for i in range(len(operators))])
+            seconds[cell], nbytes[cell] = known[key]
+        return Factor(scope, self.count * seconds, np.zeros(shape), self.count * nbytes)
+
+    def _costs(self, operator: Operator) -> list[OperatorCost]:
+        if operator in self.costs_of:
+            return self.costs_of[operator]
+        # The border of the unit: the stream that enters it.
+        return [OperatorCost({axis: dim for axis, dim in layout if dim}) for layout in self.choices[STREAM]]
+
+    def _traits(self, tensor: Tensor, operator: Operator, cost: OperatorCost, makes: bool) -> tuple[object, ...]:
+        """All of a layout that the price of a tensor depends on."""
+        own = tensor if makes else self._as_read(operator, tensor)
+        layout = operator.output_layout(own, cost.divide) if makes else required_layout(own, cost.divide)
+        needed = required_layout(own, cost.divide) if makes else output_layout(own, cost.divide)
+        beside = (0.0, 0.0) if makes else (cost.weights, cost.inputs)
+        saved = tuple((key, size) for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name)
+        return tuple(sorted(layout.items())), tuple(sorted(needed.items())), beside, saved
+
+    def _as_read(self, operator: Operator, tensor: Tensor) -> Tensor:
+        return next(one for one in operator.ins if one.name == tensor.name)
+
+    def _price_tensor(
+        self, tensor: Tensor, operators: Sequence[Operator], costs: Sequence[OperatorCost]
+    ) -> tuple[float, float]:
+        """Seconds of a micro-batch, and bytes, of one tensor in given layouts of its producer and its readers."""
+        producer, own = operators[0], costs[0]
+        made, wanted = producer.output_layout(tensor, own.divide), required_layout(tensor, own.divide)
+        moved: set[str] = set()
+        saved = {key: size for key, size in own.saved.items() if key.partition("@")[0] == tensor.name}
+        seconds, gradients = 0.0, defaultdict[tuple[tuple[str, str], ...], list[float]](list)
+        for operator, cost in zip(operators[1:], costs[1:], strict=True):
+            read = self._as_read(operator, tensor)
+            arrives, needed = read.layout_of_producer(made), required_layout(read, cost.divide)
+            steps = collectives_between(read, arrives, needed, self.mesh)
+            if steps and (key := self.scope.key(read, needed)) not in moved:
+                moved.add(key)
+                seconds += self.seconds(steps)
+            kept = {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
+            if steps and all(one.operation == "all_gather" for one in steps) and self._gathers_again(operator, read):
+                again = self.seconds(steps)
+                seconds += max(0.0, again - cost.inputs) if isinstance(operator, Linear) else again
+                kept = {self.scope.key(read, arrives): float(read.nbytes(arrives, self.mesh))} if kept else {}
+            saved |= kept
+            if read in self.scope.inputs_with_gradient(operator):
+                back = {new: old for old, new in read.renamed.items()}
+                given = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
+                gradients[tuple(sorted(given.items()))].append(cost.weights)
+        return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
+
+    def _gathers_again(self, operator: Operator, tensor: Tensor) -> bool:
+        """Whether an all-gathered input is not kept, but gathered again in the backward pass."""
+        kinds = isinstance(operator, Linear | CoreAttention) and tensor not in operator.read_by_later_slices
+        return self.scope.regather and kinds
+
+    def _gradient_seconds(
+        self, tensor: Tensor, wanted: Layout, gradients: Mapping[tuple[tuple[str, str], ...], Sequence[float]]
+    ) -> float:
+        """Seconds of the sums and conversions of the gradients of a tensor, by their layouts; each with the seconds of
+        the weight gradients that its readers compute meanwhile."""
+        seconds, ordered = 0.0, self.scope.keeps_issue_order("")
+        for layout, beside in gradients.items():
+            seconds += self._sum_seconds(tensor, dict(layout), len(beside))
+            steps = collectives_between(tensor.gradient, dict(layout), wanted, self.mesh)
+            seconds += max(0.0, self.seconds(steps) - (0.0 if ordered else beside[0] if len(beside) == 1 else 0.0))
+        return seconds + self._sum_seconds(tensor, wanted, len(gradients))
+
+    def _sum_seconds(self, tensor: Tensor, layout: Layout, members: int) -> float:
+        """Seconds of the sum of several gradients of one layout."""
+        if members < 2:
+            return 0.0
+        nbytes = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != "+"}, self.mesh)
+        return self.seconds([Memory("add", members * nbytes, nbytes)])
+
+
+def build_table(
+    plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
+) -> FactorTable:
+    """The table of all operators of a model whose stages are alike: one stage, and all layers of one kind.
+
+    plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
+    Raises PlanError for a model with experts, with layers of several kinds, or an operator without allowed layouts.
+    """
+    architecture, model = plan.architecture, plan.model
+    costs = shared.costs(plan)
+    stages = [architecture.stage(range(0), True, False), architecture.stage(range(0, 1), False, False)]
+    kinds = {
+        tuple(unit.lowering_key for unit in architecture.stage(range(layer, layer + 1), False, False).units)
+        for layer in range(model.layers)
+    }
+    if len(kinds) > 1:
+        rule = f"the layers of {model.name} are of {len(kinds)} kinds, and a table has one"
+        raise PlanError("model", rule, "Choose a model whose layers are alike")
+    stages.append(architecture.stage(range(0), False, True))
+    choices: dict[str, tuple[Dims, ...]] = {}
+    units = [(unit, count) for stage, count in zip(stages, (1, model.layers, 1), strict=True) for unit in stage.units]
+    tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
+    # A variable of several units keeps the layouts that are legal in all of them.
+    if any(len(one.costs_of[op]) != len(choices[one.variable(op)]) for one in tables for op in one.operators):
+        tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
+    factors = [factor for one in tables for make in (one.operator_factors, one.tensor_factors) for factor in make()]
+    if model.tied:
+        factors.append(_tie_layouts(choices, [one for table in tables for one in table.operators]))
+    return FactorTable(choices, factors, microbatches)
+
+
+def _tie_layouts(choices: Mapping[str, Sequence[Dims]], operators: Sequence[Operator]) -> Factor:
+    """The factor that gives embedding and output layer equal shards of the matrix that they share."""
+    embedding, head = (next(one for one in operators if isinstance(one, kind)) for kind in (Embedding, Head))
+    table, other = embedding.weights[0], head.weights[0]
+    layouts = [
+        [required_layout(weight, {axis: dim for axis, dim in layout if dim}) for layout in choices[one.name]]
+        for one, weight in ((embedding, table), (head, other))
+    ]
+    seconds = np.array([[0.0 if one == two else math.inf for two in layouts[1]] for one in layouts[0]])
+    return Factor((embedding.name, head.name), seconds, np.zeros(seconds.shape), np.zeros(seconds.shape))

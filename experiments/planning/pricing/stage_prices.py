@@ -1,0 +1,131 @@
+"""The table of a model's stages at the prices of the forecast: every range of layers, on GPUs used in every way.
+
+A stage is priced as if all stages were alike: its units are lowered and priced alone, its seconds are those of its
+units one after another (`task_seconds`), which is a few per cent above the forecast of the whole stage at most. A stage
+fits if weights, gradients, optimizer states, the activations of the micro-batches in flight under 1F1B (one more than
+stages behind it) and the peak of a pass do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.planning.stages import StageOption, StageTable
+from hardware.errors import PlanError
+from simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
+from simulator.engine.task_time import task_seconds
+from simulator.forecast.resident_memory import DeviceParams, resident_bytes
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.ops import BYTES, Collective, Memory
+from simulator.plan.plan import Plan
+
+
+class UnitCosts(NamedTuple):
+    """Costs of the embedding, of every layer, and of the output layer with the loss, in one way to use GPUs.
+
+    forward, backward: seconds of a micro-batch [s]. elements: parameters of one rank. states: bytes of their states.
+    kept: bytes that a micro-batch in flight keeps. peak: bytes that a pass needs above that.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    elements: np.ndarray
+    states: np.ndarray
+    kept: np.ndarray
+    peak: np.ndarray
+
+
+def price_stages(
+    options: list[StageOption], resolve: Callable[[StageOption], Plan], shared: SharedWork, memory: float
+) -> StageTable:
+    """The table of all ranges of layers in all options; an option whose plan breaks a rule is left out.
+
+    resolve: the plan in which all stages are of an option. memory: of a GPU [bytes].
+    Raises PlanError, the last one, if no option is left.
+    """
+    kept, columns = [], []
+    error: PlanError | None = None
+    for option in options:
+        try:
+            plan = resolve(option)
+        except PlanError as broken:
+            error = broken
+            continue
+        kept.append(option)
+        columns.append(_price_option(plan, shared, memory))
+    if not kept:
+        assert error is not None
+        raise error
+    return StageTable(tuple(kept), *(np.stack(part, axis=-1) for part in zip(*columns, strict=True)))
+
+
+def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, ...]:
+    """Seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of layers
+    [layers, layers]."""
+    units = unit_costs(plan, shared)
+    layers = plan.model.layers
+    shape = (layers, layers)
+    first, last = np.indices(shape)
+    inside = first <= last
+
+    def total(figure: np.ndarray) -> np.ndarray:
+        """The sum over the units of every range; the first layer brings the embedding, the last the output layer."""
+        sums = np.concatenate([[0.0], np.cumsum(figure[1:-1])])
+        return sums[last + 1] - sums[first] + (first == 0) * figure[0] + (last == layers - 1) * figure[-1]
+
+    def largest(figure: np.ndarray) -> np.ndarray:
+        rows = np.maximum.accumulate(np.where(inside, figure[1:-1][None, :], 0.0), axis=1)
+        return np.maximum(rows, np.maximum((first == 0) * figure[0], (last == layers - 1) * figure[-1]))
+
+    seconds = total(units.forward + units.backward)
+    free = memory - total(units.states) - largest(units.peak)
+    in_flight = np.floor(free / np.maximum(1.0, total(units.kept)))
+    behind = np.where(inside & (free >= 0), np.minimum(in_flight, layers + 1) - 1, -1).astype(int)
+    once = _once_seconds(plan, shared, np.where(inside, total(units.elements), 0.0), total(units.backward))
+    infinite = np.where(inside, 0.0, np.inf)
+    return seconds + infinite, total(units.forward) + infinite, once + infinite, behind
+
+
+def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Seconds of the exchange of gradients that the last backward pass does not hide, and of the update."""
+    framework, costs = plan.job.framework, shared.costs(plan)
+    width, main = BYTES[framework.gradients], framework.main_copy_bytes + 2 * BYTES[framework.moments]
+    axes = tuple(axis for axis in plan.mesh.axes if axis == "dp" and plan.mesh.size(axis) > 1)
+    found = np.zeros(elements.shape)
+    for size in np.unique(elements):
+        nbytes = round(float(size) * width)
+        exchange = costs.estimate(Collective("all_reduce", nbytes, axes)).seconds if axes else 0.0
+        update = costs.estimate(Memory("adam", round(size * (width + main)), round(size * (2 + main)))).seconds
+        hidden = backward if framework.overlap.dp else np.zeros(())
+        found = np.where(elements == size, np.maximum(0.0, exchange - hidden) + update, found)
+    return found
+
+
+def unit_costs(plan: Plan, shared: SharedWork) -> UnitCosts:
+    """The costs of the units of a plan whose stages are alike."""
+    lowered = lower_units(plan, shared)
+    rows = [*_kind_costs(plan, lowered, shared)]
+    kinds = [0, *map(int, lowered.of_layer), len(rows) - 1]
+    return UnitCosts(*(np.array([rows[kind][place] for kind in kinds]) for place in range(len(rows[0]))))
+
+
+def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterator[tuple[float, ...]]:
+    """The costs of one unit of every kind, in the order of `UnitCosts`."""
+    prices = price_units(lowered, shared)
+    host = plan.job.framework.hidden_launch_s
+    for number, kind in enumerate(prices.kinds):
+        times = [task_seconds(kind.tasks[action], host) for action in ("F", "BW")]
+        params = DeviceParams(kind.stage_ops.params())
+        elements = sum(param.size * count for param, count in params)
+        left, forward, backward = prices.stage_memory(((number, 1),))
+        peak = max(forward - left, backward, 0.0)
+        yield *times, float(elements), sum(resident_bytes(plan, params).values()), max(0.0, left), peak
+
+
+def uniform_plan(option: StageOption, stages: int) -> dict[str, Any]:
+    """The short plan in which all stages are of one option."""
+    keys: Mapping[str, Any] = option.plan
+    return {**keys, "pp": stages, "partition": "even"}

@@ -1,0 +1,61 @@
+"""Stage tables: what a range of layers costs on some GPUs, for every range and every way to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class StageOption(NamedTuple):
+    """A way to use some GPUs as one stage.
+
+    gpus: their number.
+    plan: keys of the stage in a job file (``tp``, ``dp``, ``recompute``), or what a profile says about it.
+    """
+
+    gpus: int
+    plan: Mapping[str, Any]
+
+
+class StageTable(NamedTuple):
+    """Costs of the layers i to j, both included, as one stage: arrays [layers, layers, options], infinite for j < i.
+
+    options: ways to use GPUs.
+    seconds: of a micro-batch, forward and backward [s].
+    forward: of these, of the forward pass [s].
+    once: of a step, besides its micro-batches (gradient exchange, update) [s].
+    behind: the most stages that may follow, so that the activations in flight fit into memory; -1: it does not fit.
+    """
+
+    options: tuple[StageOption, ...]
+    seconds: np.ndarray
+    forward: np.ndarray
+    once: np.ndarray
+    behind: np.ndarray
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.seconds.shape[0]
+
+    def take(self, kept: Sequence[int]) -> StageTable:
+        """The table of some options alone."""
+        arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))
+        return StageTable(tuple(self.options[place] for place in kept), *arrays)
+
+
+class PlannedStage(NamedTuple):
+    """One stage of a plan: its layers, and the number of its option."""
+
+    layers: range
+    option: int
+
+
+class StageSequence(NamedTuple):
+    """Stages in order, with the value of their objective [s] and the number of table entries computed."""
+
+    stages: tuple[PlannedStage, ...]
+    value: float
+    visited: int

@@ -1,0 +1,139 @@
+"""Additive tables: variables with options, and factors that price combinations of the options of a few variables.
+
+A *variable* is an operator (or the residual stream), its options the layouts that it may have. A *factor* is an
+operator alone, or a tensor with its producer and all its readers: their conversions of layout are shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Option = Hashable
+"""A choice of one variable: for an operator the dims that the axes of the mesh shard."""
+
+Assignment = Mapping[str, int]
+"""The number of the option that each variable has."""
+
+
+class Cost(NamedTuple):
+    """Cost of an assignment.
+
+    seconds: of a micro-batch [s]. once: of a step, besides its micro-batches [s]. nbytes: memory of one rank [bytes].
+    """
+
+    seconds: float
+    once: float
+    nbytes: float
+
+
+class Factor(NamedTuple):
+    """The cost of every combination of the options of a few variables. All arrays have one axis for each variable.
+
+    scope: the variables.
+    seconds: seconds of a micro-batch; infinite where the combination is not allowed [s].
+    once: seconds of a step, besides its micro-batches [s].
+    nbytes: memory of one rank [bytes].
+    """
+
+    scope: tuple[str, ...]
+    seconds: np.ndarray
+    once: np.ndarray
+    nbytes: np.ndarray
+
+    def at(self, assignment: Assignment) -> Cost:
+        """The cost of one assignment."""
+        place = tuple(assignment[name] for name in self.scope)
+        return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
+
+    def take(self, kept: Mapping[str, Sequence[int]]) -> Factor:
+        """The factor of the kept options alone; variables that are not listed keep all."""
+        arrays = []
+        for array in (self.seconds, self.once, self.nbytes):
+            for place, name in enumerate(self.scope):
+                if name in kept:
+                    array = np.take(array, kept[name], axis=place)
+            arrays.append(array)
+        return Factor(self.scope, *arrays)
+
+
+class FactorTable:
+    """A table whose objective is the sum of its factors: m x seconds + once, with m micro-batches in a step.
+
+    choices: the options of every variable.
+    factors: their costs.
+    microbatches: m.
+
+    Raises ValueError for a factor whose arrays do not have the shape that its scope says.
+    """
+
+    def __init__(
+        self, choices: Mapping[str, Sequence[Option]], factors: Sequence[Factor], microbatches: int = 1
+    ) -> None:
+        self.choices = {name: tuple(options) for name, options in choices.items()}
+        self.factors, self.microbatches = tuple(factors), microbatches
+        for factor in self.factors:
+            shape = tuple(len(self.choices[name]) for name in factor.scope)
+            if any(array.shape != shape for array in factor[1:]):
+                found = [array.shape for array in factor[1:]]
+                raise ValueError(f"the factor over {factor.scope} must have arrays of shape {shape}, it has {found}")
+
+    @property
+    def assignments(self) -> float:
+        """The number of assignments, allowed or not."""
+        return float(math.prod(len(options) for options in self.choices.values()))
+
+    def objective(self, factor: Factor) -> np.ndarray:
+        """Seconds of a step of every combination of a factor [s]."""
+        return self.microbatches * factor.seconds + factor.once
+
+    def cost(self, assignment: Assignment) -> Cost:
+        """The cost of an assignment."""
+        costs = [factor.at(assignment) for factor in self.factors]
+        return Cost(*(sum(column) for column in zip(*costs, strict=True))) if costs else Cost(0.0, 0.0, 0.0)
+
+    def value(self, assignment: Assignment) -> float:
+        """The objective of an assignment [s]."""
+        cost = self.cost(assignment)
+        return self.microbatches * cost.seconds + cost.once
+
+    def options(self, assignment: Assignment) -> dict[str, Option]:
+        """The options that an assignment chooses, by variable."""
+        return {name: self.choices[name][number] for name, number in assignment.items()}
+
+    def restrict(self, allowed: Callable[[str, Option], bool]) -> FactorTable:
+        """The table of the allowed options alone. This is how a planner declares a restriction of its space.
+
+        allowed: of a variable and an option.
+        Raises ValueError for a variable that keeps no option.
+        """
+        kept = {
+            name: [number for number, option in enumerate(options) if allowed(name, option)]
+            for name, options in self.choices.items()
+        }
+        if empty := [name for name, numbers in kept.items() if not numbers]:
+            raise ValueError(f"the restriction leaves {empty[0]} no option; it has {list(self.choices[empty[0]])}")
+        choices = {name: [self.choices[name][number] for number in numbers] for name, numbers in kept.items()}
+        return FactorTable(choices, [factor.take(kept) for factor in self.factors], self.microbatches)
+
+    def with_memory_weight(self, seconds_per_byte: float) -> FactorTable:
+        """The table whose objective counts memory, too, as time at a price [s/byte]."""
+        weighted = [one._replace(once=one.once + seconds_per_byte * one.nbytes) for one in self.factors]
+        return FactorTable(self.choices, weighted, self.microbatches)
+
+    def touching(self) -> dict[str, list[Factor]]:
+        """The factors of every variable."""
+        found: dict[str, list[Factor]] = {name: [] for name in self.choices}
+        for factor in self.factors:
+            for name in factor.scope:
+                found[name].append(factor)
+        return found
+
+    def every_assignment(self) -> Iterator[dict[str, int]]:
+        """All assignments, for brute force."""
+        names = list(self.choices)
+        for place in np.ndindex(*(len(self.choices[name]) for name in names)):
+            yield dict(zip(names, place, strict=True))

@@ -1,0 +1,31 @@
+"""Problems that several tests price once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments.planning.pricing.job import JobProblem
+
+
+def problem_of(model: str = "gpt3-5b", gpus: int = 8, layers: int = 4, **batch: Any) -> JobProblem:
+    """A few layers of a model on one or more nodes of H100s, with 4 micro-batches of 16 sequences."""
+    return JobProblem(
+        {
+            "model": {"preset": model, "layers": layers},
+            "cluster": {"node": "dgx-h100", "nodes": -(-gpus // 8), "gpus": gpus},
+            "batch": batch or {"global": 64, "micro": 32 // gpus},
+            "plan": {"tp": 1, "dp": 1, "pp": 1} if gpus == 1 else {"tp": 2, "dp": gpus // 2},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def gpt() -> JobProblem:
+    return problem_of()
+
+
+@pytest.fixture(scope="session")
+def llama() -> JobProblem:
+    return problem_of("llama3-8b")

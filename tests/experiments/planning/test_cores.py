@@ -1,0 +1,192 @@
+"""The cores agree with each other and with brute force on random instances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
+from experiments.planning.cores.elimination import eliminate, trace_frontier
+from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
+from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.mcmc import walk_table
+from experiments.planning.cores.stage_dp import plan_stages
+from experiments.planning.cores.tree_search import search_tree
+from experiments.planning.table import Factor, FactorTable
+from tests.experiments.planning.random_tables import (
+    best_by_brute_force,
+    draw_graph,
+    draw_stages,
+    draw_table,
+    stages_by_brute_force,
+)
+
+SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None:
+    table = draw_table(seed)
+    best = best_by_brute_force(table)
+    found, program = eliminate(table), solve_table(table)
+    if math.isinf(best):
+        assert found is None and program is None
+        return
+    assert found is not None and program is not None
+    assert found.value == pytest.approx(best, rel=1e-12) and table.value(found.assignment) == pytest.approx(best)
+    assert program.value == pytest.approx(best, rel=1e-9) and program.bound == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_frontier_is_that_of_brute_force(seed: int) -> None:
+    table = draw_table(seed)
+    costs = [(table.value(one), table.cost(one).nbytes) for one in table.every_assignment()]
+    points = sorted({(value, nbytes) for value, nbytes in costs if math.isfinite(value)}, key=lambda one: one[::-1])
+    front: list[tuple[float, float]] = []
+    for value, nbytes in points:
+        if not front or value < front[-1][0] - 1e-9:
+            front.append((value, nbytes))
+    found = trace_frontier(table)
+    assert [one.nbytes for one in found] == [nbytes for _, nbytes in front]
+    assert [one.value for one in found] == pytest.approx([value for value, _ in front])
+    for one in found:
+        assert table.value(one.assignment) == pytest.approx(one.value)
+        assert table.cost(one.assignment).nbytes == pytest.approx(one.nbytes)
+
+
+@pytest.mark.parametrize("seed", SEEDS[::3])
+def test_the_ends_of_the_frontier_and_the_program_within_every_memory(seed: int) -> None:
+    table = draw_table(seed)
+    front, best = trace_frontier(table), eliminate(table)
+    assert bool(front) == (best is not None)
+    if best is None:
+        return
+    assert front[-1].value == pytest.approx(best.value)
+    for point in front:
+        program = solve_table(table, point.nbytes)
+        assert program is not None and program.value == pytest.approx(point.value)
+        assert program.value == pytest.approx(best_by_brute_force(table, point.nbytes))
+    assert solve_table(table, front[0].nbytes - 0.5) is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_searches_never_beat_the_optimum_and_come_near(seed: int) -> None:
+    table = draw_table(seed, forbidden=0.0)
+    best = eliminate(table)
+    assert best is not None
+    for found in (
+        walk_table(table, 4000, seed=seed),
+        search_tree(table, 1500, seed=seed),
+        descend_table(table, restarts=30, seed=seed),
+    ):
+        assert table.value(found.assignment) == pytest.approx(found.value)
+        assert best.value * (1 - 1e-12) <= found.value <= best.value * 1.05
+
+
+def test_a_walk_leaves_a_start_that_is_not_allowed_or_does_not_fit() -> None:
+    cells = np.array([[math.inf, 5.0], [3.0, 9.0]])
+    zeros = np.zeros((2, 2))
+    table = FactorTable({"a": "xy", "b": "xy"}, [Factor(("a", "b"), cells, zeros, np.array([[0, 1], [8, 2]]) * 1.0)])
+    assert walk_table(table, 200, [{"a": 0, "b": 0}]).value == 3.0
+    assert walk_table(table, 200, [{"a": 1, "b": 0}], memory=4.0).value == 5.0
+
+
+def test_a_tree_search_ends_when_it_has_tried_everything() -> None:
+    table = draw_table(1, variables=3, forbidden=0.0)
+    assert search_tree(table, 10_000).visited <= 2 * table.assignments + 3
+
+
+@pytest.mark.parametrize("seed", SEEDS[::3])
+def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed: int) -> None:
+    table = draw_table(seed, forbidden=0.0)
+    front = trace_frontier(table)
+    memory = front[len(front) // 2].nbytes
+    found = bisect_weight(
+        lambda weight: eliminate(table.with_memory_weight(weight)),
+        lambda one: one is not None and table.cost(one.assignment).nbytes <= memory,
+        largest_weight(table),
+        40,
+    )
+    program = solve_table(table, memory)
+    assert found is not None and program is not None
+    assert table.value(found.assignment) >= program.value * (1 - 1e-9)
+
+
+def test_a_restriction_keeps_the_costs_of_what_is_left() -> None:
+    table = draw_table(3, forbidden=0.0)
+    smaller = table.restrict(lambda name, option: name != "v1" or option == 0)
+    assert len(smaller.choices["v1"]) == 1
+    best, restricted = eliminate(table), eliminate(smaller)
+    assert best is not None and restricted is not None and restricted.value >= best.value
+    assert smaller.value(restricted.assignment) == pytest.approx(table.value(restricted.assignment))
+    with pytest.raises(ValueError, match="leaves v0 no option"):
+        table.restrict(lambda name, option: name != "v0")
+
+
+def test_a_factor_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have arrays of shape"):
+        FactorTable({"a": (0, 1)}, [Factor(("a",), np.zeros(3), np.zeros(3), np.zeros(3))])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_are_those_of_brute_force(seed: int) -> None:
+    microbatches = (1, 2, 8)[seed % 3]
+    table = draw_stages(seed, layers=5, gpus=4)
+    best, found = stages_by_brute_force(table, 4, microbatches), plan_stages(table, 4, microbatches)
+    assert (found is None) == math.isinf(best)
+    if found is not None:
+        assert found.value == pytest.approx(best)
+        assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
+        assert sum(table.options[one.option].gpus for one in found.stages) == 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ideals_are_all_sets_that_hold_their_predecessors(seed: int) -> None:
+    graph = draw_graph(seed)
+    rows = {tuple(row) for row in graph.ideals().tolist()}
+    every = {
+        tuple(bool(bits >> node & 1) for node in range(7))
+        for bits in range(2**7)
+        if all(not bits >> b & 1 or bits >> a & 1 for a, b in graph.edges)
+    }
+    assert rows == every
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pieces_are_those_of_brute_force(seed: int) -> None:
+    """Two devices that run a piece alone, or together in half the time and 1 more."""
+    graph = draw_graph(seed, nodes=6)
+    ideals = graph.ideals()
+    load = differences(ideals, graph.figures["forward"])
+    options = [PieceOption((1,), load), PieceOption((2,), load / 2 + 1)]
+    inside = find_contained(ideals)
+
+    def least(ideal: int, devices: int) -> float:
+        if ideal == 0:
+            return 0.0 if devices == 0 else math.inf
+        below = [one for one in range(len(ideals)) if inside[one, ideal]]
+        return min(
+            (
+                max(least(one, devices - uses), option.load[one, ideal])
+                for one in below
+                for option in options
+                if (uses := option.uses[0]) <= devices
+            ),
+            default=math.inf,
+        )
+
+    found = PartitionTable(options, (3,), exact=True).plan()
+    assert found is not None and found.value == pytest.approx(least(len(ideals) - 1, 3))
+    assert max(options[one.option].load[one.before, one.after] for one in found.pieces) == pytest.approx(found.value)
+    assert PartitionTable(options, (3,)).value() <= found.value
+
+
+def test_a_cycle_is_refused() -> None:
+    from experiments.planning.graph import LayerGraph
+
+    with pytest.raises(ValueError, match="cycle"):
+        LayerGraph(["a", "b"], [(0, 1), (1, 0)], {})
+    with pytest.raises(ValueError, match="more than 10 ideals"):
+        LayerGraph([str(i) for i in range(9)], [], {}).ideals(10)

@@ -1,0 +1,192 @@
+"""Planners at the prices of a job: equivalences, proofs, and plans that the engine plays."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.elimination import eliminate
+from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
+from experiments.planning.planner import PLANNERS, Proposal, find_planner, planner_names
+from experiments.planning.planners.hypar import HyPar
+from experiments.planning.planners.tensoropt import TensorOpt
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.problem import SearchBudget
+from experiments.planning.stages import PlannedStage, StageOption, StageTable
+from hardware.errors import PlanError
+from simulator.forecast.lowering import make_lowering
+from simulator.forecast.planning import resolve_plan
+from simulator.ir.ops import Collective
+from simulator.job.load import load_job
+from tests.experiments.planning.conftest import problem_of
+from tests.experiments.planning.random_tables import draw_stages
+
+JOB_PLANNERS = [name for name in planner_names() if "ours" in find_planner(name).modes]
+
+
+@pytest.fixture(scope="module")
+def found(gpt: JobProblem) -> dict[str, Proposal]:
+    return {name: find_planner(name)().plan(gpt, SearchBudget()) for name in JOB_PLANNERS}
+
+
+@pytest.mark.parametrize("name", JOB_PLANNERS)
+def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str, Proposal], name: str) -> None:
+    one = found[name]
+    assert not one.not_executable and one.visited > 0
+    assert load_job(gpt.job_of(one.plan)).cluster.gpus == 8
+    forecast = gpt.forecast(one.plan)
+    assert forecast.fits and 0.85 < one.value / forecast.step_time < 1.1
+    assert one.proof is None or one.proof.gap >= 0
+
+
+@pytest.mark.parametrize("name", planner_names())
+def test_a_planner_states_its_paper_its_core_and_its_space(name: str) -> None:
+    planner = find_planner(name)
+    assert planner.paper.year >= 2016 and planner.restrictions and {*planner.modes} <= {"paper", "ours"}
+    assert (PLANNERS.parent / "cores" / f"{planner.core}.py").is_file()
+
+
+def test_the_program_the_elimination_and_brute_force_agree(gpt: JobProblem) -> None:
+    """On the operators of an MLP and of attention, all others as in the optimum."""
+    table = gpt.operators({"x": 8})
+    best = eliminate(table)
+    assert best is not None
+    program = solve_table(table)
+    assert program is not None and program.value == pytest.approx(best.value, rel=1e-7)
+    free = ("qkv", "core", "proj", "up", "act", "down")
+    fixed = table.restrict(lambda name, option: name in free or option == table.choices[name][best.assignment[name]])
+    least = min(fixed.value(one) for one in fixed.every_assignment())
+    assert least == pytest.approx(best.value, rel=1e-12)
+
+
+def test_the_program_within_a_memory_is_on_the_frontier(gpt: JobProblem) -> None:
+    front = TensorOpt().frontier(gpt)
+    table = gpt.operators({"x": 8})
+    assert len(front) > 5
+    for point in front[:: len(front) // 4]:
+        program = solve_table(table, point.nbytes * (1 + 1e-6))
+        assert program is not None and program.value == pytest.approx(point.value, rel=1e-5)
+
+
+def test_the_ends_of_the_frontier(gpt: JobProblem, found: dict[str, Proposal]) -> None:
+    front = TensorOpt().frontier(gpt)
+    assert front[-1].value == pytest.approx(found["optcnn"].value, rel=1e-12)
+    lightest = eliminate(gpt.operators({"x": 8}).with_memory_weight(1.0))
+    assert lightest is not None
+    assert gpt.operators({"x": 8}).cost(lightest.assignment).nbytes == pytest.approx(front[0].nbytes, rel=1e-6)
+
+
+def test_alpa_tries_every_mesh_and_is_never_worse_than_optcnn(found: dict[str, Proposal]) -> None:
+    assert found["alpa-intra"].value <= found["optcnn"].value * (1 + 1e-6)
+    proof = found["alpa-intra"].proof
+    assert proof is not None and proof.optimal
+
+
+@pytest.mark.parametrize("name", ["flexflow", "automap", "autoddl"])
+def test_searches_without_a_proof_come_near_the_optimum(found: dict[str, Proposal], name: str) -> None:
+    best = min(found[other].value for other in ("optcnn", "alpa-intra"))
+    assert found[name].proof is None and best * (1 - 1e-9) <= found[name].value <= best * 1.05
+
+
+def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
+    """Of the operators with weights; all others as HyPar has chosen them."""
+    problem = problem_of(gpus=2)
+    table = problem.operators({"level0": 2}, HyPar().allows)
+    best = eliminate(table)
+    assert best is not None
+    weighted = ("qkv", "proj", "up", "down")
+    values = [
+        table.value({**best.assignment, **dict(zip(weighted, choice, strict=True))})
+        for choice in product(*(range(len(table.choices[name])) for name in weighted))
+    ]
+    assert min(values) == pytest.approx(best.value, rel=1e-12)
+    assert HyPar().plan(problem, SearchBudget()).value == pytest.approx(best.value, rel=1e-12)
+
+
+def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once(
+    gpt: JobProblem, found: dict[str, Proposal]
+) -> None:
+    for name in ("hypar", "tofu"):
+        (scheme,) = found[name].plan["plan"]["schemes"]
+        assert scheme["over"] == ["level0", "level1", "level2"]
+    layouts = [
+        layout for one in found["tofu"].plan["plan"]["schemes"] for layout in one["tables"][0]["divide"].values()
+    ]
+    assert all(dim for layout in layouts if layout for dim in layout.values())
+
+
+def test_restrictions_are_errors_that_name_a_remedy() -> None:
+    with pytest.raises(PlanError, match="no power of two"):
+        HyPar().plan(problem_of(gpus=6, **{"global": 48, "micro": 4}), SearchBudget())
+    huge = JobProblem(
+        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
+    )
+    with pytest.raises(PlanError, match="no plan of alpa fits 8 devices"):
+        find_planner("alpa")().plan(huge, SearchBudget())
+    assert math.isfinite(huge.memory)
+
+
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpus: int) -> None:
+    """Heads and columns of four linear layers are annotated: a layer has two all-reduces a pass, as in Megatron-LM."""
+    problem = problem_of(gpus=gpus)
+    (scheme,) = find_planner("gspmd")().plan(problem, SearchBudget()).plan["plan"]["schemes"]
+    outer, inner = ([], "x") if gpus == 8 else (["x"], "y")
+    expected = {"qkv": "a", "core": "a", "proj": "a", "up": "f", "act": "f", "down": "f"}
+    expected |= {name: None for name in ("norm1", "residual1", "norm2", "residual2")}
+    divide = {name: scheme["tables"][0]["divide"][name] for name in expected}
+    assert divide == {name: {**dict.fromkeys(outer, "b"), inner: dim} for name, dim in expected.items()}
+    plan = {"plan": {"mesh": {inner: gpus} if not outer else {"x": 2, "y": 8}, "schemes": [scheme]}}
+    resolved = resolve_plan(load_job(problem.job_of({**plan, "batch": {"global": 64, "micro": 16}})), problem.shared)
+    (run,) = make_lowering(resolved).run(resolved.architecture.stage(range(0, 1), False, False)).unit_runs
+    for ops in (run.fragment.forward, run.fragment.backward):
+        assert [op.work.operation for op in ops if isinstance(op.work, Collective)] == ["all_reduce"] * 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_dapple_is_no_better_than_brute_force_over_its_latency(seed: int) -> None:
+    table = draw_stages(seed, layers=5, gpus=4)
+    search = PrefixSearch(table, 4, 8)
+    stages, value = search.run()
+    best = math.inf
+    for number in range(1, 5):
+        for cuts in combinations(range(1, 5), number - 1):
+            borders = [0, *cuts, 5]
+            for options in product(range(4), repeat=number):
+                if sum(table.options[one].gpus for one in options) == 4:
+                    own = [PlannedStage(range(*borders[i : i + 2]), options[i]) for i in range(number)]
+                    best = min(best, pipeline_latency(table, own, 8))
+    assert value >= best * (1 - 1e-12)
+    if math.isfinite(value):
+        assert value == pytest.approx(pipeline_latency(table, stages, 8)) and value <= 1.5 * best
+
+
+def test_the_latency_of_equal_stages_is_that_of_1f1b() -> None:
+    """p (F + B) + (m - 1) (F + B) and the gradient sum of the first stage, which ends last."""
+    seconds = np.full((4, 4, 1), 3.0)
+    table = StageTable((StageOption(1, {}),), seconds, seconds / 3, 0 * seconds + 0.5, np.full(seconds.shape, 9))
+    stages = [PlannedStage(range(layer, layer + 1), 0) for layer in range(4)]
+    assert pipeline_latency(table, stages, 8) == pytest.approx(4 * 3 + 7 * 3 + 0.5)
+
+
+def test_one_gpu_has_one_plan() -> None:
+    problem = problem_of(gpus=1, layers=1, **{"global": 8, "micro": 1})
+    values = {}
+    for name in ("optcnn", "hypar", "tensoropt", "autoddl"):
+        values[name] = find_planner(name)().plan(problem, SearchBudget()).value
+    assert len({round(value, 9) for value in values.values()}) == 1
+
+
+def test_a_cluster_of_gpus_without_a_node_is_priced_and_one_of_several_kinds_refused() -> None:
+    job = {"model": {"preset": "gpt3-5b", "layers": 2}, "batch": {"global": 64, "micro": 4}, "plan": {"tp": 2}}
+    inter = {"kind": "infiniband", "gbps_per_gpu": 400}
+    cluster = {"gpu": "h800-sxm", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 8, "inter": inter}
+    problem = JobProblem({**job, "cluster": cluster})
+    assert problem.forecast(find_planner("alpa")().plan(problem, SearchBudget()).plan).fits
+    groups = [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]
+    with pytest.raises(PlanError, match="GPUs of one kind"):
+        JobProblem({**job, "cluster": {"groups": groups}})

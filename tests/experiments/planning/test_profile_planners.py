@@ -1,0 +1,242 @@
+"""Planners on public profiles: the values of the authors' own code, and equivalences between planners."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.layout_maps import every_map, find_map
+from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import Planner, Proposal, find_planner
+from experiments.planning.planners.tarnawski_ip import TarnawskiIP
+from experiments.planning.problem import SearchBudget, UnknownPart
+from experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
+from experiments.planning.variants import choose_variants
+from hardware.errors import PlanError
+from tests.experiments.planning.random_tables import draw_graph
+
+TEN_GIGABITS = 1.25e9
+
+
+class GraphProblem(UnknownPart):
+    """A drawn graph on some devices."""
+
+    def __init__(self, graph: LayerGraph, gpus: int, levels: tuple[NetworkLevel, ...] = (), cpus: int = 0) -> None:
+        self.name, self.gpus, self.levels, self._graph = "drawn", gpus, levels, graph
+        self.settings: dict[str, Any] = {"devices": {"cpus": cpus}}
+        self.memory = 1e9
+
+    def graph(self) -> LayerGraph:
+        return self._graph
+
+
+def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> Proposal:
+    return find_planner(name)().plan(problem, budget or SearchBudget())
+
+
+@pytest.mark.parametrize(
+    ("profile", "levels", "seconds", "replicas"),
+    [
+        ("vgg16", [(4, TEN_GIGABITS)], 0.17634916586666669, [[3], [1]]),
+        ("vgg16", [(8, 25e9)], 0.08902892681142857, [[7], [1]]),
+        ("vgg16", [(16, TEN_GIGABITS)], 0.05479489083076923, [[13], [2], [1]]),
+        ("resnet50", [(4, TEN_GIGABITS)], 0.1519926032, [[2], [2]]),
+        ("gnmt", [(4, TEN_GIGABITS)], 0.025868, [[1], [1], [1], [1]]),
+        ("alexnet", [(16, TEN_GIGABITS)], 0.0150994944, None),
+        ("vgg16", [(4, TEN_GIGABITS), (2, TEN_GIGABITS)], 0.1644167168, None),
+    ],
+)
+def test_pipedream_finds_what_its_authors_code_finds(
+    profile: str, levels: list[tuple[int, float]], seconds: float, replicas: list[list[int]] | None
+) -> None:
+    """Values of `optimizer_graph_hierarchical.py --activation_compression_ratio 1`; plans of equal value differ."""
+    problem = ProfileProblem(f"pipedream-{profile}", [NetworkLevel(*level) for level in levels])
+    found = plan("pipedream", problem)
+    assert found.value == pytest.approx(seconds, rel=1e-9)
+    assert found.proof is not None and found.proof.optimal and found.not_executable
+    stages = found.plan["stages"]
+    assert sorted(node for stage in stages for node in stage["nodes"]) == [*range(len(problem.graph().names))]
+    if replicas is not None:
+        assert [stage["replicas"] for stage in stages] == replicas
+    if profile == "vgg16" and problem.gpus == 4:
+        assert [len(stage["nodes"]) for stage in stages] == [17, 23]
+
+
+@pytest.mark.parametrize(
+    ("graph", "milliseconds"),
+    [
+        ("bert24-inference", 17.7899),
+        ("bert24-training", 41.7458),
+        ("resnet50-inference", 33.7747),
+        ("resnet50-training", 78.6318),
+    ],
+)
+def test_tarnawski_finds_what_its_authors_code_finds(graph: str, milliseconds: float) -> None:
+    found = plan("tarnawski-dp", ProfileProblem(f"tarnawski-{graph}"))
+    assert 1e3 * found.value == pytest.approx(milliseconds, abs=5.1e-5 * max(1, milliseconds / 10))
+    assert sum(piece["device"] == "cpu" for piece in found.plan["pieces"]) <= 1
+
+
+@pytest.mark.slow
+def test_the_integer_program_proves_the_same_placement() -> None:
+    found = plan("tarnawski-ip", ProfileProblem("tarnawski-bert24-inference"), SearchBudget(seconds=300))
+    assert 1e3 * found.value == pytest.approx(17.7899, abs=1e-4)
+    assert found.proof is not None and found.proof.optimal
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("chain", [False, True])
+def test_the_integer_program_is_the_dynamic_program(seed: int, chain: bool) -> None:
+    """On chains; elsewhere pieces of the program may read from each other, and only it finds them."""
+    graph = draw_graph(seed, nodes=6, chain=chain)
+    figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
+    figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    problem = GraphProblem(graph, 2, cpus=1)
+    problem.memory = float(graph.figures["bytes"].sum()) * 0.7
+    one, other = plan("tarnawski-dp", problem), plan("tarnawski-ip", problem)
+    assert other.value <= one.value * (1 + 1e-6)
+    assert not chain or other.value == pytest.approx(one.value, rel=1e-6)
+
+    class Free(TarnawskiIP):
+        contiguous = False
+
+    assert Free().plan(problem, SearchBudget()).value <= other.value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tarnawski_on_a_chain_is_pipedream_without_replicas(seed: int) -> None:
+    """With free transfers, where both count the seconds of pieces alone."""
+    graph = draw_graph(seed, chain=True)
+    both = graph.figures["forward"] + graph.figures["backward"]
+    figures = {**graph.figures, "accelerator": both, "cpu": both, "send": 0 * both, "bytes": both * 0}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    planner = find_planner("pipedream")
+
+    class Straight(planner):  # type: ignore[valid-type,misc]
+        most_replicas = 1
+
+    straight = Straight().plan(GraphProblem(graph, 3, (NetworkLevel(3, math.inf),)), SearchBudget())
+    assert plan("tarnawski-dp", GraphProblem(graph, 3)).value == pytest.approx(straight.value)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "gpus", "milliseconds", "stages"),
+    [
+        (8, 8, 165.85575, [(1, 1)] * 8),
+        pytest.param(8, 64, 20.957338, None, marks=pytest.mark.slow),
+        pytest.param(80, 64, 16.885418, [(1, 64)], marks=pytest.mark.slow),
+    ],
+)
+def test_piper_finds_what_its_authors_code_finds(
+    gibibytes: int, gpus: int, milliseconds: float, stages: list[tuple[int, int]] | None
+) -> None:
+    """`algo.cpp` with its fast heuristic for variants, bandwidth 25 GiB/s, batches of 512; stages as (t, d)."""
+    memory, bandwidth = gibibytes * 2**30, 25 * 2**30
+    problem = ProfileProblem("piper-bert32-a100", gpus=gpus, memory=memory, batch=512, bandwidth=bandwidth)
+    found = plan("piper", problem)
+    assert 1e3 * found.value == pytest.approx(milliseconds, rel=1e-6)
+    degrees = [(one["tp"], one["dp"]) for one in found.plan["stages"]]
+    assert len(degrees) == 13 if stages is None else degrees == stages
+    assert sorted(node for one in found.plan["stages"] for node in one["nodes"]) == [*range(37)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pipedream_is_piper_without_tensor_parallelism(seed: int) -> None:
+    """With free messages and gradient sums, whose formulas differ, and memory for everything."""
+    graph = draw_graph(seed, chain=True)
+    both = graph.figures["forward"] + graph.figures["backward"]
+    figures = {**graph.figures, "parameters": 0 * both, "activations": 0 * both}
+    graph = LayerGraph(graph.names, graph.edges, figures)
+    problem = GraphProblem(graph, 4, (NetworkLevel(4, TEN_GIGABITS),))
+    edges = [list(edge) for edge in graph.edges]
+    problem.settings |= {"batch": 12, "bandwidth": TEN_GIGABITS, "edge_order": edges, "edge_bytes": [0.0] * len(edges)}
+    problem.settings |= {"variants": [[node, 1, 0, float(one), 0, 0, 0] for node, one in enumerate(both)], "sync": []}
+    assert plan("piper", problem).value == pytest.approx(plan("pipedream", problem).value)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_variants_are_chosen_within_the_memory(seed: int) -> None:
+    """Never better than brute force, and what fits is found."""
+    rng = np.random.default_rng(seed)
+    seconds = np.stack([rng.uniform(1, 2, 6), rng.uniform(2, 3, 6)], axis=1)
+    memory = np.stack([rng.uniform(5, 9, 6), rng.uniform(1, 4, 6)], axis=1)
+    for limit in (memory[:, 1].sum() * 0.99, memory[:, 1].sum() * 1.01, 30.0, 60.0):
+        choices = [np.array(one) for one in product((0, 1), repeat=6)]
+        fitting = [one for one in choices if memory[np.arange(6), one].sum() <= limit]
+        best = min((float(seconds[np.arange(6), one].sum()) for one in fitting), default=math.inf)
+        found = float(choose_variants(seconds, memory[None], limit)[0])
+        assert found >= best * (1 - 1e-12) and math.isinf(found) == math.isinf(best)
+
+
+def test_piper_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="needs the variants of every layer"):
+        plan("piper", ProfileProblem("piper-bert32-a100", gpus=8))
+    problem = ProfileProblem("piper-bert32-a100", gpus=2, memory=2**20, batch=512, bandwidth=1e9)
+    with pytest.raises(PlanError, match="no plan of piper fits 2 devices"):
+        plan("piper", problem)
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        ({}, {"a": "m2", "c": "m1"}),
+        ({"undivided": ["a", "c"]}, {}),
+        ({"mesh": {"m1": 4, "m2": 2, "m3": 1}}, {"a": "m2", "b": "m3", "c": "m1"}),
+    ],
+)
+def test_auto_mtf_finds_what_its_authors_tests_expect(settings: dict[str, Any], layout: dict[str, str]) -> None:
+    """`layout_optimizer_test.py`: the plain graph, dims that cannot be divided, and a tie broken by an axis of one."""
+    found = plan("auto-mtf", ProfileProblem("auto-mtf-einsum", **settings))
+    assert found.plan["layout"] == layout
+    if not settings:
+        assert found.value == (3 + 1) * (25 + 25 + 25) * 4 - 2
+
+
+def test_maps_of_three_dims_that_meet_over_two_axes() -> None:
+    """One without entries, six with one, six with two: as in the authors' test of their assignments."""
+    maps = list(every_map({"s1": 8, "s2": 8, "s3": 8}, {"m1": 4, "m2": 8}, [{"s1", "s2", "s3"}]))
+    assert len(maps) == 13 and {} in maps and {"s1": "m2", "s2": "m1"} in maps
+    assert {"s1": "m2", "s3": "m2"} not in maps
+    with pytest.raises(ValueError, match="over 2000000 maps"):
+        find_map(dict.fromkeys("abcdefghijklmnop", 2), {"x": 2, "y": 2}, [], lambda one: 0.0)
+
+
+def test_auto_mtf_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="there is no `dims`"):
+        plan("auto-mtf", ProfileProblem("pipedream-vgg16"))
+
+
+def test_a_profile_names_its_source() -> None:
+    for name in profile_names():
+        problem = ProfileProblem(name)
+        assert {"repository", "commit", "file", "licence"} <= {*problem.settings["source"]}
+        assert len(problem.settings["source"]["commit"]) == 40 and len(problem.graph().names) >= 3
+    assert sum(path.stat().st_size for path in PROFILES.iterdir()) < 400_000
+
+
+def test_problems_say_what_they_lack() -> None:
+    problem = ProfileProblem("pipedream-vgg16")
+    with pytest.raises(PlanError, match="no operator tables"):
+        problem.operators({"x": 2})
+    with pytest.raises(PlanError, match="no stage tables"):
+        problem.stages()
+    with pytest.raises(PlanError, match="levels of the network"):
+        plan("pipedream", problem)
+    with pytest.raises(PlanError, match="no such profile"):
+        ProfileProblem("pipedream-vgg")
+    with pytest.raises(PlanError, match="no such planner"):
+        find_planner("pipedreams")
+    assert issubclass(find_planner("tarnawski-dp"), Planner)
+
+
+def test_nothing_fits_is_an_error_with_a_remedy() -> None:
+    problem = ProfileProblem("tarnawski-bert24-training")
+    problem.memory = 1e6
+    problem.settings["devices"]["cpus"] = 0
+    with pytest.raises(PlanError, match="no plan of tarnawski-dp fits 6 devices"):
+        plan("tarnawski-dp", problem)
