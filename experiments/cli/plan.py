@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,8 @@ from experiments.cli.console import AsJson, answering, emit
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from experiments.planning.pricing.league import LeagueRow
+    from experiments.planning.pricing.league import CertifiedOptimum, LeagueRow
+    from hardware.errors import PlanError
 
 
 def plan(
@@ -29,46 +31,82 @@ def plan(
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps of searches that draw random numbers.")
     ] = 10_000,
+    optimum: Annotated[
+        bool, typer.Option("--optimum/--no-optimum", help="Search the certified optimum as well, for the regret.")
+    ] = True,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from experiments.pages.forecast import show
         from experiments.planning.pricing.job import JobProblem
-        from experiments.planning.pricing.league import choose_planners, rank_proposals, to_answer
+        from experiments.planning.pricing.league import (
+            CertifiedOptimum,
+            choose_planners,
+            find_optimum,
+            rank_proposals,
+            to_answer,
+        )
         from experiments.planning.problem import SearchBudget
+        from hardware.errors import PlanError
 
         names = choose_planners(planners)
         problem = JobProblem(job)
-        rows = rank_proposals(problem, names, SearchBudget(seconds, steps))
+        best = find_optimum(problem) if optimum or plot is not None else None
+        rows = rank_proposals(problem, names, SearchBudget(seconds, steps), _with_progress)
+        if plot is not None:
+            if not isinstance(best, CertifiedOptimum):
+                raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
+            from experiments.planning.pricing.plot import draw
+
+            draw(problem, rows, best, plot)
         if as_json:
-            emit(to_answer(problem, rows))
+            emit(to_answer(problem, rows, best))
         else:
-            show(_league_table(rows))
+            show(_league_table(rows, best))
 
 
-def _league_table(rows: list[LeagueRow]) -> Table:
-    """A row for every planner: forecast, memory, its own objective, what it has proven, CPU time."""
+def _with_progress(names: Sequence[str]) -> Iterable[str]:
+    """The names of planners, with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(names, "planners", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _league_table(rows: list[LeagueRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
+    """A row for every planner: forecast, memory, regret, its own objective, what it has proven, CPU time."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from hardware.errors import escape_controls
+    from experiments.planning.pricing.league import CertifiedOptimum, regret
+    from hardware.errors import PlanError, escape_controls
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("planner")
-    for head in ("step s", "GiB", "objective s", "proven within", "CPU s"):
+    for head in ("step s", "GiB", "regret", "objective s", "proven within", "CPU s"):
         table.add_column(head, justify="right")
+    if isinstance(optimum, CertifiedOptimum):
+        ends = f"{optimum.gap:.2%}", f"{optimum.cpu_s:.1f}"
+        table.add_row("search", f"{optimum.step_time:.4g}", "", "0.0%", "", *ends, end_section=True)
     for row in rows:
         if row.proposal is None or row.forecast is None:
-            table.add_row(row.name, Text("refused"), "", "", "", f"{row.cpu_s:.1f}")
+            table.add_row(row.name, Text("refused"), "", "", "", "", f"{row.cpu_s:.1f}")
             continue
         proof = row.proposal.proof
         memory = f"{row.forecast.peak_device / 2**30:.1f}" + ("" if row.forecast.fits else " too large")
         proven = f"{proof.gap:.2%}" if proof else "-"
-        cells = (f"{row.forecast.step_time:.4g}", memory, f"{row.proposal.value:.4g}", proven, f"{row.cpu_s:.1f}")
-        table.add_row(row.name, *cells)
-    if refused := [escape_controls(f"{row.name}: {row.refused}") for row in rows if row.refused]:
+        lost = f"{value:.1%}" if (value := regret(row, optimum)) is not None else "-"
+        cells = (f"{row.forecast.step_time:.4g}", memory, lost, f"{row.proposal.value:.4g}", proven)
+        table.add_row(row.name, *cells, f"{row.cpu_s:.1f}")
+    refused = [escape_controls(f"{row.name}: {row.refused}") for row in rows if row.refused]
+    refused += [escape_controls(f"search: {optimum}")] if isinstance(optimum, PlanError) else []
+    if refused:
         table.caption = Text("\n".join(refused))
         table.caption_justify = "left"
     return table

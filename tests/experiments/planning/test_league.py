@@ -32,7 +32,7 @@ def run(*words: Any) -> Any:
 
 
 def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
-    done = run(job, "--with", "optcnn,alpa,gspmd", "--json")
+    done = run(job, "--with", "optcnn,alpa,gspmd", "--json", "--no-optimum")
     assert done.exit_code == 0, done.output
     plans = json.loads(done.stdout)["plans"]
     assert {one["planner"] for one in plans} == {"optcnn", "alpa", "gspmd"}
@@ -44,9 +44,21 @@ def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
     assert next(one for one in plans if one["planner"] == "optcnn")["proven_gap"] == 0
 
 
+def test_no_proposal_inside_the_space_is_faster_than_the_certified_optimum(job: Path, tmp_path: Path) -> None:
+    done = run(job, "--with", "alpa,gspmd", "--json", "--plot", tmp_path / "league.png")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    optimum, plans = answer["optimum"], {one["planner"]: one for one in answer["plans"]}
+    assert optimum["gap"] == 0 and optimum["plans"] > 100 and optimum["plan"]
+    for one in plans.values():
+        assert one["regret"] == pytest.approx(one["step_time_s"] / optimum["step_time_s"] - 1)
+    assert min(one["regret"] for one in plans.values()) >= 0
+    assert (tmp_path / "league.png").stat().st_size > 10_000
+
+
 def test_the_table_shows_refusals_with_their_reason(job: Path) -> None:
     job.write_text(yaml.safe_dump({**JOB, "model": {"preset": "mixtral-8x7b", "layers": 2}}), "utf-8")
-    done = run(job, "--with", "alpa,optcnn")
+    done = run(job, "--with", "alpa,optcnn", "--no-optimum")
     assert done.exit_code == 0, done.output
     assert "refused" in done.stdout and "without experts" in " ".join(done.stdout.split())
 
