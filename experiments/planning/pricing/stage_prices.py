@@ -98,7 +98,8 @@ def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward
     for size in np.unique(elements):
         nbytes = round(float(size) * width)
         exchange = costs.estimate(Collective("all_reduce", nbytes, axes)).seconds if axes else 0.0
-        update = costs.estimate(Memory("adam", round(size * (width + main)), round(size * (2 + main)))).seconds
+        written = BYTES[framework.weights] + main
+        update = costs.estimate(Memory("adam", round(size * (width + main)), round(size * written))).seconds
         hidden = backward if framework.overlap.dp else np.zeros(())
         found = np.where(elements == size, np.maximum(0.0, exchange - hidden) + update, found)
     return found

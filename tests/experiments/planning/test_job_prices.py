@@ -101,8 +101,7 @@ def test_a_forecast_of_the_whole_plan_is_near_its_value(gpt: JobProblem) -> None
     for dims, stream in ((("a", "f", "v"), ()), (("a", "f", "v", "s"), ("s",)), (("b",), ("b",))):
         assignment = assign(table, dims, stream)
         found = gpt.forecast(gpt.annotate(table, assignment, {"x": 8}))
-        host = gpt.job.framework.step_host_s if hasattr(gpt.job.framework, "step_host_s") else 0.035
-        assert found.step_time - host == pytest.approx(table.value(assignment), rel=0.02)
+        assert found.step_time - gpt.job.framework.step_overhead_s == pytest.approx(table.value(assignment), rel=0.02)
         assert found.peak_allocated == pytest.approx(table.cost(assignment).nbytes, rel=0.25)
 
 
