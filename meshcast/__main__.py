@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -67,8 +68,13 @@ def record_interrupts() -> list[float]:
             received.append(now)
             signal.default_int_handler(number, frame)
 
+    def ignore_at_the_end() -> None:
+        if received:  # the interpreter gives handlers back while it ends, and the signal would be the exit code
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller handles or ignores it
         signal.signal(signal.SIGINT, interrupt)
+        atexit.register(ignore_at_the_end)
     return received
 
 

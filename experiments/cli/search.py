@@ -163,13 +163,16 @@ def search(
 
 @contextmanager
 def ending_count() -> Iterator[None]:
-    """Ends the command with a message of its own if it is interrupted while the plans are counted."""
+    """Ends the command with a message of its own if it is interrupted before the search begins."""
     from experiments.search.found import CountInterrupted
 
     try:
         yield
     except CountInterrupted:
-        typer.echo("meshcast: interrupted while the plans were counted; nothing is proven yet", err=True)
+        typer.echo(
+            "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet",
+            err=True,
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -195,7 +198,8 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     from experiments.search.output.page import run_with_progress
     from hardware.errors import OutOfMemory
 
-    result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
+    with ending_count():
+        result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
     if result.best:
         return result
     found = result.certificate

@@ -134,7 +134,7 @@ class PlanSearch:
 
 
 class CountInterrupted(KeyboardInterrupt):
-    """Ctrl-C while the plans of a space were counted: nothing is proven of them yet."""
+    """Ctrl-C before a search began, as while its plans were counted: nothing is proven of them yet."""
 
 
 class BoundViolation(PlanError):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.search.certificate import COUNTS, Certificate
-from experiments.search.found import FoundPlan, PlanSearch
+from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
 from experiments.search.search import Search, SearchedCluster
 from experiments.search.space import LayerGroup
 from hardware.errors import Defect, MeshcastError
@@ -46,7 +46,10 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
     search.count(progress)
     began = time.process_time() - search.certificate.cpu
     wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)
-    shares = share_groups(search, wanted)
+    try:
+        shares = share_groups(search, wanted)
+    except KeyboardInterrupt:
+        raise CountInterrupted from None
     search.certificate.cpu = time.process_time() - began
     if len(shares) < 2 or "fork" not in multiprocessing.get_all_start_methods():
         return search.run(progress)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -144,6 +145,7 @@ def test_an_error_on_a_process_is_the_error_of_the_search(monkeypatch: pytest.Mo
 
 def test_shares_of_processes_hold_every_group_once() -> None:
     made = open_search(MORE)
+    made.count()
     shares = share_groups(made, 2)
     assert len(shares) == 2 and sum(map(len, shares)) == made.certificate.groups
     assert not {group.tp for _, group in shares[0]} & {group.tp for _, group in shares[1]}
@@ -191,6 +193,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
         (["dgx-h100:1", "auto"], "a search compares clusters that the job lists"),
         (["dgx-h100:1", "dgx-h100:1"], "the list has this cluster twice"),
         (["dgx-h100:1", "dgx-h10:1"], "dgx-h10"),
+        (["dgx-h100:2", {"node": "dgx-h100", "nodes": 2}], "'nodes': 2.: .* twice: dgx-h100:2 is the same. Leave one"),
+        ([{"node": "dgx-h100", "nodes": 1, "gpus": 8}, "dgx-h100:1"], "cluster is 'dgx-h100:1': .* is the same"),
     ],
 )
 def test_wrong_lists_of_clusters_are_refused(cluster: Any, words: str) -> None:
@@ -206,6 +210,8 @@ def test_the_page_shows_the_front(tmp_path: Path) -> None:
     for words in ("cost", "no plan of the space is better in both than every plan of the front", "dgx-h100:2"):
         assert words in " ".join(shown.split())
     assert plot.exists() and rows.exists()
+    about = json.loads(pq.read_schema(rows).metadata[b"meshcast"])
+    assert about["job"]["cluster"] == SIZES["cluster"] == about["certificate"]["space"]["fields"]["cluster"]
     answer = json.loads(run("search", job, "--objective", "memory", "--top", "2", "--json").stdout)
     assert answer["front"] is None and answer["certificate"]["open_bound_s"] is None
     for objective in ("tokens", "cost"):
