@@ -157,7 +157,8 @@ class Search(PlanSearch):
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
         try:
             for cluster, group in entered:
-                self._push(cluster, group, cluster.bounds.bound_kernels(group), 0.0)
+                nbytes = cluster.groups.least_memory(group) if "memory" in found.objectives else 0.0
+                self._push(cluster, group, cluster.bounds.bound_kernels(group), nbytes)
             taken = None
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
@@ -243,7 +244,7 @@ class Search(PlanSearch):
         elif isinstance(item, OpenGroup):
             self._refine(cluster, item, seconds, nbytes)
         elif isinstance(item, LayerGroup):
-            self._open(cluster, item, seconds)
+            self._open(cluster, item, seconds, nbytes)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
@@ -264,13 +265,13 @@ class Search(PlanSearch):
         self.certificate.time_bound += self._count(waiting)
         return waiting._replace(item=None)
 
-    def _open(self, cluster: SearchedCluster, group: LayerGroup, bound: float) -> None:
+    def _open(self, cluster: SearchedCluster, group: LayerGroup, seconds: float, nbytes: float) -> None:
         """Bounds the pipelines of a group by its kernels."""
         opened, invalid = cluster.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
         if opened is not None:
-            self._push(cluster, opened, *opened.least(0, bound, 0.0))
+            self._push(cluster, opened, *opened.least(0, seconds, nbytes))
 
     def _refine(self, cluster: SearchedCluster, opened: OpenGroup, seconds: float, nbytes: float) -> None:
         """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""

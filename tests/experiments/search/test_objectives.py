@@ -103,6 +103,26 @@ def test_the_number_of_gpus_is_limited_by_a_constraint() -> None:
     assert result.best[0].changes["cluster"] == "dgx-h100:1" and result.certificate.excluded["where"] > 0
 
 
+def test_groups_have_a_bound_of_memory_before_they_are_opened() -> None:
+    for job in (MORE, {**MORE, "model": {"preset": "mixtral-8x7b", "layers": 4}, "plan": {"ep": [1, 2], "pp": [1, 2]}}):
+        (cluster,) = open_search(job).clusters
+        for group in cluster.space.groups():
+            opened, _ = cluster.groups.open(group)
+            fitting = cluster.groups._fit(opened) if opened is not None else None
+            assert cluster.groups.least_memory(group) > 0
+            assert fitting is None or cluster.groups.least_memory(group) <= fitting.nbytes.min()
+
+
+def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
+    def stop(found: Any) -> None:
+        if found.exact:
+            raise KeyboardInterrupt
+
+    found = open_search(MORE, objectives=("time", "memory")).run(stop)
+    assert not found.complete and found.exact == 1 and found.opened < found.groups
+    assert 0 < found.gap < 0.9
+
+
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
     for objectives in (("time",), ("time", "memory")):
