@@ -168,7 +168,7 @@ class GroupBounds:
             return 0.0
         every = float(layout.elements[0] + layout.elements[layout.of_layer].sum() + layout.elements[-1])
         states = [self._whole_and_shared(group, name) for name, _ in self._schemes]
-        places = {one.place for one, _ in self.space.alike(group)}
+        places = {one.place for one, _ in self.space.count_pipelines(group)}
         found = [
             every / place.pp * (whole + shared / self._shards(group, place, value))
             for place in places

@@ -80,7 +80,7 @@ class LimitedSpace(Space):
         """The number of points of a group, and of its excluded ones by limit."""
         if group not in self._counts:
             admitted, violating, unmeasured = 0, 0, 0
-            for pipeline, count in self.alike(group):
+            for pipeline, count in self.count_pipelines(group):
                 left = count * len(self._choices_by_constraints(group, pipeline))
                 violating += count * len(self.steps(group, *pipeline.place)) - left
                 measured = self._measured is None or self._measured.may_admit(group, pipeline)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from experiments.search.counting.divisions import Division, list_divisions
 from experiments.search.counting.divisors import list_divisors, list_divisors_of_any
-from experiments.search.counting.empty import check_experts
+from experiments.search.counting.experts import check_experts
 from experiments.search.fields import (
     AUTO,
     CLUSTER,
@@ -195,7 +195,7 @@ class Space:
         check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
         self._of_stages: dict[Stages, list[Pipeline]] = {}
-        self._alike: dict[Stages, list[tuple[Pipeline, int]]] = {}
+        self._counted: dict[Stages, list[tuple[Pipeline, int]]] = {}
         self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
@@ -453,17 +453,17 @@ class Space:
 
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        return sum(count * len(self.steps(group, *one.place)) for one, count in self.alike(group))
+        return sum(count * len(self.steps(group, *one.place)) for one, count in self.count_pipelines(group))
 
-    def alike(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
+    def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
         """Of pipelines of a group that have equally many choices one each, and their number."""
         for stages in self._stages(group):
-            if stages not in self._alike:
+            if stages not in self._counted:
                 own = self._pipelines_of(stages)
                 counts = Counter(map(self._what_counts, own))
                 first = {self._what_counts(one): one for one in reversed(own)}
-                self._alike[stages] = [(first[key], count) for key, count in counts.items()]
-            yield from self._alike[stages]
+                self._counted[stages] = [(first[key], count) for key, count in counts.items()]
+            yield from self._counted[stages]
 
     def _what_counts(self, pipeline: Pipeline) -> Hashable:
         """What the number of the choices of a pipeline follows from."""

@@ -1,14 +1,13 @@
-"""The errors for a space without points, for one of which all points are excluded, and for fields without effect."""
+"""The errors for a space without points, and for one of which all points are excluded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from experiments.search.fields import AUTO, FIELDS
+from experiments.search.fields import FIELDS
 from experiments.sweeps.expressions import Expression
 from hardware.errors import PlanError
-from simulator.job.job import Job
 
 if TYPE_CHECKING:
     from experiments.search.space import Space
@@ -33,7 +32,9 @@ def explain_empty(space: Space) -> PlanError:
 def _explain_shard(space: Space) -> PlanError | None:
     """The error for a space that has no points because of the ranks that share one copy of the states, if so."""
     values = space.values["shard"]
-    ranks = {space.data_ranks(group, one.place)[0] for group in space.groups() for one, _ in space.alike(group)}
+    ranks = {
+        space.data_ranks(group, one.place)[0] for group in space.groups() for one, _ in space.count_pipelines(group)
+    }
     if None in values or not ranks:
         return None
     given = [*values] if "plan.shard" in space.open else values[0]
@@ -46,15 +47,6 @@ def _explain_shard(space: Space) -> PlanError | None:
     most = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
     rule = f"it must divide the data-parallel ranks, of which the plans have {most}"
     return PlanError("plan.shard", rule, "Give values that divide them, or leave it out", given)
-
-
-def check_experts(job: Job, written: Mapping[str, Any]) -> None:
-    """Refuses a degree of experts' tensor parallelism for a model without experts. written: the job's, open or not."""
-    plan = written.get("plan")
-    given = plan.get("etp") if isinstance(plan, Mapping) else None
-    if job.model.moe is None and given not in (None, AUTO, [None]):
-        rule = f"{job.model.name} has no experts, whose matrices these ranks share"
-        raise PlanError("plan.etp", rule, "Leave it out, or choose a model with experts", given)
 
 
 def explain_excluded(plans: int, excluded: Mapping[str, int], constraints: Sequence[Expression]) -> PlanError:

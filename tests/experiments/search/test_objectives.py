@@ -118,7 +118,9 @@ def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
         if found.exact:
             raise KeyboardInterrupt
 
-    found = open_search(MORE, objectives=("time", "memory")).run(stop)
+    plan = {"tp": [1, 8, 16, 32], "pp": [1, 2], "recompute": ["none", "full"]}
+    job = {**MORE, "cluster": "dgx-h100:4", "batch": {"global": 64, "micro": [1, 2], "sequence": 2048}, "plan": plan}
+    found = open_search(job, objectives=("time", "memory")).run(stop)
     assert not found.complete and found.exact == 1 and found.opened < found.groups
     assert 0 < found.gap < 0.9
 
