@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 from meshcast.import_path import drop_working_directory
@@ -17,6 +19,9 @@ from meshcast.packages import check_packages
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+REPEATED = 1.0
+"""Time after Ctrl-C in which another one is the same wish to end [s]."""
 
 
 def main() -> None:
@@ -49,16 +54,27 @@ def _run() -> None:
     run()
 
 
-def record_interrupts() -> list[int]:
-    """Returns a list to which every later SIGINT is added, before it raises KeyboardInterrupt as usual."""
-    received: list[int] = []
+def record_interrupts() -> list[float]:
+    """Returns a list to which the time of every later SIGINT is added [s], before it raises KeyboardInterrupt.
+
+    One that follows another within `REPEATED` does neither: a key that is pressed twice would end a search before its
+    answer, and the interpreter in the middle of its exit.
+    """
+    received: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        signal.default_int_handler(number, frame)
+        now = time.monotonic()
+        if not received or now - received[-1] > REPEATED:
+            received.append(now)
+            signal.default_int_handler(number, frame)
+
+    def ignore_at_the_end() -> None:
+        if received:  # the interpreter gives handlers back while it ends, and the signal would be the exit code
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller handles or ignores it
         signal.signal(signal.SIGINT, interrupt)
+        atexit.register(ignore_at_the_end)
     return received
 
 

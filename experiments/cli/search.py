@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +36,7 @@ def search(
     within: Annotated[
         str, typer.Option("--within", metavar="GAP", help="End once the best plan is proven within this gap, e.g. 1%.")
     ] = "0%",
-    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of plans to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", help="Number of plans to show, 1 to 1,000.")] = 10,
     jobs_to: Annotated[
         Path | None, typer.Option("--jobs-to", metavar="FOLDER", help="Write the best plans as job files.")
     ] = None,
@@ -55,7 +57,7 @@ def search(
     ] = "time",
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
+        typer.Option("--workers", metavar="N", help="Number of processes; one per core if not given."),
     ] = None,
     near_measured: Annotated[
         bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
@@ -75,7 +77,7 @@ def search(
     ] = False,
     runs: Annotated[
         int | None,
-        typer.Option("--runs", metavar="N", min=1, help="With --unlike: most runs of equal stages of a pipeline."),
+        typer.Option("--runs", metavar="N", help="With --unlike: most runs of equal stages of a pipeline."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
@@ -94,6 +96,7 @@ def search(
         )
         from experiments.search.comparison.compare import compare_plans, load_plans
         from experiments.search.find import (
+            check_options,
             check_options_of_unlike,
             make_limits,
             open_search,
@@ -103,6 +106,7 @@ def search(
         from experiments.search.output.page import page, run_with_progress
         from hardware.errors import PlanError
 
+        check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
         limits = make_limits(where or (), margin, near_measured, "--where")
         files = plot_files(plot, ("search",)) if plot is not None else {}
@@ -115,15 +119,17 @@ def search(
             check_rows_place(out)
         wanted: PlanSearch
         if unlike:
-            check_options_of_unlike(limits, robust, compare or (), runs)
-            wanted = open_unlike(job, gap, top, objectives, limits, runs)
+            check_options_of_unlike(limits, robust, compare or (), runs, "--")
+            with ending_count():
+                wanted = open_unlike(job, gap, top, objectives, limits, runs)
             result = run_with_progress(wanted)
         else:
             if runs is not None:
                 raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
             wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits)
             given = load_plans(ordinary, compare or ())
-            result = run_with_progress(ordinary, robust, workers)
+            with ending_count():
+                result = run_with_progress(ordinary, robust, workers)
             result = replace(result, compared=tuple(compare_plans(ordinary, given)))
         if out is not None:
             try:
@@ -155,6 +161,21 @@ def search(
         end_search(result)
 
 
+@contextmanager
+def ending_count() -> Iterator[None]:
+    """Ends the command with a message of its own if it is interrupted before the search begins."""
+    from experiments.search.found import CountInterrupted
+
+    try:
+        yield
+    except CountInterrupted:
+        typer.echo(
+            "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def end_search(result: SearchResult) -> None:
     """Ends the command, after its answer, with a message and exit code of its own if the search was interrupted."""
     if not result.certificate.complete:
@@ -177,7 +198,8 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     from experiments.search.output.page import run_with_progress
     from hardware.errors import OutOfMemory
 
-    result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
+    with ending_count():
+        result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
     if result.best:
         return result
     found = result.certificate

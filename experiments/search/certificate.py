@@ -27,7 +27,8 @@ class Certificate:
     front_gap: with two objectives, the least share such that of every plan that was not forecast some plan of the front
         is worse by no more in any objective.
     ratios: of every forecast, bounds of time and of memory over the forecast.
-    cpu: CPU time [s]. complete: whether the search ended by itself.
+    cpu: CPU time [s], that of counting the plans included. complete: whether the search ended by itself.
+    counting: whether the plans are still being counted: `plans`, `groups` and `excluded` are those so far.
     """
 
     plans: int
@@ -50,6 +51,7 @@ class Certificate:
     cpu: float = 0.0
     complete: bool = False
     grouped: str = "equal layers"
+    counting: bool = False
 
     @property
     def gap(self) -> float:

@@ -9,19 +9,23 @@ from typing import Any
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import Source, compare_plans, load_plans
 from experiments.search.fields import CLUSTER, split_clusters
+from experiments.search.found import CountInterrupted
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
 from experiments.search.result import SearchResult, rank
 from experiments.search.search import Search
+from experiments.search.space import Space
 from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
 from experiments.search.workers import run_on_workers
 from experiments.sweeps.expressions import parse_constraint
+from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.costs.calibration.calibration import Calibration
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.workers import count_cores
 from simulator.job.load import read_job
 from simulator.job.locate import locate_errors
+from simulator.report.words import describe_value
 
 MOST_PLANS = 1000
 """Maximum number of plans that a search keeps as the best ones."""
@@ -68,11 +72,10 @@ def search(
     watch: called with the certificate after every step of the search.
 
     Raises PlanError, ModelError or CatalogError for a wrong job, a job without open fields, or a wrong option. Ctrl-C
-    ends a search with what is proven by then: the certificate is then not `complete`.
+    ends a search with what is proven by then: the certificate is then not `complete`. While the plans are counted, at
+    the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
-    check_options(within, top)
-    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        raise PlanError("workers", "it is a number of processes, 1 or more", "Leave it out for one a core", workers)
+    check_options(within, top, workers)
     limits = make_limits(where, memory_margin, near_measured)
     objectives = read_objectives(objective, robust)
     if unlike:
@@ -88,12 +91,18 @@ def search(
     return SearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
 
 
-def check_options(within: float, top: int) -> None:
-    """Refuses a gap or a number of plans outside of its range."""
+def check_options(within: float, top: int, workers: int | None = None, dashes: str = "") -> None:
+    """Refuses a gap, a number of plans or a number of processes outside of its range. dashes: before their names in
+    error messages."""
     if not _is_number(within) or not 0 <= within < 1:
-        raise PlanError("within", "a gap is a share of the step from 0 to below 1", "Write 0.01 for 1 %", within)
+        raise PlanError(
+            f"{dashes}within", "a gap is a share of the step from 0 to below 1", "Write 0.01 for 1 %", within
+        )
     if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MOST_PLANS:
-        raise PlanError("top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
+        raise PlanError(f"{dashes}top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        rule, remedy = "it is a number of processes, 1 or more", "Leave it out for one a core"
+        raise PlanError(f"{dashes}workers", rule, remedy, workers)
 
 
 def read_objectives(given: str | Sequence[str], robust: bool = False, place: str = "objective") -> tuple[str, ...]:
@@ -132,7 +141,7 @@ def open_search(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> Search:
-    """The search of a job, before it runs. changes: to make first, such as ``plan.tp=auto``."""
+    """The search of a job, before its plans are counted. changes: to make first, such as ``plan.tp=auto``."""
     read, limits = read_job(job, changes), limits or Limits()
     folder = read.folder if base is None else Path(base)
     origin = read.where, "" if changes else read.text
@@ -140,27 +149,28 @@ def open_search(
         jobs = split_clusters(read.data)
         several = isinstance(read.data.get(CLUSTER), list)
         spaces = [LimitedSpace(one, folder, limits, several) for one in jobs]
-        made = Search(spaces, within, top, objectives, SharedWork(calibration), origin)
-        if not made.certificate.plans:
-            raise spaces[0].explain_empty()
-    found = made.certificate
-    if found.plans == sum(found.excluded.values()):
-        one, by_where = found.plans == 1, found.excluded["where"]
-        rule = (
-            "the only plan of the space is excluded" if one else f"all {found.plans:,} plans of the space are excluded"
-        )
-        if by_where == found.plans:
-            texts = " and ".join(constraint.text for constraint in limits.where)
-            raise PlanError(limits.where[0].where, rule, "Loosen it, or open more fields", texts)
-        rule += f", {by_where:,} of them by constraints" if by_where else ""
-        rule += f"{', the others' if by_where else ''}: nobody has published a run with {'its' if one else 'their'} "
-        rule += "schedule, degrees and micro-batch on as many GPUs"
-        raise PlanError("--near-measured", rule, "Leave it out, or open more fields")
-    return made
+        check_clusters(spaces)
+        return Search(spaces, within, top, objectives, SharedWork(calibration), origin)
 
 
-def check_options_of_unlike(limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None) -> None:
-    """Refuses options that a search of unlike plans does not have."""
+def check_clusters(spaces: Sequence[Space]) -> None:
+    """Refuses clusters that are written in different ways and are the same."""
+    known: list[tuple[Cluster, Any]] = []
+    for space in spaces:
+        cluster, given = space.loaded.cluster, space.job[CLUSTER]
+        words = {"name": "", "title": "", "source": "", "assumed": (), "used": cluster.gpus}
+        content = cluster.model_copy(update=words)
+        for other, name in known:
+            if content == other:
+                rule = f"the list has this cluster twice: {describe_value(name)} is the same"
+                raise PlanError(CLUSTER, rule, "Leave one out", given)
+        known.append((content, given))
+
+
+def check_options_of_unlike(
+    limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None, dashes: str = ""
+) -> None:
+    """Refuses options that a search of unlike plans does not have. dashes: before their names in error messages."""
     given = {
         "where": bool(limits.where),
         "near_measured": limits.near_measured,
@@ -169,9 +179,11 @@ def check_options_of_unlike(limits: Limits, robust: bool, compare: Sequence[Any]
     }
     for name, stated in given.items():
         if stated:
-            raise PlanError(name, "a search of unlike plans does not have this option", "Leave it out")
+            place = dashes + (name.replace("_", "-") if dashes else name)
+            raise PlanError(place, "a search of unlike plans does not have this option", "Leave it out")
     if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
-        raise PlanError("runs", "it is a number of runs of stages, 1 or more", "Leave it out for the default", runs)
+        rule, remedy = "it is a number of runs of stages, 1 or more", "Leave it out for the default"
+        raise PlanError(f"{dashes}runs", rule, remedy, runs)
 
 
 def open_unlike(
@@ -185,7 +197,7 @@ def open_unlike(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> UnlikeSearch:
-    """The search of the unlike plans of a job, before it runs."""
+    """The search of the unlike plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), (read.where, read.text)
     with locate_errors(*origin):
@@ -193,9 +205,12 @@ def open_unlike(
             rule = "a search of unlike plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
         shared = SharedWork(calibration)
-        return open_unlike_search(
-            read.data, folder, within, top, objectives, shared, origin, limits.memory_margin, runs
-        )
+        try:
+            return open_unlike_search(
+                read.data, folder, within, top, objectives, shared, origin, limits.memory_margin, runs
+            )
+        except KeyboardInterrupt:
+            raise CountInterrupted from None
 
 
 def _is_number(value: Any) -> bool:

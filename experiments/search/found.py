@@ -133,6 +133,10 @@ class PlanSearch:
         return made
 
 
+class CountInterrupted(KeyboardInterrupt):
+    """Ctrl-C before a search began, as while its plans were counted: nothing is proven of them yet."""
+
+
 class BoundViolation(PlanError):
     """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
 

@@ -160,6 +160,22 @@ class GroupBounds:
         left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
         return left.in_order() if len(left.places) else None
 
+    def least_memory(self, group: LayerGroup) -> float:
+        """A lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no fewer
+        parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a rule."""
+        layout = self.bounds.unit_layout(group)
+        if layout is None:
+            return 0.0
+        every = float(layout.elements[0] + layout.elements[layout.of_layer].sum() + layout.elements[-1])
+        states = [self._whole_and_shared(group, name) for name, _ in self._schemes]
+        places = {one.place for one, _ in self.space.count_pipelines(group)}
+        found = [
+            every / place.pp * (whole + shared / self._shards(group, place, value))
+            for place in places
+            for (_, value), (whole, shared) in zip(self._schemes, states, strict=True)
+        ]
+        return min(found, default=0.0) + self.space.loaded.framework.memory.context_gib * GIB
+
     def refine(self, opened: OpenGroup) -> OpenGroup | None:
         """The same pipelines with better bounds, or those that may fit in memory; None: there are none."""
         if opened.known is Known.KERNELS and not self.by_memory:

@@ -6,7 +6,7 @@ whole combination was measured is asked once its bound is the smallest. All of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class LimitedSpace(Space):
 
     def __init__(self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False) -> None:
         super().__init__(job, base, names_cluster)
-        self.memory_margin = limits.memory_margin
+        self.memory_margin, self.constraints = limits.memory_margin, limits.where
         self._constraints = [PointConstraint(self, one) for one in limits.where]
         self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}
         self._measured = MeasuredPoints(self) if limits.near_measured else None
@@ -61,6 +61,10 @@ class LimitedSpace(Space):
         for one in self._constraints:
             found = one.select(group, pipeline, found)
         return found
+
+    def _what_counts(self, pipeline: Pipeline) -> Hashable:
+        schedule = pipeline.schedule if self._measured is not None else None
+        return pipeline.place, schedule, tuple([one.key_of(1, pipeline) for one in self._constraints])
 
     def size(self, group: LayerGroup) -> int:
         return self._count(group)[0] if self.limits_points else super().size(group)
@@ -76,9 +80,9 @@ class LimitedSpace(Space):
         """The number of points of a group, and of its excluded ones by limit."""
         if group not in self._counts:
             admitted, violating, unmeasured = 0, 0, 0
-            for pipeline in self.pipelines(group):
-                left = len(self._choices_by_constraints(group, pipeline))
-                violating += len(self.steps(group, *pipeline.place)) - left
+            for pipeline, count in self.count_pipelines(group):
+                left = count * len(self._choices_by_constraints(group, pipeline))
+                violating += count * len(self.steps(group, *pipeline.place)) - left
                 measured = self._measured is None or self._measured.may_admit(group, pipeline)
                 admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
             self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
@@ -142,17 +146,17 @@ class PointConstraint:
             return ()
         if not self._keys[2]:
             return steps if self._holds(group, pipeline, steps[0]) else ()
-        key = self._key_of(0, group), self._key_of(1, pipeline), steps
+        key = self.key_of(0, group), self.key_of(1, pipeline), steps
         if key not in self._selected:
             self._selected[key] = tuple(step for step in steps if self._holds(group, pipeline, step))
         return self._selected[key]
 
-    def _key_of(self, part: int, values: Any) -> tuple[Any, ...]:
+    def key_of(self, part: int, values: Any) -> tuple[Any, ...]:
         """The values of a part of a point that determine the constraint."""
         return tuple([values[i] for i in self._keys[part]])
 
     def _holds(self, *point: Any) -> bool:
-        key = tuple(self._key_of(i, part) for i, part in enumerate(point))
+        key = tuple(self.key_of(i, part) for i, part in enumerate(point))
         if key not in self._known:
             self._known[key] = self.constraint(lambda name: self._look_up(name, *point))
         return self._known[key]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -19,11 +19,13 @@ import numpy as np
 
 from experiments.search.bounds import Bounds
 from experiments.search.certificate import Certificate
-from experiments.search.found import FoundPlan, PlanSearch
+from experiments.search.counting.empty import explain_empty, explain_excluded
+from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
 from experiments.search.groups import GroupBounds, Known, OpenGroup
 from experiments.search.objectives import FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from simulator.forecast.shared_work import SharedWork
+from simulator.job.locate import locate_errors
 
 
 class OtherProcesses(Protocol):
@@ -44,13 +46,19 @@ class SearchedCluster:
         self.bounds = Bounds(space, shared)
         self.groups = GroupBounds(space, self.bounds, by_memory)
         self.gpus = space.loaded.cluster.gpus
-        sizes = {group: space.size(group) for group in space.groups()}
-        self.excluded = {name: 0 for name in ("where", "near_measured")}
-        for group in sizes:
-            for name, count in space.count_excluded(group).items():
-                self.excluded[name] += count
-        self.plans = sum(sizes.values()) + sum(self.excluded.values())
-        self.sizes = {group: size for group, size in sizes.items() if size}
+        self.plans = 0
+        self.sizes: dict[LayerGroup, int] = {}
+        """Points of every group that has any."""
+
+    def count(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Counts the points of a group after another: those of each, and those that limits exclude, by limit."""
+        self.plans, self.sizes = 0, {}
+        for group in self.space.groups():
+            size, excluded = self.space.size(group), self.space.count_excluded(group)
+            self.plans += size + sum(excluded.values())
+            if size:
+                self.sizes[group] = size
+            yield size, excluded
 
 
 class Search(PlanSearch):
@@ -73,14 +81,14 @@ class Search(PlanSearch):
     ) -> None:
         work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
         self.clusters = [SearchedCluster(one, work, known.by_memory) for one in spaces]
-        excluded = {name: sum(one.excluded[name] for one in self.clusters) for name in self.clusters[0].excluded}
         certificate = Certificate(
-            plans=sum(one.plans for one in self.clusters),
+            plans=0,
             fields=stated_values(spaces),
-            groups=sum(len(one.sizes) for one in self.clusters),
+            groups=0,
             objectives=objectives,
-            excluded=excluded,
+            excluded={"where": 0, "near_measured": 0},
             memory_margin=spaces[0].memory_margin,
+            counting=True,
         )
         super().__init__(spaces, work, known, certificate, top, origin)
         self._number = itertools.count()
@@ -98,6 +106,33 @@ class Search(PlanSearch):
         """The points of the first cluster."""
         return self.clusters[0].space
 
+    def count(self, progress: Callable[[Certificate], None] = lambda _: None) -> None:
+        """Counts the points of all groups, if they are not counted yet.
+
+        Raises CountInterrupted if it is interrupted, PlanError for a space without points, or one of which limits
+        exclude all.
+        """
+        found = self.certificate
+        if not found.counting:
+            return
+        began, found.plans, found.groups, found.excluded = time.process_time(), 0, 0, dict.fromkeys(found.excluded, 0)
+        try:
+            for size, excluded in (one for cluster in self.clusters for one in cluster.count()):
+                found.groups += size > 0
+                found.plans += size + sum(excluded.values())
+                for name, count in excluded.items():
+                    found.excluded[name] += count
+                found.cpu = time.process_time() - began
+                progress(found)
+        except KeyboardInterrupt:
+            raise CountInterrupted from None
+        found.counting = False
+        if not found.plans:
+            with locate_errors(*self.origin):
+                raise explain_empty(self.space)
+        if not found.admitted:
+            raise explain_excluded(found.plans, found.excluded, self.space.constraints)
+
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         """All groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
@@ -111,16 +146,19 @@ class Search(PlanSearch):
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
 
         groups: those to search, if not all. others: of processes that search the others.
-        Raises PlanError or ModelError if every point breaks a rule: that of the first one.
+        Raises PlanError or ModelError if every point breaks a rule: that of the first one; and as `count` does.
         """
-        began, found = time.process_time(), self.certificate
+        self.count(progress)
+        found = self.certificate
+        began = time.process_time() - found.cpu
         # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
         taken: _Waiting | None = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
         entered = self.list_groups() if groups is None else groups
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
         try:
             for cluster, group in entered:
-                self._push(cluster, group, cluster.bounds.bound_kernels(group), 0.0)
+                nbytes = cluster.groups.least_memory(group) if "memory" in found.objectives else 0.0
+                self._push(cluster, group, cluster.bounds.bound_kernels(group), nbytes)
             taken = None
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
@@ -206,7 +244,7 @@ class Search(PlanSearch):
         elif isinstance(item, OpenGroup):
             self._refine(cluster, item, seconds, nbytes)
         elif isinstance(item, LayerGroup):
-            self._open(cluster, item, seconds)
+            self._open(cluster, item, seconds, nbytes)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
@@ -227,13 +265,13 @@ class Search(PlanSearch):
         self.certificate.time_bound += self._count(waiting)
         return waiting._replace(item=None)
 
-    def _open(self, cluster: SearchedCluster, group: LayerGroup, bound: float) -> None:
+    def _open(self, cluster: SearchedCluster, group: LayerGroup, seconds: float, nbytes: float) -> None:
         """Bounds the pipelines of a group by its kernels."""
         opened, invalid = cluster.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
         if opened is not None:
-            self._push(cluster, opened, *opened.least(0, bound, 0.0))
+            self._push(cluster, opened, *opened.least(0, seconds, nbytes))
 
     def _refine(self, cluster: SearchedCluster, opened: OpenGroup, seconds: float, nbytes: float) -> None:
         """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.search.counting.divisions import Division, list_divisions
+from experiments.search.counting.divisors import list_divisors, list_divisors_of_any
+from experiments.search.counting.experts import check_experts
 from experiments.search.fields import (
     AUTO,
     CLUSTER,
@@ -29,7 +32,7 @@ from experiments.search.fields import (
 )
 from experiments.search.keys.data_schemes import DATA
 from experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
-from experiments.search.keys.partitions import UNLIKE_ENDS, divide_layers
+from experiments.search.keys.partitions import UNLIKE_ENDS
 from experiments.search.keys.scheme_keys import (
     DEFAULTS,
     FSDP_UNITS,
@@ -40,6 +43,7 @@ from experiments.search.keys.scheme_keys import (
     scheme_namer,
     write_scheme_keys,
 )
+from experiments.sweeps.expressions import Expression
 from experiments.sweeps.grid import apply_changes
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
@@ -50,11 +54,6 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-
 
 PAIRING = ("dualpipe", "dualpipe-v")
 """Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
-
-ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
-"""Schedules with two or more chunks a device."""
-
-TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
 WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", "tp_scheme", "cp_scheme", "ep_scheme")
 """Fields of a point whose values are words, or numbers with a meaning each."""
@@ -117,6 +116,14 @@ class Place(NamedTuple):
     mesh_order: str = MESH_ORDERS[0]
 
 
+class Stages(NamedTuple):
+    """Number of stages, and orders of the mesh, of pipelines that may, or may not, recompute some of their layers."""
+
+    pp: int
+    mesh_orders: tuple[str, ...]
+    recomputes: bool
+
+
 class Pipeline(NamedTuple):
     """Values of the fields of the pipeline."""
 
@@ -173,6 +180,7 @@ class Space:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         check_job(self.loaded, self.job)
+        check_experts(self.loaded, job)
         if job.get("plan", AUTO) == AUTO:
             for field in without_choice(self.loaded):
                 del given[field]
@@ -186,7 +194,8 @@ class Space:
         self.values = self._every_value(given)
         check_schedules(self.values["schedule"])
         self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
-        self._counts_by_place: dict[tuple[int, int, bool], Counter[Place]] = {}
+        self._of_stages: dict[Stages, list[Pipeline]] = {}
+        self._counted: dict[Stages, list[tuple[Pipeline, int]]] = {}
         self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
@@ -245,23 +254,25 @@ class Space:
         most = max(MOST_TENSOR_RANKS, job.cluster.scale_up_domain)
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         ranges: dict[str, Sequence[Any]] = {
-            "tp": [n for n in _divisors(math.gcd(gpus, model.heads)) if n <= most],
-            "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence],
-            "ep": _divisors(math.gcd(gpus, experts)),
-            "etp": (None, *(_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
-            "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],
+            "tp": [n for n in list_divisors(math.gcd(gpus, model.heads)) if n <= most],
+            "cp": [
+                n for n in list_divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence
+            ],
+            "ep": list_divisors(math.gcd(gpus, experts)),
+            "etp": (None, *(list_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
+            "micro": [n for n in list_divisors(batch.total) if n <= MOST_MICRO],
             "recompute": ("none", "selective", "full"),
             "recomputed": (None, *range(1, model.layers)),
             "sequence_parallel": (True, False),
             "overlap_tp": (False, True),
             "offload": ((), ("optimizer",)),
-            "pp": [n for n in _divisors(gpus) if n <= model.layers + 2],
+            "pp": [n for n in list_divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
             "partition": (*PARTITIONS, UNLIKE_ENDS),
             "mesh_order": MESH_ORDERS,
             "data": DATA,
-            "shard": (None, NODE),
+            "shard": (None, *([NODE] if gpus > job.cluster.scale_up_domain else [])),
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
@@ -278,19 +289,6 @@ class Space:
             name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
             for name in self.open
         }
-
-    def explain_empty(self) -> PlanError:
-        """The error for a space without points: no values of its fields divide the GPUs, the batch and the layers."""
-        job = self.loaded
-        rule = (
-            f"no values of the open fields make a plan: tp x cp x pp must divide the {job.cluster.gpus:,} GPUs, "
-            f"batch.micro x dp the global batch of {job.batch.total:,}, pp x chunks the {job.model.layers:,} layers "
-            "(two more with the partition ends-as-layers), plan.shard the data-parallel ranks"
-        )
-        remedy = "Give values that divide them, or write auto"
-        if len(self.open) != 1:
-            return PlanError("plan", rule, remedy)
-        return PlanError(self.open[0], rule, remedy, [*self.values[FIELDS[self.open[0]]]])
 
     # ------------------------------------------------------------------------------------------- points
 
@@ -340,34 +338,34 @@ class Space:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
         key = group.tp * group.cp, group.micro, group.recompute == "full"
         if key not in self._pipelines:
-            self._pipelines[key] = self._make_pipelines(*key)
+            self._pipelines[key] = [one for stages in self._stages(group) for one in self._pipelines_of(stages)]
         return self._pipelines[key]
 
-    def _make_pipelines(self, ranks: int, micro: int, recomputes: bool) -> list[Pipeline]:
-        v, gpus, layers, found = self.values, self.loaded.cluster.gpus, self.loaded.model.layers, []
-        total = self.loaded.batch.total
+    def _stages(self, group: LayerGroup) -> Iterator[Stages]:
+        """The numbers of stages of a group."""
+        gpus, total, ranks = self.loaded.cluster.gpus, self.loaded.batch.total, group.tp * group.cp
+        orders = self.values["mesh_order"]
         assert total is not None
-        for pp in v["pp"]:
-            if gpus % (ranks * pp) or total % (micro * (gpus // (ranks * pp))):
-                continue
-            orders = v["mesh_order"] if 1 < pp < gpus // ranks else v["mesh_order"][:1]
-            if pp == 1:
-                one = Pipeline(1, v["schedule"][0], v["chunks"][0], v["partition"][0], None, *orders)
-                found += self._recompute(one, layers) if recomputes else [one]
-                continue
-            for schedule, partition in product(v["schedule"], v["partition"]):
-                for chunks in v["chunks"]:
-                    wrong = (
-                        (chunks != 2 and schedule in TWO_CHUNKS)
-                        or (chunks < 2 and schedule in ANY_CHUNKS)
-                        or (chunks > 1 and schedule not in (*ANY_CHUNKS, *TWO_CHUNKS))
-                    )
-                    for divided in () if wrong else divide_layers(partition, layers, pp * chunks):
-                        most = -(-(layers + 2 * (divided == "ends-as-layers")) // (pp * chunks))
-                        for order in orders:
-                            one = Pipeline(pp, schedule, chunks, divided, None, order)
-                            found += self._recompute(one, most) if recomputes else [one]
-        return found
+        for pp in self.values["pp"]:
+            if not gpus % (ranks * pp) and not total % (group.micro * (gpus // (ranks * pp))):
+                several = 1 < pp < gpus // ranks
+                yield Stages(pp, orders if several else orders[:1], group.recompute == "full")
+
+    def _pipelines_of(self, stages: Stages) -> list[Pipeline]:
+        """The pipelines with a number of stages: of all groups that have it the same ones."""
+        if stages not in self._of_stages:
+            self._of_stages[stages] = [*self._make_pipelines(*stages)]
+        return self._of_stages[stages]
+
+    def _make_pipelines(self, pp: int, orders: tuple[str, ...], recomputes: bool) -> Iterator[Pipeline]:
+        v, layers = self.values, self.loaded.model.layers
+        divisions: Iterable[Division] = [Division(v["schedule"][0], v["chunks"][0], v["partition"][0], layers)]
+        if pp > 1:
+            divisions = list_divisions(v["schedule"], v["partition"], v["chunks"], layers, pp)
+        for schedule, chunks, partition, most in divisions:
+            for order in orders:
+                one = Pipeline(pp, schedule, chunks, partition, None, order)
+                yield from self._recompute(one, most) if recomputes else [one]
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
         """A pipeline with the numbers of layers that its stages of `layers` layers at most may recompute."""
@@ -432,6 +430,9 @@ class Space:
     memory_margin = 0.0
     """Share of the memory of a GPU that must stay free."""
 
+    constraints: Sequence[Expression] = ()
+    """Constraints that exclude points."""
+
     @property
     def capacity(self) -> float:
         """Memory of a GPU that a plan may take [bytes]."""
@@ -452,10 +453,21 @@ class Space:
 
     def size(self, group: LayerGroup) -> int:
         """Number of points of a group."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full"
-        if key not in self._counts_by_place:
-            self._counts_by_place[key] = Counter(one.place for one in self.pipelines(group))
-        return sum(count * len(self.steps(group, *place)) for place, count in self._counts_by_place[key].items())
+        return sum(count * len(self.steps(group, *one.place)) for one, count in self.count_pipelines(group))
+
+    def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
+        """Of pipelines of a group that have equally many choices one each, and their number."""
+        for stages in self._stages(group):
+            if stages not in self._counted:
+                own = self._pipelines_of(stages)
+                counts = Counter(map(self._what_counts, own))
+                first = {self._what_counts(one): one for one in reversed(own)}
+                self._counted[stages] = [(first[key], count) for key, count in counts.items()]
+            yield from self._counted[stages]
+
+    def _what_counts(self, pipeline: Pipeline) -> Hashable:
+        """What the number of the choices of a pipeline follows from."""
+        return pipeline.place
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
@@ -483,12 +495,3 @@ class Space:
             job["plan"]["shard"] = step.shard
         write_scheme_keys(job["plan"], group.tp_scheme, step)
         return job
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
-    """Divisors of any of some numbers, up to `most`."""
-    return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]

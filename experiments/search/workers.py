@@ -9,18 +9,20 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from experiments.search.certificate import COUNTS, Certificate
-from experiments.search.found import FoundPlan, PlanSearch
+from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
 from experiments.search.search import Search, SearchedCluster
 from experiments.search.space import LayerGroup
 from hardware.errors import Defect, MeshcastError
@@ -41,12 +43,18 @@ def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Cert
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
     """Runs a search on several processes, as far as it is large enough; see `Search.run`."""
+    search.count(progress)
+    began = time.process_time() - search.certificate.cpu
     wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)
-    shares = share_groups(search, wanted)
+    try:
+        shares = share_groups(search, wanted)
+    except KeyboardInterrupt:
+        raise CountInterrupted from None
+    search.certificate.cpu = time.process_time() - began
     if len(shares) < 2 or "fork" not in multiprocessing.get_all_start_methods():
         return search.run(progress)
-    with _start_processes(search, shares) as connections:
-        return _Parent(search, connections, progress).run()
+    with _note_interrupts() as interrupts, _start_processes(search, shares) as connections:
+        return _Parent(search, connections, progress).run(interrupts)
 
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
@@ -102,7 +110,7 @@ def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Se
         if theirs is not connection:
             theirs.close()
     link = _Link(connection)
-    search.certificate = replace(search.certificate, excluded=dict.fromkeys(search.certificate.excluded, 0))
+    search.certificate = replace(search.certificate, excluded=dict.fromkeys(search.certificate.excluded, 0), cpu=0.0)
     with suppress(OSError, EOFError):  # the first process is gone
         try:
             search.run(link.report, groups, link)
@@ -122,7 +130,15 @@ def _note_interrupts() -> Iterator[list[bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    previous = signal.signal(signal.SIGINT, lambda number, frame: noted.append(True))
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(True)
+        if callable(previous):  # it may have its own account of interrupts
+            with suppress(KeyboardInterrupt):
+                previous(number, frame)
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield noted
     finally:
@@ -168,20 +184,19 @@ class _Parent:
         self.parts: dict[Connection, Certificate | None] = dict.fromkeys(connections)
         self.ended: dict[Connection, tuple[list[FoundPlan], np.ndarray]] = {}
 
-    def run(self) -> Certificate:
-        """Takes messages until all processes have ended."""
+    def run(self, interrupts: list[bool]) -> Certificate:
+        """Takes messages until all processes have ended. interrupts: one is added at every Ctrl-C."""
         stopped = False
-        with _note_interrupts() as interrupts:
-            while len(self.ended) < len(self.parts):
-                self._take_messages()
-                try:
-                    if not stopped:
-                        self.progress(self._sum())
-                except KeyboardInterrupt:
-                    interrupts.append(True)
-                if interrupts and not stopped:
-                    stopped = True
-                    self._tell("stop", ())
+        while len(self.ended) < len(self.parts):
+            self._take_messages()
+            try:
+                if not stopped:
+                    self.progress(self._sum())
+            except KeyboardInterrupt:
+                interrupts.append(True)
+            if interrupts and not stopped:
+                stopped = True
+                self._tell("stop", ())
         return self._end()
 
     def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
@@ -225,7 +240,7 @@ class _Parent:
             # Nothing is known of a process that has not reported yet.
             open_bound=min(one.open_bound for one in parts) if len(parts) == len(self.parts) else 0.0,
             ratios=[ratio for one in parts for ratio in one.ratios],
-            cpu=sum(one.cpu for one in parts),
+            cpu=whole.cpu + sum(one.cpu for one in parts),
             complete=all(one.complete for one in parts) and len(self.ended) == len(self.parts),
         )
 

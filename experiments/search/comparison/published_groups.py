@@ -95,6 +95,7 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
         if outside := list_outside(space, form):
             raise NoSearchError("have what no search varies", _explain(name, outside[0]))
     made = open_search(written, top=len(forms), limits=Limits((_only(space, forms),)))
+    made.count()
     left = made.certificate.plans - sum(made.certificate.excluded.values())
     assert left == len({find_point(space, form.values) for form in forms}), "the space has other plans as well"
     return forms, made

@@ -246,4 +246,6 @@ class SearchProgress:
         text = (
             f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
         )
+        if found.counting:
+            text = f"counting the plans: {found.plans:,} in {found.groups:,} groups"
         self.bar.update(self.bar.task_ids[0], description=text, completed=1.0 - found.gap)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.search.fields import CLUSTER
 from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.result import RankedPlan
 from experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
@@ -88,6 +89,8 @@ def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:
     names = list(dict.fromkeys(name for one in search.forecasts for name in one.changes)) or list(search.space.open)
     kinds = arrow_types()
     fields = {name: kinds[column_type(row.get(name) for row in rows)] for name in names}
-    about = {"version": product_version(), "certificate": search.certificate.to_dict(), "job": search.space.job}
+    clusters = [one.job[CLUSTER] for one in search.jobs]
+    job = {**search.space.job, CLUSTER: clusters if len(clusters) > 1 else clusters[0]}
+    about = {"version": product_version(), "certificate": search.certificate.to_dict(), "job": job}
     schema = row_schema(search.space.job, fields).append(pa.field(BOUND, pa.float64()))
     return schema.with_metadata({"meshcast": json.dumps(about)})

@@ -72,6 +72,22 @@ def test_wrong_jobs_are_refused(tmp_path: Path) -> None:
         ("[8]", "{tp: auto}", ":3 batch is [8]: must be a mapping of keys to values"),
         ("{global: 8}", "{tp: [3]}", ":4 plan.tp is [3]: no values of the open fields make a plan: tp x cp x pp must"),
         ("{global: 8}", "{tp: [3], pp: [7]}", ":4 plan: no values of the open fields make a plan"),
+        (
+            "{global: 8}",
+            "{etp: [2]}",
+            ":4 plan.etp is [2]: llama3-8b has no experts, whose matrices these ranks share. ",
+        ),
+        ("{global: 8}", "{tp: auto, etp: 2}", ":4 plan.etp is 2: llama3-8b has no experts"),
+        (
+            "{global: 8}",
+            "{tp: 2, shard: [16]}",
+            ":4 plan.shard is [16]: it must divide the data-parallel ranks, of which the plans have 4. Give",
+        ),
+        (
+            "{global: 8}",
+            "{tp: 2, zero: 0, shard: [2]}",
+            ":4 plan.shard is [2]: ddp keeps no copies of what it shards; ",
+        ),
         ("{global: 8}", "{ep: [2]}", ":4 plan.views: llama3-8b has no experts"),
         (
             "{global: 8}",

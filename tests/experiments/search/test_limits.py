@@ -149,7 +149,7 @@ def test_counts_of_an_interrupted_search_add_up() -> None:
 )
 def test_wrong_limits_are_refused(limits: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        open_search(TINY, limits=make_limits(**limits))
+        open_search(TINY, limits=make_limits(**limits)).count()
 
 
 def test_jobs_that_nobody_has_run_are_refused() -> None:
@@ -158,7 +158,7 @@ def test_jobs_that_nobody_has_run_are_refused() -> None:
         ({**TINY, "batch": {"global": 393216}, "cluster": "dgx-h100:49152"}, "was run on 393,216 GPUs"),
     ):
         with pytest.raises(PlanError, match=words):
-            open_search(job, limits=make_limits(near_measured=True))
+            open_search(job, limits=make_limits(near_measured=True)).count()
 
 
 # ------------------------------------------------------------------------------------------- the command

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -102,6 +103,28 @@ def test_the_number_of_gpus_is_limited_by_a_constraint() -> None:
     assert result.best[0].changes["cluster"] == "dgx-h100:1" and result.certificate.excluded["where"] > 0
 
 
+def test_groups_have_a_bound_of_memory_before_they_are_opened() -> None:
+    for job in (MORE, {**MORE, "model": {"preset": "mixtral-8x7b", "layers": 4}, "plan": {"ep": [1, 2], "pp": [1, 2]}}):
+        (cluster,) = open_search(job).clusters
+        for group in cluster.space.groups():
+            opened, _ = cluster.groups.open(group)
+            fitting = cluster.groups._fit(opened) if opened is not None else None
+            assert cluster.groups.least_memory(group) > 0
+            assert fitting is None or cluster.groups.least_memory(group) <= fitting.nbytes.min()
+
+
+def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
+    def stop(found: Any) -> None:
+        if found.exact:
+            raise KeyboardInterrupt
+
+    plan = {"tp": [1, 8, 16, 32], "pp": [1, 2], "recompute": ["none", "full"]}
+    job = {**MORE, "cluster": "dgx-h100:4", "batch": {"global": 64, "micro": [1, 2], "sequence": 2048}, "plan": plan}
+    found = open_search(job, objectives=("time", "memory")).run(stop)
+    assert not found.complete and found.exact == 1 and found.opened < found.groups
+    assert 0 < found.gap < 0.9
+
+
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
     for objectives in (("time",), ("time", "memory")):
@@ -144,6 +167,7 @@ def test_an_error_on_a_process_is_the_error_of_the_search(monkeypatch: pytest.Mo
 
 def test_shares_of_processes_hold_every_group_once() -> None:
     made = open_search(MORE)
+    made.count()
     shares = share_groups(made, 2)
     assert len(shares) == 2 and sum(map(len, shares)) == made.certificate.groups
     assert not {group.tp for _, group in shares[0]} & {group.tp for _, group in shares[1]}
@@ -191,6 +215,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
         (["dgx-h100:1", "auto"], "a search compares clusters that the job lists"),
         (["dgx-h100:1", "dgx-h100:1"], "the list has this cluster twice"),
         (["dgx-h100:1", "dgx-h10:1"], "dgx-h10"),
+        (["dgx-h100:2", {"node": "dgx-h100", "nodes": 2}], "'nodes': 2.: .* twice: dgx-h100:2 is the same. Leave one"),
+        ([{"node": "dgx-h100", "nodes": 1, "gpus": 8}, "dgx-h100:1"], "cluster is 'dgx-h100:1': .* is the same"),
     ],
 )
 def test_wrong_lists_of_clusters_are_refused(cluster: Any, words: str) -> None:
@@ -206,6 +232,8 @@ def test_the_page_shows_the_front(tmp_path: Path) -> None:
     for words in ("cost", "no plan of the space is better in both than every plan of the front", "dgx-h100:2"):
         assert words in " ".join(shown.split())
     assert plot.exists() and rows.exists()
+    about = json.loads(pq.read_schema(rows).metadata[b"meshcast"])
+    assert about["job"]["cluster"] == SIZES["cluster"] == about["certificate"]["space"]["fields"]["cluster"]
     answer = json.loads(run("search", job, "--objective", "memory", "--top", "2", "--json").stdout)
     assert answer["front"] is None and answer["certificate"]["open_bound_s"] is None
     for objective in ("tokens", "cost"):

@@ -1,0 +1,1 @@
+"""How many points a space has."""

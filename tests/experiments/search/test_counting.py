@@ -1,0 +1,204 @@
+"""Counting the plans of a search: against the points themselves, its effort, and its interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import yaml
+
+import meshcast
+from experiments.search import workers
+from experiments.search.certificate import Certificate
+from experiments.search.find import make_limits, open_search
+from experiments.search.found import CountInterrupted
+from experiments.search.limits import LimitedSpace, Limits
+from experiments.search.space import Space
+from tests.experiments.cli.samples import run
+from tests.experiments.search.spaces import TINY
+
+MANY: dict[str, Any] = {
+    "model": {"preset": "mixtral-8x7b", "layers": 6},
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 32, "micro": [1, 2], "sequence": 4096},
+    "plan": {
+        **{"tp": [1, 2, 4], "ep": [1, 2], "pp": "auto", "chunks": "auto", "partition": "auto", "order": "auto"},
+        **{"schedule": ["1f1b", "interleaved-1f1b", "zb-v", "hanayo"], "recompute": ["none", "full"]},
+        **{"recompute_layers": "auto", "zero": [0, 1], "shard": "auto"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"where": ["plan.chunks * plan.pp <= 4", "plan.dp > 1 or plan.zero == 0"]},
+        {"where": ["plan.order == 'pp-dp-cp-tp'", "plan.recompute_layers != 2"]},
+        {"near_measured": True},
+        {"where": ["plan.partition == 'even'"], "near_measured": True},
+    ],
+)
+def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
+    space = LimitedSpace(MANY, Path("."), make_limits(**limits))
+    measured, plans = space._measured, 0
+    for group in space.groups():
+        admitted, excluded = 0, {"where": 0, "near_measured": 0}
+        for pipeline in space.pipelines(group):
+            every, kept = space.steps(group, *pipeline.place), space._choices_by_constraints(group, pipeline)
+            excluded["where"] += len(every) - len(kept)
+            is_measured = measured is None or measured.may_admit(group, pipeline)
+            admitted += len(kept) * is_measured
+            excluded["near_measured"] += len(kept) * (not is_measured)
+        assert space.size(group) == admitted and space.count_excluded(group) == excluded
+        plans += admitted + sum(excluded.values())
+    made = open_search(MANY, limits=make_limits(**limits))
+    made.count()
+    assert made.certificate.plans == plans > 2_000
+
+
+def test_pipelines_are_distinct_and_valid() -> None:
+    space = Space(MANY, Path("."))
+    for group in space.groups():
+        found = space.pipelines(group)
+        assert len({*found}) == len(found)
+        for one in found:
+            ranks = group.tp * group.cp * one.pp
+            assert 16 % ranks == 0 and 32 % (group.micro * 16 // ranks) == 0
+            assert one.mesh_order == "pp-dp-cp-tp" or 1 < one.pp < 16 // (group.tp * group.cp)
+            assert one.recomputed is None or group.recompute == "full"
+
+
+def test_the_watch_sees_the_count() -> None:
+    seen = list[tuple[bool, int, int, float]]()
+
+    def watch(found: Certificate) -> None:
+        seen.append((found.counting, found.plans, found.opened, found.cpu))
+
+    result = meshcast.search(TINY, top=1, watch=watch, workers=1)
+    counted = [one for one in seen if one[0]]
+    assert counted and seen[: len(counted)] == counted and not any(opened for *_, opened, _ in counted)
+    plans = [one[1] for one in counted]
+    assert plans == sorted(plans) and plans[-1] == result.certificate.plans
+    assert not result.certificate.counting and result.certificate.cpu >= counted[-1][3]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_count_is_part_of_the_effort(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
+    clock, spent = time.process_time, [0.0]
+    size = Space.size
+
+    def take_a_minute(self: Space, group: Any) -> int:
+        spent[0] += 60.0
+        return size(self, group)
+
+    monkeypatch.setattr(Space, "size", take_a_minute)
+    monkeypatch.setattr(time, "process_time", lambda: clock() + spent[0])
+    made = open_search(TINY)
+    found = workers.run_on_workers(made, processes, lambda _: None)
+    asked = 60.0 * len([group for one in made.clusters for group in one.space.groups()])
+    assert found.complete and asked <= found.cpu < asked + 60.0
+
+
+def interrupt(*_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(TINY), "utf-8")
+    words = "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet"
+    for place in (
+        "experiments.search.space.Space.size",
+        "experiments.search.workers.share_groups",
+        "experiments.search.find.open_unlike_search",
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, interrupt)
+            unlike = ["--unlike"] if "unlike" in place else []
+            result = run("search", job, "--json", *unlike)
+            assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", words)
+            with pytest.raises(CountInterrupted):
+                meshcast.search(TINY, unlike=bool(unlike))
+
+
+def test_a_count_that_was_interrupted_can_be_made_again() -> None:
+    made = open_search(TINY, limits=Limits())
+    with pytest.raises(CountInterrupted):
+        made.count(interrupt)
+    assert made.certificate.counting
+    made.count()
+    again = open_search(TINY)
+    again.count()
+    assert made.certificate.plans == again.certificate.plans and not made.certificate.counting
+    assert made.certificate.groups == again.certificate.groups == len(made.list_groups())
+
+
+# ------------------------------------------------------------------------------------------- repeated interrupts
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals that a handler receives that raises KeyboardInterrupt."""
+    received = list[int]()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handle)
+    yield received
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_the_command_knows_of_an_interrupt_of_processes(handled: list[int]) -> None:
+    with workers._note_interrupts() as noted:
+        os.kill(os.getpid(), signal.SIGINT)
+    assert noted == [True] and handled == [signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("apart", "raised"), [(60.0, 1), (0.0, 3)])
+def test_an_interrupt_at_once_after_another_is_the_same(apart: float, raised: int) -> None:
+    code = (
+        "import atexit, os, signal, sys, time\n"
+        "import meshcast.__main__ as command\n"
+        "atexit.register(lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))\n"  # called last
+        f"command.REPEATED = {apart}\n"
+        "received, raised = command.record_interrupts(), 0\n"
+        "for _ in range(3):\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.01)\n"
+        "    except KeyboardInterrupt:\n        raised += 1\n"
+        "print(raised, len(received))\n"
+        "sys.exit(command.INTERRUPTED)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "") and done.stdout.split() == [f"{raised}", f"{raised}", "True"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "0"], "--workers is 0: it is a number of processes, 1 or more. Leave it out for one a core"),
+        (["--top", "0"], "--top is 0: it is a whole number from 1 to 1,000. Write for example 10"),
+        (["--top", "1001"], "--top is 1001: it is a whole number from 1 to 1,000. Write for example 10"),
+        (["--unlike", "--runs", "0"], "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the"),
+        (["--unlike", "--near-measured"], "--near-measured: a search of unlike plans does not have this option"),
+    ],
+)
+def test_wrong_numbers_are_explained_in_a_line(tmp_path: Path, options: list[str], words: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(TINY), "utf-8")
+    result = run("search", job, *options)
+    assert (result.exit_code, result.stdout) == (2, "") and len(result.stderr.splitlines()) == 1
+    assert words in result.stderr
