@@ -244,9 +244,10 @@ class Space:
         assert batch.total is not None and batch.sequence is not None
         most = max(MOST_TENSOR_RANKS, job.cluster.scale_up_domain)
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
+        most_context = max(1, batch.sequence // TOKENS_OF_A_RANK)
         ranges: dict[str, Sequence[Any]] = {
             "tp": [n for n in _divisors(math.gcd(gpus, model.heads)) if n <= most],
-            "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence],
+            "cp": [n for n in _divisors(gpus) if batch.sequence % n == 0 and n <= most_context],
             "ep": _divisors(math.gcd(gpus, experts)),
             "etp": (None, *(_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in _divisors(batch.total) if n <= MOST_MICRO],

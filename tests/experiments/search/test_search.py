@@ -254,6 +254,12 @@ def test_orders_of_the_mesh_are_searched() -> None:
     }
 
 
+def test_sequences_too_short_for_context_parallelism_are_searched_without_it() -> None:
+    model = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq": 512}
+    space = Space({"model": model, "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": "auto"}, Path("."))
+    assert space.values["cp"] == (1,) and space.groups()
+
+
 def test_one_node_has_no_copies_of_shards() -> None:
     one = Space({**COPIES, "cluster": "dgx-h100:1", "plan": "auto"}, Path("."))
     two = Space({**COPIES, "plan": "auto"}, Path("."))
