@@ -88,6 +88,7 @@ class BlockMaker:
         assert total is not None
         self.total, self.layers = total, layers
         self._tables: dict[int, OptionTable] = {}
+        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def table(self, micro: int, options: Sequence[StageOption]) -> OptionTable:
         """The units of all degrees with one size of micro-batches."""
@@ -123,8 +124,9 @@ class BlockMaker:
             if size := int(counts[rows].sum()):
                 yield StageBlock(self, step, options, option[rows], stages[rows], size)
 
-    def _replicas(self, options: Sequence[StageOption]) -> Iterator[tuple[list[Runs], bool]]:
-        """The pipelines of every replica: their degrees and numbers of stages; and whether one must come first."""
+    def _replicas(self, options: Sequence[StageOption]) -> Iterator[tuple[list[Runs], tuple[float, ...], bool]]:
+        """The pipelines of every replica: their degrees and numbers of stages; the rates of the sums of their gradients
+        [s/byte]; and whether one must come first."""
         kinds, pp = self.fields.kinds, self.fields.values.pp
         if len(kinds) > 1:
             sizes = [[kind.gpus for kind in kinds]]
@@ -148,7 +150,18 @@ class BlockMaker:
                 found.append(Runs(option, stages, np.full_like(stages, self.layers)))
                 offset += gpus
             if all(len(one.option) for one in found):
-                yield found, len(kinds) == 1 and own[0] == own[1]
+                yield found, self._sum_rates(tuple(own)), len(kinds) == 1 and own[0] == own[1]
+
+    def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
+        """Least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their GPUs."""
+        if sizes not in self._rates:
+            borders = np.cumsum(sizes)[:-1].tolist()
+            several = len(self.fields.kinds) > 1
+            self._rates[sizes] = tuple(
+                min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
+                for i in range(len(sizes))
+            )
+        return self._rates[sizes]
 
     def _equal_degrees(self, micro: int) -> Iterator[EqualDegreesPlan]:
         v, gpus, kinds = self.fields.values, self.fields.loaded.cluster.gpus, self.fields.kinds
@@ -240,13 +253,19 @@ class StageBlock:
 
 @dataclass(eq=False)
 class ReplicaBlock:
-    """Replicas with pipelines of their own. pipelines: of every replica. ordered: replicas change places freely, and
-    the one with more stages or later degrees comes last. first: whether plans without pipelines belong to it."""
+    """Replicas with pipelines of their own.
+
+    pipelines: of every replica. rates: of the sums of their gradients on the devices of every replica, at least
+        [s/byte].
+    ordered: replicas change places freely, and the one with more stages or later degrees comes last.
+    first: whether plans without pipelines belong to it.
+    """
 
     maker: BlockMaker
     step: StepValues
     options: Sequence[StageOption]
     pipelines: list[Runs]
+    rates: tuple[float, ...]
     ordered: bool
     first: bool
 
@@ -288,7 +307,7 @@ class ReplicaBlock:
         for number, runs in enumerate(self.pipelines):
             own = self.rows[:, number]
             memory, least = (bound_memory(table, runs, one, self.step.zero) for one in (held, ones))
-            lines = bound_lines(table, runs, schedule.schedule)
+            lines = bound_lines(table, runs, schedule.schedule, self.rates[number])
             slow = lines.slowest
             valid &= table.valid[runs.option[own, 0]] & (takes[runs.stages[own, 0]] | ~self.even)
             fits &= np.where(self.even, memory.fits[own], least.fits[own])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.search.found import ROUNDING
+from experiments.search.unlike.families import ReplicaBlock
 from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
 from hardware.errors import MeshcastError, PlanError
 from meshcast import search
@@ -67,6 +68,23 @@ def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str) -> None:
         block.forget()
     # Bounds that cut nothing would hold as well.
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.8
+
+
+def test_sums_of_gradients_among_replicas_count_in_the_bound() -> None:
+    """Two replicas of eight GPUs without a pipeline sum all gradients of a rank between two nodes."""
+    plan = {"tp": [4, 8], "pp": [1, 2], "dp": 1}
+    framework = {"name": "megatron-core", "set": {"launch_s": 0.0}}  # else the host bounds such small passes
+    job = {**JOBS["one kind"], "batch": {"global": 4, "micro": 1}, "plan": plan, "framework": framework}
+    wanted = open_small(job)
+    (block,) = (one for one in wanted.blocks if isinstance(one, ReplicaBlock))
+    bounds, counted = block.bound(), block.rates
+    block.rates = (0.0, 0.0)
+    without = block.bound()
+    assert len(counted) == 2 and min(counted) > 0.0
+    for row in range(block.size):
+        found = forecast(wanted, block.job(row))
+        assert found is not None
+        assert 1.3 * without.seconds[row] < bounds.seconds[row] <= found.step_time * (1 + ROUNDING)
 
 
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
