@@ -115,7 +115,7 @@ def search(
             check_rows_place(out)
         wanted: PlanSearch
         if unlike:
-            check_options_of_unlike(limits, robust, compare or (), runs)
+            check_options_of_unlike(limits, robust, compare or (), runs, command=True)
             wanted = open_unlike(job, gap, top, objectives, limits, runs)
             result = run_with_progress(wanted)
         else:

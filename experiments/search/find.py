@@ -159,8 +159,10 @@ def open_search(
     return made
 
 
-def check_options_of_unlike(limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None) -> None:
-    """Refuses options that a search of unlike plans does not have."""
+def check_options_of_unlike(
+    limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None, command: bool = False
+) -> None:
+    """Refuses options that a search of unlike plans does not have. command: whether they are those of the command."""
     given = {
         "where": bool(limits.where),
         "near_measured": limits.near_measured,
@@ -169,7 +171,8 @@ def check_options_of_unlike(limits: Limits, robust: bool, compare: Sequence[Any]
     }
     for name, stated in given.items():
         if stated:
-            raise PlanError(name, "a search of unlike plans does not have this option", "Leave it out")
+            place = f"--{name.replace('_', '-')}" if command else name
+            raise PlanError(place, "a search of unlike plans does not have this option", "Leave it out")
     if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
         raise PlanError("runs", "it is a number of runs of stages, 1 or more", "Leave it out for the default", runs)
 

@@ -169,10 +169,10 @@ class Space:
         self.job, given = split_open_fields(job)
         check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
+        check_job(self.loaded, self.job)
         if not given and not names_cluster:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
-        check_job(self.loaded, self.job)
         if job.get("plan", AUTO) == AUTO:
             for field in without_choice(self.loaded):
                 del given[field]

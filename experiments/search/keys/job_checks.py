@@ -61,7 +61,8 @@ def check_job(job: Job, written: Mapping[str, Any]) -> None:
     }
     for where, (rule, broken) in reasons.items():
         if broken:
-            raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
+            remedy = "Add --unlike (unlike=True)" if where == "cluster" else "Use `meshcast sweep` for others"
+            raise PlanError(where, f"in a search {rule}", remedy)
 
 
 def without_choice(job: Job) -> list[str]:

@@ -35,6 +35,9 @@ CLOSED = {
     "etp": "experts have the default degree of tensor parallelism",
     "shard": "states are sharded over all data-parallel ranks",
     "fsdp": "states are those of zero 0 and 1",
+    "dp_scheme": "states are those of zero 0 and 1",
+    "reshard": "states are those of zero 0 and 1, and no weights are gathered in layers",
+    "unit": "states are those of zero 0 and 1, and no weights are gathered in layers",
     "chunks": "a device has one part of the model",
     "partition": "the search finds the layers of every stage",
     "order": "the ranks of a stage follow those of the stage before",
@@ -131,10 +134,10 @@ class UnlikeFields:
         """The values of the fields, as the certificate lists them."""
         v = self.values
         found: dict[str, Sequence[Any]] = {
-            "tp": v.tp,
-            "dp": v.dp or [AUTO],
-            "pp": v.pp or [AUTO],
-            "ep": v.ep,
+            "plan.tp": v.tp,
+            "plan.dp": v.dp or [AUTO],
+            "plan.pp": v.pp or [AUTO],
+            "plan.ep": v.ep,
             "plan.recompute": v.recompute,
             "plan.zero": v.zero,
             "plan.schedule": v.schedule,
