@@ -44,7 +44,7 @@ class StageOption(NamedTuple):
 
 
 class UnitKey(NamedTuple):
-    """What the passes of units depend on. samples: of a micro-batch on a rank. zero: ZeRO stage."""
+    """What the passes of units depend on. samples: sequences of a micro-batch on a rank."""
 
     kind: int
     tp: int

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.search.fields import AUTO, schedule_name
+from experiments.search.keys.job_checks import check_batch
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.job.job import Job
@@ -240,13 +241,7 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
 
 def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
     """Refuses jobs for which there are no bounds."""
-    if batch.get("global") is None:
-        rule = "a search compares plans of one global batch, and the job does not state it"
-        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
-    for key in ("microbatches", "samples"):
-        if batch.get(key) is not None:
-            rule = "a search takes the size of a micro-batch, batch.micro"
-            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or leave it out", batch[key])
+    check_batch(batch)
     reasons = {
         "model": ("a model is one chain of layers", bool(job.model.branches)),
         "train.mode": ("all parameters are trained", job.train.mode != "full"),
