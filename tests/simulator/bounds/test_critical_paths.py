@@ -27,7 +27,8 @@ def make(name: str, p: int, m: int, chunks: int = 1) -> tuple[Schedule, Pipeline
 def alike(shape: PipelineShape, hop: float = 0.0, parts: int = 0) -> StageTimes:
     """Stages whose passes last as long whichever way a chain runs through them."""
     seconds = np.tile([F, BW, B, W], (parts or shape.stages, 1))
-    return StageTimes(*[seconds[:, :, None]] * 2, seconds, *[seconds[:, :, None]] * 2, hop)
+    own = seconds[:, :, None]
+    return StageTimes(own, own, seconds, own, own, hop)
 
 
 @pytest.mark.parametrize("m", [4, 9, 16, 100])
