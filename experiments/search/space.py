@@ -176,10 +176,10 @@ class Space:
         self.job, given = split_open_fields(job)
         check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
+        check_job(self.loaded, self.job)
         if not given and not names_cluster:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
-        check_job(self.loaded, self.job)
         check_experts(self.loaded, job)
         if job.get("plan", AUTO) == AUTO:
             for field in without_choice(self.loaded):
@@ -253,11 +253,10 @@ class Space:
         assert batch.total is not None and batch.sequence is not None
         most = max(MOST_TENSOR_RANKS, job.cluster.scale_up_domain)
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
+        most_context = max(1, batch.sequence // TOKENS_OF_A_RANK)
         ranges: dict[str, Sequence[Any]] = {
             "tp": [n for n in list_divisors(math.gcd(gpus, model.heads)) if n <= most],
-            "cp": [
-                n for n in list_divisors(gpus) if batch.sequence % n == 0 and n * TOKENS_OF_A_RANK <= batch.sequence
-            ],
+            "cp": [n for n in list_divisors(gpus) if batch.sequence % n == 0 and n <= most_context],
             "ep": list_divisors(math.gcd(gpus, experts)),
             "etp": (None, *(list_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in list_divisors(batch.total) if n <= MOST_MICRO],

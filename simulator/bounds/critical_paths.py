@@ -80,7 +80,8 @@ Replays = dict[tuple[int, ...], tuple[CriticalPaths | None, ...]]
 
 def ways(times: StageTimes) -> np.ndarray:
     """Durations of passes by part, kind and way through the pass [parts, kinds, ways] [s]."""
-    along = times.stream[:, :, 0], times.to_result, times.from_input, times.path, times.busy[:, :, 0]
+    own, result, entered, busy = (one[:, :, 0] for one in (times.stream, times.to_result, times.from_input, times.busy))
+    along = own, result, entered, times.path, busy
     return np.stack(along, axis=-1)
 
 

@@ -166,15 +166,15 @@ class PipelineTable:
             gradient = np.minimum(gradient, units.path[:, WHOLE])
         work, passed, most = (self._devices[name][rows] for name in ("work", "passed", "most"))
         sums = work @ (forward + backward)
-        opened = (sums - most @ np.maximum(backward, whole)).max(axis=1)
+        opened = sums - most @ np.maximum(backward, whole)
         if not mode.barrier:
-            return sums.max(axis=1), np.maximum(opened, 0.0)
+            return sums.max(axis=1), np.maximum(opened.max(axis=1), 0.0)
         kind = INPUTS if mode.split or mode.mixed else WHOLE
-        early = max(float((units.stream[:, FORWARD, 0] - units.from_input[:, FORWARD]).max()), 0.0)
-        ends = max(float((units.stream[:, kind, 0] - units.to_result[:, kind]).max()), 0.0)
-        head = np.maximum(passed @ units.path[:, FORWARD] - early, 0.0)
-        returned = (work @ (forward + inputs)).max(axis=1) - ends + passed @ gradient
-        return head + np.maximum(sums.max(axis=1), returned), head + np.maximum(opened, 0.0)
+        early = _largest_part(units.stream[:, FORWARD], units.from_input[:, FORWARD])
+        ends = _largest_part(units.stream[:, kind], units.to_result[:, kind])
+        begins = np.maximum((passed @ units.path[:, FORWARD])[:, None] - early, 0.0)
+        returned = (begins + work @ (forward + inputs) - ends).max(axis=1) + passed @ gradient
+        return np.maximum((begins + sums).max(axis=1), returned), np.maximum((begins + opened).max(axis=1), 0.0)
 
     def memory(self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray) -> np.ndarray:
         """Least memory of the fullest device [pipelines, choices] [bytes].
@@ -189,6 +189,16 @@ class PipelineTable:
         activations = every * (own @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (own @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
+
+
+def _largest_part(stream: np.ndarray, waiting: np.ndarray) -> np.ndarray:
+    """The most of a pass that runs on each stream before its input, or after its result, of any stage [streams] [s].
+
+    stream: of a pass of every kind of unit. waiting: from its input on, or up to its result [kinds, streams].
+    The embedding is on a device that waits for no other one. A unit without ops on a stream puts off neither.
+    """
+    apart = np.where(stream[1:] > 0.0, stream[1:] - waiting[1:], 0.0)
+    return np.asarray(np.maximum(apart.max(axis=0), 0.0))
 
 
 def _largest(rows: np.ndarray) -> np.ndarray:

@@ -28,8 +28,10 @@ class StageTimes:
         streams].
     busy: time of the ops of a pass on each stream [parts, passes, streams].
     path: from the input of a pass to its result [parts, passes].
-    from_input: from the input of a pass to the end of its kernels [parts, passes].
-    to_result: from the begin of the kernels of a pass to its result [parts, passes].
+    from_input: from the input of a pass to the end of its ops on each stream, as `stream` has them; -inf where none of
+        them waits for the input, as on the host, which launches ahead.
+    to_result: from the begin of the ops of a pass on each stream to its result; -inf where it needs none of them.
+        Both are 0 or more on the compute stream, the first one.
     hop: a message between two stages.
     """
 
@@ -124,27 +126,29 @@ def bound_devices(
     waits = np.zeros((shape.p, seconds.shape[2]))
     if blocking and not schedule.pairs_passes:
         # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
-        left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD], 0.0)
+        left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD, 0], 0.0)
         every = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
         waits[:, 0] = np.maximum(every - times.hop, 0.0)
     last = place.most(np.maximum(backward, whole)[part])
     sums = on_devices(forward + backward) + waits
-    work, opened = sums.max(axis=1), (sums - last).max(axis=1)
     if not schedule.barrier:
+        work = sums.max(axis=1)
         return DeviceBound(work, work, work)
     gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
     gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
     head = place.least(place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
     tail = place.least(place.passed @ gradient + place.hops * times.hop)
-    # The first pass may begin before its input, and the last one gives its result before it ends.
+    # On each stream the first pass may begin before its input, and the last one gives its result before it ends: the
+    # host runs ahead of the input as far as it waits for nothing.
     kind = INPUTS if split or mixed else WHOLE
-    early = place.most(np.maximum(times.stream[part, FORWARD, 0] - times.from_input[part, FORWARD], 0.0))
-    ends = place.most(np.maximum(times.stream[part, kind, 0] - times.to_result[part, kind], 0.0))
-    head = np.maximum(head - early, 0.0)
+    early = place.most(np.maximum(times.stream[part, FORWARD] - times.from_input[part, FORWARD], 0.0))
+    ends = place.most(np.maximum(times.stream[part, kind] - times.to_result[part, kind], 0.0))
+    begins = np.maximum(head[:, None] - early, 0.0)
     if shape.forward_only:
         tail[:], ends[:] = 0.0, 0.0
-    returned = head + (on_devices(forward + inputs) + waits).max(axis=1) - ends + tail
-    return DeviceBound(head + work, returned, head + opened)
+    computed, opened = ((begins + one).max(axis=1) for one in (sums, sums - last))
+    returned = (begins + on_devices(forward + inputs) + waits - ends).max(axis=1) + tail
+    return DeviceBound(computed, returned, opened)
 
 
 def shortest_step(

@@ -159,13 +159,14 @@ class UnitPrices:
         axes, passes = self.coordinates, len(PASSES)
         streams = len(axes.streams) + (axes.host is not None)
         delay, busy = np.zeros((2, passes, streams))
-        path, from_input, to_result = np.zeros((3, passes))
+        path, from_input, to_result = np.zeros(passes), np.zeros((passes, streams)), np.zeros((passes, streams))
         for j, action in enumerate(PASSES):
             order = stage if action == "F" else stage[::-1]
             whole = reduce(lambda a, b: product(b, a), [self.matrix(kind, action, n) for kind, n in order])
             delay[j] = np.maximum(whole.diagonal()[:streams], 0.0)
-            path[j], from_input[j] = max(whole[axes.port, axes.port], 0.0), max(whole[0, axes.port], 0.0)
-            to_result[j] = max(whole[axes.port, 0], 0.0)
+            path[j] = max(whole[axes.port, axes.port], 0.0)
+            from_input[j], to_result[j] = whole[:streams, axes.port], whole[axes.port, :streams]
+            from_input[j, 0], to_result[j, 0] = max(from_input[j, 0], 0.0), max(to_result[j, 0], 0.0)
             for kind, n in stage:
                 busy[j, : len(axes.streams)] += n * self._busy[kind][j]
         self._rows[stage] = found = delay, busy, path, from_input, to_result

@@ -45,14 +45,8 @@ def check_schedules(names: Sequence[str]) -> None:
 
 def check_job(job: Job, written: Mapping[str, Any]) -> None:
     """Refuses jobs for which there are no bounds."""
-    batch, sizes = job.batch, written.get("batch", {})
-    if sizes.get("global") is None:
-        rule = "a search compares plans of one global batch, and the job does not state it"
-        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
-    for key in ("microbatches", "samples"):
-        if sizes.get(key) is not None:
-            rule = "a search takes the size of a micro-batch, batch.micro"
-            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
+    batch = job.batch
+    check_batch(written.get("batch", {}))
     reasons = {
         "cluster": ("without --unlike all nodes are of one kind", bool(job.cluster.groups)),
         "model": ("a model is one chain of layers", bool(job.model.branches)),
@@ -61,7 +55,19 @@ def check_job(job: Job, written: Mapping[str, Any]) -> None:
     }
     for where, (rule, broken) in reasons.items():
         if broken:
-            raise PlanError(where, f"in a search {rule}", "Use `meshcast sweep` for others")
+            remedy = "Add --unlike (unlike=True)" if where == "cluster" else "Use `meshcast sweep` for others"
+            raise PlanError(where, f"in a search {rule}", remedy)
+
+
+def check_batch(sizes: Mapping[str, Any]) -> None:
+    """Refuses batches that plans cannot share. sizes: as the job states them."""
+    if sizes.get("global") is None:
+        rule = "a search compares plans of one global batch, and the job does not state it"
+        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
+    for key in ("microbatches", "samples"):
+        if sizes.get(key) is not None:
+            rule = "a search takes the size of a micro-batch, batch.micro"
+            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
 
 
 def without_choice(job: Job) -> list[str]:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from simulator.ir.registry import find_scheme
+from simulator.job import named_schemes
 
 DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
 """What a plan has without the keys; of tensor parallelism one of two schemes, as `sequence_parallel` says."""
@@ -41,7 +42,7 @@ def scheme_namer(key: str) -> Callable[[str | None], str | None]:
 @cache
 def accompanies_others(tensor: str | None) -> bool:
     """Whether a tensor scheme overlaps the communication of another one."""
-    return tensor is not None and find_scheme(f"tensor/{tensor}").most_axes == 0
+    return tensor is not None and named_schemes.accompanies_others(find_scheme(f"tensor/{tensor}"))
 
 
 @cache

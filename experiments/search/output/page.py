@@ -27,8 +27,13 @@ def page(result: SearchResult) -> RenderableType:
     """The best plans, what the search has proven, and how the best one compares with published runs."""
     plans = result.best
     if not plans:
-        space = "of the space" if result.certificate.complete else "that was forecast"
-        return Group(Text(f"No plan {space} fits in memory."), _certificate(result.certificate))
+        found = result.certificate
+        words = (
+            "No plan of the space fits in memory." if found.complete else "No plan that was forecast fits in memory."
+        )
+        if not (found.complete or found.exact):
+            words = "No plan was forecast before the interruption."
+        return Group(Text(words), _certificate(found))
     objectives = result.certificate.objectives
     return Group(*_plans(plans, objectives), Text(), _certificate(result.certificate), *_honesty(plans, objectives))
 
@@ -39,9 +44,10 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
     values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
-    common = ", ".join(f"{name} {values[name][0]}" for name in names if len({*values[name]}) == 1)
-    # Stages are too long for a column.
-    below = [name for name in names if name.startswith("plan.")] if OF_STAGES & {*names} else []
+    # Stages are too long for a column, and where plans have them others lack their degrees.
+    beside = {name for name in varying if name.startswith("plan.")} if OF_STAGES & {*names} else set()
+    below = [name for name in names if name in beside | OF_STAGES]
+    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in {*varying, *below})
     varying = [name for name in varying if name not in below]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
     interval = "90% interval" if plans[0].distance is None else "widened interval"

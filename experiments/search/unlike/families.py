@@ -31,7 +31,7 @@ from experiments.search.unlike.runs import (
     place_runs,
     split_rows,
 )
-from experiments.search.unlike.stage_units import StageOption, StageUnits
+from experiments.search.unlike.stage_units import RunOption, StageUnits
 from experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
 
 
@@ -88,8 +88,9 @@ class BlockMaker:
         assert total is not None
         self.total, self.layers = total, layers
         self._tables: dict[int, OptionTable] = {}
+        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
 
-    def table(self, micro: int, options: Sequence[StageOption]) -> OptionTable:
+    def table(self, micro: int, options: Sequence[RunOption]) -> OptionTable:
         """The units of all degrees with one size of micro-batches."""
         if micro not in self._tables:
             self._tables[micro] = OptionTable(self.units, options, micro)
@@ -116,15 +117,16 @@ class BlockMaker:
                         yield EqualDegreesBlock(self, step, own)
 
     def _stages(
-        self, step: StepValues, options: Sequence[StageOption], option: np.ndarray, stages: np.ndarray
+        self, step: StepValues, options: Sequence[RunOption], option: np.ndarray, stages: np.ndarray
     ) -> Iterator[PlanBlock]:
         counts = count_layers(option, stages, self.layers)
         for rows in split_rows(counts):
             if size := int(counts[rows].sum()):
                 yield StageBlock(self, step, options, option[rows], stages[rows], size)
 
-    def _replicas(self, options: Sequence[StageOption]) -> Iterator[tuple[list[Runs], bool]]:
-        """The pipelines of every replica: their degrees and numbers of stages; and whether one must come first."""
+    def _replicas(self, options: Sequence[RunOption]) -> Iterator[tuple[list[Runs], tuple[float, ...], bool]]:
+        """The pipelines of every replica: their degrees and numbers of stages; the rates of the sums of their gradients
+        [s/byte]; and whether one must come first."""
         kinds, pp = self.fields.kinds, self.fields.values.pp
         if len(kinds) > 1:
             sizes = [[kind.gpus for kind in kinds]]
@@ -148,7 +150,18 @@ class BlockMaker:
                 found.append(Runs(option, stages, np.full_like(stages, self.layers)))
                 offset += gpus
             if all(len(one.option) for one in found):
-                yield found, len(kinds) == 1 and own[0] == own[1]
+                yield found, self._sum_rates(tuple(own)), len(kinds) == 1 and own[0] == own[1]
+
+    def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
+        """Least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their GPUs."""
+        if sizes not in self._rates:
+            borders = np.cumsum(sizes)[:-1].tolist()
+            several = len(self.fields.kinds) > 1
+            self._rates[sizes] = tuple(
+                min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
+                for i in range(len(sizes))
+            )
+        return self._rates[sizes]
 
     def _equal_degrees(self, micro: int) -> Iterator[EqualDegreesPlan]:
         v, gpus, kinds = self.fields.values, self.fields.loaded.cluster.gpus, self.fields.kinds
@@ -191,7 +204,7 @@ class StageBlock:
 
     maker: BlockMaker
     step: StepValues
-    options: Sequence[StageOption]
+    options: Sequence[RunOption]
     option: np.ndarray
     stages: np.ndarray
     size: int
@@ -219,7 +232,7 @@ class StageBlock:
             seconds[rows] = bound_lines(table, runs.take(rows), schedule.schedule).seconds(m)
         return BlockBounds(seconds + maker.fields.loaded.framework.step_overhead_s, memory.nbytes, valid, memory.fits)
 
-    def _one(self, number: int) -> list[tuple[StageOption, int, int]]:
+    def _one(self, number: int) -> list[tuple[RunOption, int, int]]:
         if self._runs is None:
             self._runs = self.runs
         columns = (column[number].tolist() for column in self._runs)
@@ -240,13 +253,19 @@ class StageBlock:
 
 @dataclass(eq=False)
 class ReplicaBlock:
-    """Replicas with pipelines of their own. pipelines: of every replica. ordered: replicas change places freely, and
-    the one with more stages or later degrees comes last. first: whether plans without pipelines belong to it."""
+    """Replicas with pipelines of their own.
+
+    pipelines: of every replica. rates: of the sums of their gradients on the devices of every replica, at least
+        [s/byte].
+    ordered: replicas change places freely, and the one with more stages or later degrees comes last.
+    first: whether plans without pipelines belong to it.
+    """
 
     maker: BlockMaker
     step: StepValues
-    options: Sequence[StageOption]
+    options: Sequence[RunOption]
     pipelines: list[Runs]
+    rates: tuple[float, ...]
     ordered: bool
     first: bool
 
@@ -288,7 +307,7 @@ class ReplicaBlock:
         for number, runs in enumerate(self.pipelines):
             own = self.rows[:, number]
             memory, least = (bound_memory(table, runs, one, self.step.zero) for one in (held, ones))
-            lines = bound_lines(table, runs, schedule.schedule)
+            lines = bound_lines(table, runs, schedule.schedule, self.rates[number])
             slow = lines.slowest
             valid &= table.valid[runs.option[own, 0]] & (takes[runs.stages[own, 0]] | ~self.even)
             fits &= np.where(self.even, memory.fits[own], least.fits[own])
@@ -301,7 +320,7 @@ class ReplicaBlock:
         seconds = np.where(valid & fits, seconds + maker.fields.loaded.framework.step_overhead_s, np.inf)
         return BlockBounds(seconds, nbytes, valid, fits)
 
-    def _one(self, number: int) -> list[list[tuple[StageOption, int, int]]]:
+    def _one(self, number: int) -> list[list[tuple[RunOption, int, int]]]:
         found = []
         for own, runs in zip(self.rows[number], self.pipelines, strict=True):
             option = self.options[int(runs.option[own, 0])]
@@ -373,7 +392,7 @@ class EqualDegreesBlock:
         fixed, slow, seconds, nbytes, fits = [], [], 0.0, 0.0, True
         for _, kinds in classes:
             sizes = [(kind, len([*own])) for kind, own in groupby(kinds)]
-            options = [StageOption(kind, plan.tp, plan.dp, plan.ep, plan.recompute) for kind, _ in sizes]
+            options = [RunOption(kind, plan.tp, plan.dp, plan.ep, plan.recompute) for kind, _ in sizes]
             table = OptionTable(maker.units, options, step.micro)
             if not table.valid.all():
                 return np.inf, 0.0, False, False
@@ -417,7 +436,7 @@ def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count
     return np.asarray((count + (replicas * fixed / each).sum(axis=0)) / (replicas / each).sum(axis=0))
 
 
-def describe_run(option: StageOption, stages: int, layers: int) -> dict[str, Any]:
+def describe_run(option: RunOption, stages: int, layers: int) -> dict[str, Any]:
     """A run as one entry: the number of stages and of all their layers with their degrees."""
     found: dict[str, Any] = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
     if option.ep > 1:
@@ -425,7 +444,7 @@ def describe_run(option: StageOption, stages: int, layers: int) -> dict[str, Any
     return found if option.recompute == "none" else {**found, "recompute": option.recompute}
 
 
-def state_stages(runs: Sequence[tuple[StageOption, int, int]]) -> list[dict[str, Any]]:
+def state_stages(runs: Sequence[tuple[RunOption, int, int]]) -> list[dict[str, Any]]:
     """The stages of a pipeline as a job states them."""
     found = []
     for number, (option, stages, layers) in enumerate(runs):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.search.unlike.runs import Runs
-from experiments.search.unlike.stage_units import StageOption, StageUnits, UnitSums, stack_sums
+from experiments.search.unlike.stage_units import RunOption, StageUnits, UnitSums, stack_sums
 from hardware.errors import MeshcastError
 from hardware.units import GIB
 from simulator.bounds.schedule_bound import least_in_flight
@@ -54,7 +54,7 @@ class PipelineMemory(NamedTuple):
 
 
 OF_STREAMS = ("forward", "whole", "halves", "inputs")
-OF_UNITS = ("path", "gradient", "gradient_of_inputs", "grown", "weights", "optimizer")
+OF_UNITS = ("path", "gradient", "gradient_of_inputs", "grown", "weights", "optimizer", "gradients")
 OF_OPTION = ("early", "late", "late_inputs", "tied_weights", "tied_optimizer")
 """Fields of `UnitSums`: of every stream and unit, of every unit, of all units together."""
 
@@ -66,7 +66,7 @@ class OptionTable:
     decide [options].
     """
 
-    def __init__(self, units: StageUnits, options: Sequence[StageOption], micro: int) -> None:
+    def __init__(self, units: StageUnits, options: Sequence[RunOption], micro: int) -> None:
         self.options, self.fields = options, units.fields
         found = [units.find(one, micro // one.dp) for one in options]
         self.valid = np.array([one is not None for one in found], bool)
@@ -134,8 +134,11 @@ def find_devices(runs: Runs, layers: int) -> list[_Device]:
     return found
 
 
-def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule) -> DeviceLines:
-    """When the devices of pipelines are done with their passes, at the earliest."""
+def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule, sum_rate: float = 0.0) -> DeviceLines:
+    """When the devices of pipelines are done with their passes, and with sums among replicas, at the earliest.
+
+    sum_rate: of sums of gradients among replicas, which follow the passes of a device [s/byte].
+    """
     split = schedule.backward_kinds == ("B", "W")
     streams, sums, single = table.streams, table.sums, table.single
     work = streams["forward"] + (streams["halves"] if split else streams["whole"])
@@ -143,15 +146,25 @@ def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule) -> DeviceLin
     gradient = sums["gradient_of_inputs" if split else "gradient"]
     late = single["late_inputs" if split else "late"]
     fixed, each = [], []
-    for option, _, begin, end, passed in find_devices(runs, table.fields.loaded.model.layers):
+    devices = find_devices(runs, table.fields.loaded.model.layers)
+
+    def sum_seconds(one: _Device) -> np.ndarray:
+        gradients = sums["gradients"]
+        return np.asarray(sum_rate * (gradients[one.option, one.end] - gradients[one.option, one.begin]))
+
+    summed_first = sum_seconds(devices[0])
+    for device in devices:
+        option, _, begin, end, passed = device
+        summed = sum_seconds(device)
         head = _sum_passed(sums["path"], passed) - single["early"][option]
         back = _sum_passed(gradient, passed) - late[option]
         head = np.maximum(head, 0.0)
         seconds, inputs = (one[:, option, end] - one[:, option, begin] for one in (work, to_inputs))
-        fixed.append(head if split else head + np.maximum(back, 0.0))
+        # The last gradient comes back to the first device, which then sums its own.
+        fixed.append(head + (summed if split else np.maximum(back + summed_first, summed)))
         each.append(seconds[0])
         if split:
-            fixed.append(head + back)
+            fixed.append(head + back + summed_first)
             each.append(inputs[0])
         if len(seconds) > 1:
             # The host launches the first kernels, and other streams may run, before the input is there.

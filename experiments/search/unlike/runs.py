@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.search.unlike.stage_units import StageOption
+from experiments.search.unlike.stage_units import RunOption
 from experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
 
 ROWS = 400_000
@@ -32,7 +32,7 @@ class Runs(NamedTuple):
         return Runs(self.option[rows], self.stages[rows], self.layers[rows])
 
 
-def list_options(fields: UnlikeFields, micro: int, kinds: Sequence[int] | None = None) -> list[StageOption]:
+def list_options(fields: UnlikeFields, micro: int, kinds: Sequence[int] | None = None) -> list[RunOption]:
     """The degrees of a stage with micro-batches of `micro` sequences. kinds: numbers of kinds of nodes, if not all."""
     v, found = fields.values, []
     for number, kind in enumerate(fields.kinds):
@@ -45,7 +45,7 @@ def list_options(fields: UnlikeFields, micro: int, kinds: Sequence[int] | None =
                 if micro % dp or micro // dp > MOST_OF_A_RANK or (v.dp is not None and dp not in v.dp):
                     continue
                 degrees = [ep for ep in v.ep if tp * dp % ep == 0]
-                found += [StageOption(number, tp, dp, ep, one) for ep in degrees for one in v.recompute]
+                found += [RunOption(number, tp, dp, ep, one) for ep in degrees for one in v.recompute]
     return found
 
 
@@ -57,7 +57,7 @@ def kinds_of_runs(kinds: int, most: int) -> Iterator[tuple[int, ...]]:
                 yield one
 
 
-def place_runs(options: Sequence[StageOption], fields: UnlikeFields, kinds: Sequence[int]) -> tuple[np.ndarray, ...]:
+def place_runs(options: Sequence[RunOption], fields: UnlikeFields, kinds: Sequence[int]) -> tuple[np.ndarray, ...]:
     """The options and numbers of stages of runs that take all GPUs of their kinds of nodes, in order [rows, runs] each.
 
     A tensor-parallel group lies in one scale-up domain: ranks of a stage begin at a multiple of its degree.
@@ -80,7 +80,7 @@ def place_runs(options: Sequence[StageOption], fields: UnlikeFields, kinds: Sequ
     return tuple(found)
 
 
-def _fill(options: Sequence[tuple[int, StageOption]], gpus: int, count: int, most: int) -> list[np.ndarray]:
+def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most: int) -> list[np.ndarray]:
     """The options and numbers of stages of `count` runs that take `gpus` GPUs together [rows, runs]."""
     by_gpus: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, option in options:

@@ -17,16 +17,18 @@ from experiments.search.unlike.values import UnlikeFields
 from experiments.sweeps.grid import apply_changes
 from hardware.cluster import Cluster
 from hardware.errors import MeshcastError
+from simulator.bounds.collectives import LARGE
 from simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE
 from simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.resident_memory import DeviceParams, state_bytes
 from simulator.forecast.shared_work import SharedWork
+from simulator.ir.ops import Collective
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 
 
-class StageOption(NamedTuple):
+class RunOption(NamedTuple):
     """The degrees of a stage. kind: number of its kind of nodes; the number of kinds: several of them."""
 
     kind: int
@@ -42,7 +44,7 @@ class StageOption(NamedTuple):
 
 
 class UnitKey(NamedTuple):
-    """What the passes of units depend on. samples: of a micro-batch on a rank. zero: ZeRO stage."""
+    """What the passes of units depend on. samples: sequences of a micro-batch on a rank."""
 
     kind: int
     tp: int
@@ -65,6 +67,7 @@ class UnitSums:
     grown: what a forward pass leaves for the backward pass.
     weights, optimizer: states that data-parallel ranks hold whole, and those that ZeRO-1 shards; where embedding and
         output layer share a matrix, that of the output layer is `tied_weights` and `tied_optimizer`.
+    gradients: those of them that replicas sum; a matrix that embedding and output layer share is the embedding's.
     """
 
     forward: np.ndarray
@@ -82,6 +85,7 @@ class UnitSums:
     optimizer: np.ndarray
     tied_weights: float
     tied_optimizer: float
+    gradients: np.ndarray
 
 
 class StageUnits:
@@ -95,7 +99,7 @@ class StageUnits:
         self._known: dict[UnitKey, UnitSums | None] = {}
         self._states: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
-    def find(self, option: StageOption, samples: int) -> UnitSums | None:
+    def find(self, option: RunOption, samples: int) -> UnitSums | None:
         """The units of a stage with a micro-batch of some sequences on a rank; None if they break a rule."""
         key = UnitKey(option.kind, option.tp, option.ep, option.recompute, samples)
         if key not in self._known:
@@ -154,7 +158,10 @@ class StageUnits:
         order = np.array([0, *units.of_layer, len(units.stages) - 1])
         seconds, path = times.stream.transpose(1, 2, 0)[..., order], times.path.T[..., order]
         own = times.stream[:, :, 0]
-        weights, optimizer, tied = self._count_states(units, replace(self.plan(key, 0), vocab_rows=rows))
+        states = self._count_states(units, replace(self.plan(key, 0), vocab_rows=rows))
+        weights, optimizer, gradients = states[:-1].T
+        tied_weights, tied_optimizer, tied_gradients = states[-1].tolist()
+        gradients[-1] -= tied_gradients
         return {
             "forward": seconds[FORWARD],
             "whole": seconds[WHOLE],
@@ -163,27 +170,44 @@ class StageUnits:
             "path": path[FORWARD],
             "gradient": path[WHOLE],
             "gradient_of_inputs": path[INPUTS],
-            "early": max(0.0, float((own[:, FORWARD] - times.from_input[:, FORWARD]).max())),
-            "late": max(0.0, float((own[:, WHOLE] - times.to_result[:, WHOLE]).max())),
-            "late_inputs": max(0.0, float((own[:, INPUTS] - times.to_result[:, INPUTS]).max())),
+            "early": max(0.0, float((own[:, FORWARD] - times.from_input[:, FORWARD, 0]).max())),
+            "late": max(0.0, float((own[:, WHOLE] - times.to_result[:, WHOLE, 0]).max())),
+            "late_inputs": max(0.0, float((own[:, INPUTS] - times.to_result[:, INPUTS, 0]).max())),
             "grown": units.grown(self.shared.blocks)[order],
             "weights": weights[order],
             "optimizer": optimizer[order],
-            "tied_weights": tied[0],
-            "tied_optimizer": tied[1],
+            "tied_weights": tied_weights,
+            "tied_optimizer": tied_optimizer,
+            "gradients": gradients[order],
         }
 
-    def _count_states(self, units: LoweredUnits, plan: Plan) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        """Bytes of states of every kind of unit on a rank without data parallelism: weights with gradients, and the
-        optimizer's; and both of a matrix of the output layer that is the embedding's."""
+    def _count_states(self, units: LoweredUnits, plan: Plan) -> np.ndarray:
+        """Bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and gradients
+        alone; of every kind of unit, and last of a matrix of the output layer that is the embedding's
+        [kinds + 1, 3]."""
         found = []
         every = [[*one.params()] for one in units.stages]
         tied = [one for one in every[-1] if one[0].tied]
         for params in (*every, tied):
             states = state_bytes(plan, DeviceParams(params))
-            found.append((states["parameters"] + states["gradients"], states["optimizer"]))
-        weights, optimizer = np.array(found, float).T
-        return weights[:-1], optimizer[:-1], (float(weights[-1]), float(optimizer[-1]))
+            found.append((states["parameters"] + states["gradients"], states["optimizer"], states["gradients"]))
+        return np.array(found, float)
+
+    def replica_sum_rate(self, kind: int, border: int) -> float:
+        """Least seconds a byte of an all-reduce between ranks of two replicas, as a device on a kind of nodes takes it.
+
+        border: the first rank of the second replica. Those beside it are nearest to each other, or those at the same
+        place of neighbouring nodes.
+        """
+        cluster = self.clusters[kind]
+        try:
+            plan = self.plan(UnitKey(kind, 1, 1, "none", 1))
+        except MeshcastError:  # the job has no stage of one rank, and so no prices
+            return 0.0
+        price = self.shared.device_costs(plan)[0].estimate
+        pairs = [(border - 1, border), (border - cluster.gpus_per_node, border)]
+        works = [Collective("all_reduce", LARGE, ("dp",), (0, 1), ranks=pair) for pair in pairs if pair[0] >= 0]
+        return min(price(work)[0] for work in works) / LARGE
 
 
 def stack_sums(sums: Sequence[np.ndarray]) -> np.ndarray:

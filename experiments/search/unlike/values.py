@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.search.fields import AUTO, schedule_name
+from experiments.search.keys.job_checks import check_batch
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.job.job import Job
@@ -35,6 +36,9 @@ CLOSED = {
     "etp": "experts have the default degree of tensor parallelism",
     "shard": "states are sharded over all data-parallel ranks",
     "fsdp": "states are those of zero 0 and 1",
+    "dp_scheme": "states are those of zero 0 and 1",
+    "reshard": "states are those of zero 0 and 1, and no weights are gathered in layers",
+    "unit": "states are those of zero 0 and 1, and no weights are gathered in layers",
     "chunks": "a device has one part of the model",
     "partition": "the search finds the layers of every stage",
     "order": "the ranks of a stage follow those of the stage before",
@@ -131,10 +135,10 @@ class UnlikeFields:
         """The values of the fields, as the certificate lists them."""
         v = self.values
         found: dict[str, Sequence[Any]] = {
-            "tp": v.tp,
-            "dp": v.dp or [AUTO],
-            "pp": v.pp or [AUTO],
-            "ep": v.ep,
+            "plan.tp": v.tp,
+            "plan.dp": v.dp or [AUTO],
+            "plan.pp": v.pp or [AUTO],
+            "plan.ep": v.ep,
             "plan.recompute": v.recompute,
             "plan.zero": v.zero,
             "plan.schedule": v.schedule,
@@ -237,13 +241,7 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
 
 def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
     """Refuses jobs for which there are no bounds."""
-    if batch.get("global") is None:
-        rule = "a search compares plans of one global batch, and the job does not state it"
-        raise PlanError("batch.global", rule, "Write for example batch: {global: 1024}")
-    for key in ("microbatches", "samples"):
-        if batch.get(key) is not None:
-            rule = "a search takes the size of a micro-batch, batch.micro"
-            raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or leave it out", batch[key])
+    check_batch(batch)
     reasons = {
         "model": ("a model is one chain of layers", bool(job.model.branches)),
         "train.mode": ("all parameters are trained", job.train.mode != "full"),

@@ -167,3 +167,23 @@ def test_tight_bounds_hold(job: dict[str, Any], point: Point) -> None:
     space = open_space({"model": {"preset": "mixtral-8x7b", "layers": 8}, **job})
     ratios = hold_bounds(GroupBounds(space, Bounds(space)), point)
     assert ratios is not None and ratios[0] > 0.99
+
+
+HOST_BOUND = {"layers": 16, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 512}
+
+
+@pytest.mark.parametrize("launch_s", [1e-5, 5e-5])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+def test_a_host_that_launches_ahead_of_the_input_bounds_a_stage(schedule: str, launch_s: float) -> None:
+    """The host of a later stage launches its first kernels before a micro-batch has come to it."""
+    cluster = {"gpu": "h100-sxm", "gpus": 4, "gpus_per_node": 8}
+    framework = {"name": "megatron-core", "set": {"launch_s": launch_s}}
+    batch = {"global": 4, "micro": 1}
+    plan = {"pp": [4], "schedule": schedule}
+    job = {"model": HOST_BOUND, "cluster": cluster, "batch": batch, "framework": framework, "plan": plan}
+    space = Space(job, Path("."))
+    (group,) = space.groups()
+    (pipeline,) = space.pipelines(group)
+    (step,) = space.choices(group, pipeline)
+    ratios = hold_bounds(GroupBounds(space, Bounds(space)), (group, pipeline, step))
+    assert ratios is not None and ratios[0] > 0.98

@@ -254,6 +254,12 @@ def test_orders_of_the_mesh_are_searched() -> None:
     }
 
 
+def test_sequences_too_short_for_context_parallelism_are_searched_without_it() -> None:
+    model = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq": 512}
+    space = Space({"model": model, "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": "auto"}, Path("."))
+    assert space.values["cp"] == (1,) and space.groups()
+
+
 def test_one_node_has_no_copies_of_shards() -> None:
     one = Space({**COPIES, "cluster": "dgx-h100:1", "plan": "auto"}, Path("."))
     two = Space({**COPIES, "plan": "auto"}, Path("."))
@@ -387,7 +393,7 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
             {**SMALL, "plan": {"tp": "auto", "schedule": "from-file"}},
             "plan.schedule is 'from-file': it needs the option",
         ),
-        ({**SMALL, "plan": {"etp": [0, None]}}, "plan.etp is 0: its values are 1 or more"),
+        ({**SMALL, "plan": {"shard": [0, None]}}, "plan.shard is 0: its values are 1 or more"),
         ({**SMALL, "plan": {"tp": [2, None]}}, "plan.tp: its values are whole numbers, not null"),
         ({**SMALL, "plan": {"tp": "Auto"}, "batch": {"global": 32}}, "plan.tp is 'Auto': must be a whole number"),
         ({**SMALL, "plan": {"dp": "auto"}}, "plan.dp is 'auto': a search does not vary this field. Leave it out: data"),

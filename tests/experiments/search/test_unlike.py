@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from experiments.search.found import ROUNDING
+from experiments.search.output.page import page
+from experiments.search.unlike.families import ReplicaBlock, share_bound
 from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
 from hardware.errors import MeshcastError, PlanError
 from meshcast import search
@@ -67,6 +73,23 @@ def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str) -> None:
         block.forget()
     # Bounds that cut nothing would hold as well.
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.8
+
+
+def test_sums_of_gradients_among_replicas_count_in_the_bound() -> None:
+    """Two replicas of eight GPUs without a pipeline sum all gradients of a rank between two nodes."""
+    plan = {"tp": [4, 8], "pp": [1, 2], "dp": 1}
+    framework = {"name": "megatron-core", "set": {"launch_s": 0.0}}  # else the host bounds such small passes
+    job = {**JOBS["one kind"], "batch": {"global": 4, "micro": 1}, "plan": plan, "framework": framework}
+    wanted = open_small(job)
+    (block,) = (one for one in wanted.blocks if isinstance(one, ReplicaBlock))
+    bounds, counted = block.bound(), block.rates
+    block.rates = (0.0, 0.0)
+    without = block.bound()
+    assert len(counted) == 2 and min(counted) > 0.0
+    for row in range(block.size):
+        found = forecast(wanted, block.job(row))
+        assert found is not None
+        assert 1.3 * without.seconds[row] < bounds.seconds[row] <= found.step_time * (1 + ROUNDING)
 
 
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -150,6 +173,9 @@ def test_divisions_of_the_layers_are_distinct() -> None:
         ({"plan": {"cp": 2}}, {}, "plan.cp"),
         ({"plan": {"schedule": "interleaved-1f1b"}}, {}, "plan.schedule"),
         ({"plan": {"zero": 3}}, {}, "plan.zero"),
+        ({"plan": {"dp_scheme": "mics"}}, {}, "plan.dp_scheme"),
+        ({"plan": {"unit": 2}}, {}, "plan.unit"),
+        ({"plan": {"reshard": False}}, {}, "plan.reshard"),
         ({"plan": {"stages": [{"tp": 8}]}}, {}, "plan.stages"),
         ({"batch": {"micro": 1}}, {}, "batch.global"),
         ({"plan": {"tp": 5}}, {}, "plan"),
@@ -165,14 +191,44 @@ def test_what_a_search_of_unlike_plans_refuses(changes: dict[str, Any], options:
     assert caught.value.where == where
 
 
-def test_an_ordinary_search_of_two_kinds_tells_of_unlike() -> None:
-    with pytest.raises(PlanError, match="--unlike"):
-        search({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": "auto"})
+@pytest.mark.parametrize("plan", ["auto", {}])
+def test_an_ordinary_search_of_two_kinds_tells_of_unlike(plan: Any) -> None:
+    with pytest.raises(PlanError, match="Add --unlike"):
+        search({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": plan})
+
+
+@pytest.mark.parametrize("option", [["--where", "plan.tp < 4"], ["--near-measured"], ["--robust"]])
+def test_the_command_names_options_that_it_refuses(option: list[str], tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {}}))
+    answer = CliRunner().invoke(app, ["search", str(job), "--unlike", *option])
+    assert answer.exit_code == 2 and f"{option[0]}: a search of unlike plans" in answer.output
+
+
+def test_the_page_states_every_field_once() -> None:
+    job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 8, "micro": 8}, "plan": {"tp": 8}}
+    for top in (1, 3):
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(page(search(job, unlike=True, top=top)))
+        text = console.export_text()
+        assert text.count("schedule 1f1b") == 1 and text.count("zero 1") == 1
+        assert text.count("tp 8") >= top and ("plan 1 " in text) and ("plan 2 " in text) == (top > 1)
+
+
+def test_a_search_that_is_interrupted_before_its_first_forecast_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnlikeSearch, "_enter", interrupt)
+    job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 8, "micro": 8}, "plan": {}}
+    found = search(job, unlike=True)
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(page(found))
+    assert not found.certificate.complete and found.certificate.gap == 1.0
+    assert "No plan was forecast before the interruption." in console.export_text()
 
 
 def test_shares_of_replicas_end_at_once_in_the_bound() -> None:
-    from experiments.search.unlike.families import share_bound
-
     fixed, each = np.array([[1.0], [2.0]]), np.array([[1.0], [3.0]])
     # T = 1 + x = 2 + 3 (40 - x)
     assert share_bound(fixed, each, np.ones((2, 1)), 40) == pytest.approx([1 + 121 / 4])

@@ -27,7 +27,8 @@ def make(name: str, p: int, m: int, chunks: int = 1) -> tuple[Schedule, Pipeline
 def alike(shape: PipelineShape, hop: float = 0.0, parts: int = 0) -> StageTimes:
     """Stages whose passes last as long whichever way a chain runs through them."""
     seconds = np.tile([F, BW, B, W], (parts or shape.stages, 1))
-    return StageTimes(seconds[:, :, None], seconds[:, :, None], seconds, seconds, seconds, hop)
+    own = seconds[:, :, None]
+    return StageTimes(own, own, seconds, own, own, hop)
 
 
 @pytest.mark.parametrize("m", [4, 9, 16, 100])
@@ -68,8 +69,8 @@ def test_a_long_batch_repeats_what_a_short_one_does(name: str, chunks: int, monk
         times,
         stream=times.stream * uneven[:, :, None],
         path=times.path * uneven,
-        from_input=times.path * uneven,
-        to_result=times.path * uneven,
+        from_input=times.stream * uneven[:, :, None],
+        to_result=times.stream * uneven[:, :, None],
     )
     short = critical_paths(schedule, shape, times, {0, 3})
     monkeypatch.setattr(module, "FEW", 8)

@@ -31,7 +31,8 @@ def unit_times(seed: int) -> StageTimes:
 
 
 def times_of(seconds: np.ndarray) -> StageTimes:
-    return StageTimes(seconds[:, :, None], seconds[:, :, None], seconds, seconds, seconds, 0.0)
+    own = seconds[:, :, None]
+    return StageTimes(own, own, seconds, own, own, 0.0)
 
 
 def count_parts(shape: PipelineShape, layers: int) -> np.ndarray:
