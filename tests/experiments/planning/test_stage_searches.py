@@ -10,14 +10,15 @@ import pytest
 
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks, play_1f1b, play_borders
-from experiments.planning.cores.stage_dp import balance_stages
+from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk, Shape, StageState
+from experiments.planning.cores.stage_dp import balance_stages, plan_stages
 from experiments.planning.planner import find_planner
 from experiments.planning.planners.autopipe import AutoPipe
 from experiments.planning.planners.nnscaler import NnScaler
 from experiments.planning.pricing.job import JobProblem
 from experiments.planning.problem import SearchBudget
 from experiments.planning.profile import ProfileProblem
-from experiments.planning.stages import PlannedStage, StageTable
+from experiments.planning.stages import PlannedStage, StageOption, StageTable
 from hardware.errors import PlanError
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_graph, draw_stages
@@ -171,3 +172,82 @@ def test_the_simulated_step_of_a_job_is_near_the_engines(gpt: JobProblem) -> Non
     assert half is not None and len(half.stages) == 2
     stages = tuple(PlannedStage(one.layers, 0) for one in half.stages)
     assert half.value == pytest.approx(gpt.forecast(gpt.stage_plan(own, stages)).step_time, rel=0.15)
+
+
+# ----------------------------------------------------------------------------------------------------- Aceso
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: int) -> None:
+    """Stages of one or two of eight GPUs, so of four to eight; their objective is the same."""
+    microbatches = (4, 16)[seed % 2]
+    table = draw_stages(seed, layers=8, gpus=2)
+    best, walk = plan_stages(table, 8, microbatches), BottleneckWalk(table, 8, microbatches, 1000)
+    found = walk.run()
+    assert (found is None) == (best is None)
+    if found is None or best is None:
+        return
+    assert best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
+    cells = [(one.layers[0], one.layers[-1], one.option) for one in found.stages]
+    own = [float(table.seconds[cell]) for cell in cells]
+    assert found.value == pytest.approx(sum(own) + (microbatches - 1) * max(own))
+    assert all(table.behind[cell] >= len(cells) - 1 - place for place, cell in enumerate(cells))
+    assert sum(table.options[one.option].gpus for one in found.stages) == 8
+    assert [layer for one in found.stages for layer in one.layers] == [*range(8)]
+
+
+def test_the_walk_leaves_a_start_far_from_the_optimum() -> None:
+    """From balanced plans up to 1.6 times the optimum, and from ones that do not fit."""
+    improved = rescued = 0
+    for seed in range(20):
+        table = draw_stages(seed, layers=8, gpus=2)
+        walk = BottleneckWalk(table, 8, 4, 1000)
+        starts = [walk.price(start) for number in range(1, 9) if (start := walk.start(number)) is not None]
+        fitting = [one.value for one in starts if not max(one.lacking)]
+        found = walk.run()
+        assert found is not None
+        improved += bool(fitting) and found.value < 0.9 * min(fitting)
+        rescued += not fitting
+    assert improved >= 5 and rescued >= 2
+
+
+def two_shapes(seconds: float, recompute: float) -> StageTable:
+    """Six layers on one GPU, or on two as replicas or by tensor parallelism, which is slower but needs less memory."""
+    shapes = [(1, 1, "none"), (1, 1, "full"), (1, 2, "none"), (2, 1, "none")]
+    options = tuple(StageOption(t * d, {"tp": t, "dp": d, "recompute": again}) for t, d, again in shapes)
+    first, last = np.indices((6, 6))
+    layers = np.where(first <= last, last - first + 1.0, np.inf)
+    own = np.stack([layers * seconds, layers * (seconds + recompute), layers * seconds / 2, layers * seconds / 1.6], -1)
+    behind = np.stack([3 - layers, 6 - layers, 4 - layers, 6 - layers], -1)
+    behind = np.where(np.isfinite(behind), np.maximum(behind, -1), -1).astype(int)
+    return StageTable(options, own, own / 3, 0 * behind, behind)
+
+
+def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_say() -> None:
+    walk = BottleneckWalk(two_shapes(1.0, 2.0), 4, 8, 100)
+    one, two, split = Shape(1, 1, 1), Shape(2, 1, 2), Shape(2, 2, 1)
+    heavy = (StageState(0, 3, one), StageState(3, 4, one), StageState(4, 6, two))
+    assert walk.price(heavy).options == (1, 0, 2)  # only the first must recompute
+    names = [[primitive.name for primitive in group] for group in walk.groups(heavy, 0)]
+    assert sorted(name for group in names for name in group) == sorted(one.name for one in walk.primitives)
+    assert names[0] == ["move layers", "more replicas", "more tensor parallelism", "tensor parallelism for replicas"]
+    by_name = {primitive.name: primitive for primitive in walk.primitives}
+    (grown,) = by_name["more tensor parallelism"].apply(heavy, 0)
+    assert [stage.shape for stage in grown] == [split, one, one]
+    (traded,) = by_name["tensor parallelism for replicas"].apply(heavy, 2)
+    assert traded[2].shape == split
+    moved = [*by_name["move layers"].apply(heavy, 0)]
+    assert all(one[0].stop < 3 and one[-1].stop == 6 for one in moved) and moved
+    assert walk.start(8) is None
+
+
+def test_aceso_finds_what_the_dynamic_program_finds_on_a_job() -> None:
+    problem = problem_of(gpus=8, layers=6)
+    best = plan_stages(problem.stages(), 8, problem.microbatches)
+    found = find_planner("aceso")().plan(problem, SearchBudget())
+    assert best is not None and best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
+    huge = JobProblem(
+        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
+    )
+    with pytest.raises(PlanError, match="no plan of aceso fits 8 devices"):
+        find_planner("aceso")().plan(huge, SearchBudget())

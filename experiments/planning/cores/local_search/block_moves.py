@@ -1,7 +1,8 @@
 """AutoPipe's search: from balanced stages, blocks move out of the master stage while the pipeline gets faster.
 
 The pipeline is simulated under 1F1B. The master stage is where its critical path spends most time; a move shifts one
-block from it towards another stage, and every stage in between passes one on (Liu et al. 2022, "AutoPipe", CLUSTER 2022).
+block from it towards another stage, and every stage in between passes one on (Liu et al. 2022, "AutoPipe", CLUSTER
+2022).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _order_passes(warmup: int, microbatches: int) -> list[tuple[str, int]]:
     return [("F", number) for number in range(ahead)] + steady + ending
 
 
-def chain_table(forward: Sequence[float], backward: Sequence[float]) -> StageTable:
+def chain_table(forward: Sequence[float] | np.ndarray, backward: Sequence[float] | np.ndarray) -> StageTable:
     """The table of all stages of a chain of blocks on one GPU each, without limits of memory."""
     ends = [np.concatenate([[0.0], np.cumsum(one)]) for one in (forward, backward)]
     first, last = np.indices((len(forward), len(forward)))
