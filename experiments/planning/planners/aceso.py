@@ -15,8 +15,9 @@ from simulator.ir.scheme import Paper
 
 
 class Aceso(Planner):
-    title = "Aceso: Efficient Parallel DNN Training through Iterative Bottleneck Alleviation"
-    paper = Paper("EuroSys 2024", title, 2024)
+    paper = Paper(
+        "EuroSys 2024", "Aceso: Efficient Parallel DNN Training through Iterative Bottleneck Alleviation", 2024
+    )
     core = "local_search/bottleneck_walk"
     restrictions = (
         "change the size of micro-batches",
