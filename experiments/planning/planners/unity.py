@@ -44,7 +44,7 @@ class Unity(OperatorPlanner):
 
         def search(share: float) -> Optimum | None:
             """The best plan where memory has a share of the objective, and time the rest."""
-            walk = RewriteSearch(table, unit * share / max(1e-6, 1 - share), max(1, budget.steps // 4))
+            walk = RewriteSearch(table, unit * share / max(1e-6, 1 - share), max(1, budget.steps // 8))
             walks.append(walk)
             data = {name: frozenset("b") for name in table.choices}
             return walk.run([walk.graph_of(data), walk.graph_of({})])

@@ -219,8 +219,8 @@ class BottleneckWalk:
         left = list(self.primitives)
         groups = []
         for kind in np.argsort(-shares, kind="stable"):
-            signs = [("seconds", "collectives", "memory")[kind]]
-            first = [one for one in left if getattr(one, signs[0]) < 0]
+            sign = ("seconds", "collectives", "memory")[kind]
+            first = [one for one in left if getattr(one, sign) < 0]
             if parts[at][2] > 0 and kind != 2:  # a stage that recomputes should not need more memory
                 first = [one for one in first if one.memory <= 0]
             groups.append(first)
