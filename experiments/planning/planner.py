@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from experiments.planning.certificate import PlanProof
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.stages import PlannedStage, StageTable
 from hardware.errors import PlanError, nearest
 from simulator.ir.scheme import Paper
 
@@ -61,6 +62,14 @@ class Planner:
         """The error of a space without a plan that fits."""
         space = f"no plan of {self.name} fits {problem.gpus} devices of {problem.memory / 2**30:.1f} GiB"
         return PlanError(f"problem {problem.name}", space, remedy)
+
+
+def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
+    """The keys ``plan`` and ``batch`` of the job that executes stages of a table. Raises PlanError without a job."""
+    write = getattr(problem, "stage_plan", None)
+    if write is None:
+        raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")
+    return dict(write(table, stages))
 
 
 def planner_names() -> list[str]:

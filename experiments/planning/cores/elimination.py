@@ -45,7 +45,7 @@ def eliminate(table: FactorTable) -> Optimum | None:
     steps: list[tuple[str, tuple[str, ...], np.ndarray]] = []
     visited = 0
     for name, scope in _elimination_order(table):
-        joined = _join_arrays([one for one in messages if name in one[0]], (*scope, name), table)
+        joined = join_arrays([one for one in messages if name in one[0]], (*scope, name), table)
         visited += joined.size
         steps.append((name, scope, joined.argmin(axis=-1)))
         messages = [one for one in messages if name not in one[0]] + [(scope, joined.min(axis=-1))]
@@ -71,8 +71,8 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     for name, scope in _elimination_order(table):
         full = (*scope, name)
         touching = [one for one in plain if name in one[0]]
-        seconds = _join_arrays([(own, array) for own, array, _ in touching], full, table)
-        nbytes = _join_arrays([(own, array) for own, _, array in touching], full, table)
+        seconds = join_arrays([(own, array) for own, array, _ in touching], full, table)
+        nbytes = join_arrays([(own, array) for own, _, array in touching], full, table)
         parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
         made = np.empty(seconds.shape[:-1], dtype=object)
         for place in np.ndindex(*made.shape):
@@ -124,7 +124,7 @@ def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
     return order
 
 
-def _join_arrays(
+def join_arrays(
     messages: Sequence[tuple[tuple[str, ...], np.ndarray]], scope: tuple[str, ...], table: FactorTable
 ) -> np.ndarray:
     """The sum of arrays over parts of a scope, over the whole scope."""

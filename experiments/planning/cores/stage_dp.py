@@ -3,7 +3,7 @@
 Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng
 et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path, and
 limits are tried in ascending order until (m - 1) x the limit with the least sum is no better than the best plan. What a
-stage costs once a step is no part of the objective.
+stage costs once a step is no part of the objective. `balance_stages` is nnScaler's pass, of another objective.
 """
 
 from __future__ import annotations
@@ -50,14 +50,29 @@ def plan_stages(
     return best._replace(visited=steps.visited)
 
 
+def balance_stages(table: StageTable, gpus: int, microbatches: int, most_stages: int = 0) -> StageSequence | None:
+    """The stages of least (m - 1 + their number) x the slowest that use all `gpus`; None if nothing fits.
+
+    The objective of microsoft/nnscaler, `autodist/pipeline_solver.py`. most_stages: limit of their number; 0: none.
+    """
+    steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus), np.maximum)
+    steps.least_sum(math.inf)
+    values = [(microbatches - 1 + number) * steps.value(number) for number in range(1, steps.most + 1)]
+    best = min(values)
+    if not math.isfinite(best):
+        return None
+    return StageSequence(steps.stages(values.index(best) + 1), best, steps.visited)
+
+
 class _StageSteps:
     """Shortest paths over (layers left, GPUs left) with at most so many stages.
 
     `totals[s][i, d]` is the least sum of stages that hold the layers from i on, on d GPUs, in s stages.
+    join: of the seconds of a stage and of those that follow; by default their sum.
     """
 
-    def __init__(self, table: StageTable, gpus: int, most: int) -> None:
-        self.table, self.gpus, self.most, self.visited = table, gpus, most, 0
+    def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add) -> None:
+        self.table, self.gpus, self.most, self.join, self.visited = table, gpus, most, join, 0
         self._totals: list[np.ndarray] = []
         self._choices: list[np.ndarray] = []
 
@@ -76,7 +91,7 @@ class _StageSteps:
                     continue
                 seconds = np.where(table.behind[:, :, number] >= stage - 1, allowed[:, :, number], np.inf)
                 # [first layer, last layer, GPUs]: this stage, and what follows its last layer.
-                sums = seconds[:, :, None] + before[None, 1:, : self.gpus + 1 - option.gpus]
+                sums = self.join(seconds[:, :, None], before[None, 1:, : self.gpus + 1 - option.gpus])
                 self.visited += sums.size
                 last = sums.argmin(axis=1)
                 best = np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
@@ -88,9 +103,13 @@ class _StageSteps:
             self._choices.append(choice)
         return float(min(one[0, self.gpus] for one in self._totals[1:]))
 
-    def stages(self) -> tuple[PlannedStage, ...]:
-        """The stages of the last least sum."""
-        number = min(range(1, self.most + 1), key=lambda one: self._totals[one][0, self.gpus])
+    def value(self, number: int) -> float:
+        """The last least sum of so many stages [s]."""
+        return float(self._totals[number][0, self.gpus])
+
+    def stages(self, number: int = 0) -> tuple[PlannedStage, ...]:
+        """The stages of the last least sum, by default of the best number of them."""
+        number = number or min(range(1, self.most + 1), key=self.value)
         found, layer, gpus = [], 0, self.gpus
         for stage in range(number, 0, -1):
             last, option = divmod(int(self._choices[stage][layer, gpus]), len(self.table.options))

@@ -1,0 +1,64 @@
+"""AutoPipe: balanced stages of blocks, moved out of the master stage of a simulated pipeline.
+
+For every number of stages, each with as many replicas: the partition of least slowest stage, then moves of blocks while
+the simulated step gets shorter (Liu et al. 2022, "AutoPipe", CLUSTER 2022). On a profile the blocks are those of its
+chain, attention and feed-forward blocks in the paper; in a job they are layers, which its plans do not cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
+from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+class AutoPipe(Planner):
+    paper = Paper("CLUSTER 2022", "AutoPipe: A Fast Pipeline Parallelism Approach with Balanced Partitioning", 2022)
+    core = "local_search/block_moves"
+    restrictions = (
+        "shard tensors",
+        "give stages unlike replicas",
+        "cut a layer of a job",
+        "slice micro-batches of the warm-up (its slicer)",
+    )
+    modes = ("paper", "ours")
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem)
+
+    def _plan_blocks(self, problem: Problem) -> Proposal:
+        graph = problem.graph()
+        if not graph.is_chain or not {"forward", "backward"} <= graph.figures.keys():
+            rule = "AutoPipe needs a chain of blocks with the seconds of both passes"
+            raise PlanError(f"problem {problem.name}", rule, "Choose a profile of a chain, or linearise the graph")
+        order = graph.order
+        table = chain_table(*(graph.figures[name][order] for name in ("forward", "backward")))
+        micro = int(getattr(problem, "settings", {}).get("microbatches", problem.microbatches))
+        found = move_blocks(table, problem.gpus, micro)
+        if found is None:
+            raise self.nothing_fits(problem, "Give no more devices than blocks")
+        stages = [[order[block] for block in one.layers] for one in found.stages]
+        return Proposal({"stages": stages}, found.value, found.visited, None, "stages cut layers into blocks")
+
+    def _plan_layers(self, problem: Problem) -> Proposal:
+        table = problem.stages()
+        best: Proposal | None = None
+        visited = 0
+        for number, option in enumerate(table.options):
+            if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
+                continue
+            own = table.take([number])
+            found = move_blocks(own, problem.gpus, problem.microbatches)
+            if found is None:
+                continue
+            once = [float(own.once[one.layers[0], one.layers[-1], 0]) for one in found.stages]
+            value, visited = found.value + float(np.max(once)), visited + found.visited
+            if best is None or value < best.value:
+                best = Proposal(write_stages(problem, own, found.stages), value, visited)
+        if best is None:
+            raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
+        return best._replace(visited=visited)

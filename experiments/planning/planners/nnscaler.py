@@ -1,0 +1,105 @@
+"""nnScaler: constraints of the user on operators and stages; the best plan of what is left, by two searches.
+
+Pipelines: stages of 1, 2, 4 or 8 GPUs of least (m - 1 + stages) x the slowest stage, where m micro-batches share what a
+stage does once a step. Stages are at most r / (1 - r) x m + 1, r the share of bubbles, and a stage's forward pass
+takes between u and 1 / u times its share of the model's. One stage: a layout for every operator, by an integer program
+within the memory of a rank (Lin et al. 2024, "nnScaler", OSDI 2024; microsoft/nnscaler, `autodist`, whose
+defaults are these).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.stage_dp import balance_stages
+from experiments.planning.operator_planner import write_plan
+from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.problem import Dims, Problem, SearchBudget
+from experiments.planning.stages import StageOption, StageTable
+from simulator.ir.scheme import Paper
+
+MEGATRON_DIMS = {"a", "f", "v"}
+
+
+class NnScaler(Planner):
+    """operators: the dims along which the user lets an operator be split; all others may be split along any dim, and
+    every operator may be replicated. degrees: GPUs of a stage. bubbles: r. imbalance: u."""
+
+    paper = Paper("OSDI 2024", "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning", 2024)
+    core = "stage_dp"
+    restrictions = (
+        "use more than 8 GPUs in a stage of a pipeline, or replicate a pipeline",
+        "give operators of a pipeline's stages layouts other than Megatron's and the samples'",
+        "split operators over nodes along other dims than samples",
+        "run operators in an order of their own",
+    )
+
+    def __init__(
+        self,
+        operators: Mapping[str, Collection[str]] | None = None,
+        degrees: Collection[int] = (1, 2, 4, 8),
+        bubbles: float = 0.2,
+        imbalance: float = 0.5,
+    ) -> None:
+        self.operators = {name: set(dims) for name, dims in (operators or {}).items()}
+        self.degrees, self.bubbles, self.imbalance = tuple(degrees), bubbles, imbalance
+
+    def allows(self, name: str, layout: Dims) -> bool:
+        """Whether the constraints let an operator have a layout."""
+        inner = {dim for _, dim in layout[-1:] if dim}
+        outer = {dim for _, dim in layout[:-1] if dim}
+        allowed = self.operators.get(name)
+        return outer <= {"b"} and (allowed is None or inner | outer <= allowed)
+
+    def allows_stage(self, option: StageOption) -> bool:
+        """Whether the constraints let a stage use its GPUs this way."""
+        data, tensor = int(option.plan.get("dp", 1)), int(option.plan.get("tp", 1))
+        fits = all(
+            (data == 1 or "b" in dims) and (tensor == 1 or bool(dims & MEGATRON_DIMS))
+            for dims in self.operators.values()
+        )
+        return fits and option.gpus in self.degrees
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        found = [one for one in (self._plan_pipeline(problem), self._plan_stage(problem, budget)) if one is not None]
+        if not found:
+            raise self.nothing_fits(problem, "Loosen the constraints, or give more GPUs")
+        best = min(found, key=lambda one: one.value)
+        return best._replace(visited=sum(one.visited for one in found))
+
+    def narrow(self, table: StageTable, gpus: int, microbatches: int) -> StageTable:
+        """The stages that the constraints and the window of forward passes leave, with the seconds of the objective."""
+        table = table.take([place for place, one in enumerate(table.options) if self.allows_stage(one)])
+        if not table.options:
+            return table
+        sizes = np.array([one.gpus for one in table.options])
+        work = (table.forward * sizes).min(axis=-1)  # GPU seconds of the forward pass of a range of layers
+        share = work[:, :, None] / sizes / (work[0, -1] / gpus)
+        inside = (share >= self.imbalance) & (share <= 1 / self.imbalance)
+        seconds = np.where(inside, table.seconds + table.once / microbatches, np.inf)
+        return table._replace(seconds=seconds)
+
+    def most_stages(self, microbatches: int) -> int:
+        """The most stages whose bubbles are at most their share of a step."""
+        return math.floor(self.bubbles / (1 - self.bubbles) * microbatches + 1 + 1e-9)
+
+    def _plan_pipeline(self, problem: Problem) -> Proposal | None:
+        table = self.narrow(problem.stages(), problem.gpus, problem.microbatches)
+        most = min(table.layers, problem.gpus, self.most_stages(problem.microbatches))
+        found = balance_stages(table, problem.gpus, problem.microbatches, most) if table.options else None
+        if found is None:
+            return None
+        return Proposal(write_stages(problem, table, found.stages), found.value, found.visited)
+
+    def _plan_stage(self, problem: Problem, budget: SearchBudget) -> Proposal | None:
+        inner = max((one for one in self.degrees if problem.gpus % one == 0), default=1)
+        axes = {"x": problem.gpus // inner, "y": inner} if problem.gpus > inner else {"x": inner}
+        table = problem.operators(axes, self.allows)
+        found = solve_table(table, problem.memory, budget.seconds)
+        if found is None:
+            return None
+        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.nodes + 1)

@@ -1,0 +1,103 @@
+"""PartIR: tactics of the user, applied in order; each shards a few operators along one axis, and propagates.
+
+A tactic names a dim for some operators. Along its axis an operator that is not decided yet takes the dim of a tensor
+that it shares with a decided one; where neighbours have different dims, propagation stops (Alabed et al. 2025, arXiv
+2401.11202). What earlier tactics decided stays; what none reached is whole. The default is
+the paper's schedule of a Transformer: samples over the outer axes, then Megatron's heads and feed-forward channels and
+the vocabulary over the innermost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.planning.cores.elimination import Optimum
+from experiments.planning.cores.local_search.tile_propagation import spread_dims
+from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from experiments.planning.problem import Dims, Problem, SearchBudget
+from experiments.planning.table import FactorTable
+from hardware.errors import PlanError, nearest
+from simulator.ir.scheme import Paper
+
+
+class Tactic(NamedTuple):
+    """One step of a schedule: an axis of the mesh, and the dim of each operator that it shards first."""
+
+    axis: str
+    dims: Mapping[str, str]
+
+
+def batch_tactic(axis: str) -> Tactic:
+    """BP: the samples of the inputs."""
+    return Tactic(axis, {"embedding": "b"})
+
+
+def megatron_tactic(axis: str) -> Tactic:
+    """MP: the heads of attention and the channels of feed-forward layers."""
+    return Tactic(axis, {"qkv": "a", "up": "f"})
+
+
+def embedding_tactic(axis: str) -> Tactic:
+    """EMB: the vocabulary of the matrices at both ends."""
+    return Tactic(axis, {"embedding": "v", "head": "v"})
+
+
+class PartIR(OperatorPlanner):
+    """tactics: the schedule; empty: the paper's one of a Transformer."""
+
+    paper = Paper("arXiv:2401.11202", "PartIR: Composing SPMD Partitioning Strategies for Machine Learning", 2025)
+    core = "local_search/tile_propagation"
+    restrictions = (
+        "cut a pipeline",
+        "give layers layouts of their own",
+        "store parameters sharded finer than their operators (the tactics Z2 and Z3)",
+        "look at time",
+    )
+
+    def __init__(self, tactics: Sequence[Tactic] = ()) -> None:
+        self.tactics = tuple(tactics)
+
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+        axes = [*physical_mesh(problem)]
+        default = [batch_tactic(axis) for axis in axes[:-1]]
+        default += [megatron_tactic(axes[-1]), embedding_tactic(axes[-1])]
+        found = self.apply(table, self.tactics or default, axes)
+        value, nbytes = table.value(found), table.cost(found).nbytes
+        fits = math.isfinite(value) and nbytes <= problem.memory
+        return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+
+    def apply(self, table: FactorTable, tactics: Sequence[Tactic], axes: Sequence[str]) -> dict[str, int]:
+        """The assignment after all tactics. Raises PlanError for an axis or an operator that there is not."""
+        options: Mapping[str, Sequence[Dims]] = table.choices  # type: ignore[assignment]
+        dims: dict[str, dict[str, str]] = {name: {} for name in options}
+        for number, (axis, wanted) in enumerate(tactics):
+            if axis not in axes:
+                raise PlanError(f"tactics[{number}]", "the mesh has no such axis", nearest(axis, [*axes]), axis)
+            for name, dim in wanted.items():
+                if name not in options:
+                    raise PlanError(f"tactics[{number}]", "no such operator", nearest(name, [*options]), name)
+                layout = {**dims[name], axis: dim}
+                if axis not in dims[name] and _place(options[name], layout, axes) is None:
+                    rule = f"{name} has no layout in which {axis} shards {dim}"
+                    raise PlanError(f"tactics[{number}]", rule, "Name a dim that it has and that divides", dim)
+            fresh = {name: dim for name, dim in wanted.items() if axis not in dims[name]}
+
+            def allows(name: str, dim: str, axis: str = axis) -> bool:
+                return _place(options[name], {**dims[name], axis: dim}, axes) is not None
+
+            before = {name: own[axis] for name, own in dims.items() if axis in own}
+            for name, dim in spread_dims(table, {**before, **fresh}, allows).items():
+                dims[name][axis] = dim
+        return {name: options[name].index(_write_layout(own, axes)) for name, own in dims.items()}
+
+
+def _place(options: Sequence[Dims], layout: Mapping[str, str], axes: Sequence[str]) -> int | None:
+    """The number of the option that shards these dims and no others; None if it is not legal."""
+    wanted = _write_layout(layout, axes)
+    return [*options].index(wanted) if wanted in options else None
+
+
+def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:
+    return tuple((axis, layout.get(axis, "")) for axis in axes)

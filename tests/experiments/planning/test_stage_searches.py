@@ -1,0 +1,253 @@
+"""Planners of stages besides Alpa and DAPPLE: nnScaler, AutoPipe, Aceso."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks, play_1f1b, play_borders
+from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk, Shape, StageState
+from experiments.planning.cores.stage_dp import balance_stages, plan_stages
+from experiments.planning.planner import find_planner
+from experiments.planning.planners.autopipe import AutoPipe
+from experiments.planning.planners.nnscaler import NnScaler
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.problem import SearchBudget
+from experiments.planning.profile import ProfileProblem
+from experiments.planning.stages import PlannedStage, StageOption, StageTable
+from hardware.errors import PlanError
+from tests.experiments.planning.conftest import problem_of
+from tests.experiments.planning.random_tables import draw_graph, draw_stages
+from tests.experiments.planning.test_profile_planners import GraphProblem
+
+
+def every_pipeline(table: StageTable, gpus: int) -> list[list[tuple[int, int, int]]]:
+    """All pipelines that use all GPUs and fit: for each stage its first layer, its last layer and its option."""
+    found = []
+    for number in range(1, min(table.layers, gpus) + 1):
+        for cuts in combinations(range(1, table.layers), number - 1):
+            borders = [0, *cuts, table.layers]
+            for options in product(range(len(table.options)), repeat=number):
+                cells = [(borders[i], borders[i + 1] - 1, options[i]) for i in range(number)]
+                fits = all(table.behind[cell] >= number - 1 - i for i, cell in enumerate(cells))
+                if fits and sum(table.options[one].gpus for one in options) == gpus:
+                    found.append(cells)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- nnScaler
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nnscalers_stages_are_those_of_brute_force(seed: int) -> None:
+    microbatches = (1, 4, 16)[seed % 3]
+    planner = NnScaler(degrees=(1, 2, 4))
+    whole = draw_stages(seed, layers=5, gpus=4)
+    table = planner.narrow(whole, 4, microbatches)
+    assert [one.gpus for one in table.options] == [1, 2, 4]
+    most = min(4, planner.most_stages(microbatches))
+    values = [
+        (microbatches - 1 + len(cells)) * max(float(table.seconds[cell]) for cell in cells)
+        for cells in every_pipeline(table, 4)
+        if len(cells) <= most
+    ]
+    best, found = min(values, default=math.inf), balance_stages(table, 4, microbatches, most)
+    assert (found is None) == math.isinf(best)
+    if found is not None:
+        assert found.value == pytest.approx(best) and len(found.stages) <= most
+        assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
+
+
+def test_the_defaults_of_nnscaler_bound_stages_and_their_forward_passes(gpt: JobProblem) -> None:
+    """A fifth of bubbles at most: (s - 1) / (s - 1 + m) <= 0.2; a forward pass of half to twice its share."""
+    planner = NnScaler()
+    assert [planner.most_stages(count) for count in (1, 4, 8, 64)] == [1, 2, 3, 17]
+    table = planner.narrow(gpt.stages(), 8, gpt.microbatches)
+    for number, option in enumerate(table.options):
+        kept = np.isfinite(table.seconds[:, :, number])
+        if option.gpus == 8:
+            assert kept[0, -1] and not kept[0, 0]
+        if option.gpus == 1:
+            assert not kept[0, -1]
+
+
+def test_one_stage_of_nnscaler_is_an_integer_program_under_constraints(gpt: JobProblem) -> None:
+    """Without constraints no worse than the one-axis program; a constraint leaves a smaller space."""
+    free = NnScaler().plan(gpt, SearchBudget())
+    program = solve_table(gpt.operators({"x": 8}), gpt.memory)
+    assert program is not None and free.value <= program.value * (1 + 1e-9)
+    planner = NnScaler({"up": {"f"}, "qkv": {"a"}})
+    bound = planner.plan(gpt, SearchBudget())
+    assert bound.value > free.value
+    (scheme,) = bound.plan["plan"]["schemes"]
+    divide = scheme["tables"][0]["divide"]
+    assert divide["up"] in ({"x": "f"}, {"x": None}) and divide["qkv"] in ({"x": "a"}, {"x": None})
+    assert not any(planner.allows_stage(one) for one in gpt.stages().options if one.plan["dp"] > 1)
+    table = gpt.operators({"x": 8})
+    assert table.restrict(planner.allows).assignments < table.assignments  # type: ignore[arg-type]
+
+
+def test_a_pipeline_wins_for_nnscaler_where_operators_may_not_be_split() -> None:
+    problem = problem_of(gpus=2, **{"global": 64, "micro": 2})
+    names = [name for name in problem.operators({"x": 2}).choices if name != "stream"]
+    planner = NnScaler(dict.fromkeys([*names, "stream"], ()))
+    found = planner.plan(problem, SearchBudget())
+    stages = found.plan["plan"]["stages"]
+    assert [(one["tp"], one["dp"]) for one in stages] == [(1, 1)] * 2
+    assert problem.forecast(found.plan).fits
+    assert found.value == pytest.approx(problem.forecast(found.plan).step_time, rel=0.15)
+
+
+# -------------------------------------------------------------------------------------------------- AutoPipe
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (4, 2), (6, 6)])
+def test_the_step_of_equal_stages_is_that_of_1f1b(stages: int, microbatches: int) -> None:
+    played = play_1f1b([1.0] * stages, [2.0] * stages, microbatches)
+    assert played.seconds == pytest.approx(3.0 * (stages - 1 + microbatches))
+    assert sum(played.critical) == pytest.approx(played.seconds)
+
+
+def test_a_slow_stage_is_the_master_and_bounds_the_step() -> None:
+    """Its passes, two forward passes on the way to it and two backward passes on the way back."""
+    played = play_1f1b([1.0, 1.0, 4.0, 1.0], [2.0, 2.0, 8.0, 2.0], 16)
+    assert played.master == 2
+    assert played.seconds == pytest.approx(16 * 12 + 2 + 4)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
+    """Blocks of attention and of feed-forward layers, of unlike times, at the price of the simulated step."""
+    rng = np.random.default_rng(seed)
+    forward = rng.uniform(1, 4, 10)
+    table = chain_table(forward, 2 * forward)
+    found = move_blocks(table, 4, 8)
+    assert found is not None
+    borders = [[0, *cuts, 10] for cuts in combinations(range(1, 10), 3)]
+    best = min(play_borders(table, one, 8).seconds for one in borders)
+    seed_plan = balance_stages(table, 4, 8)
+    assert seed_plan is not None
+    start = play_borders(table, [0, *(one.layers.stop for one in seed_plan.stages)], 8).seconds
+    assert best * (1 - 1e-12) <= found.value <= min(start, 1.05 * best)
+    assert [one.layers.stop for one in found.stages][-1] == 10
+
+
+def test_the_master_stage_is_not_always_the_slowest() -> None:
+    """With few micro-batches the way back from the last stage counts: a move improves on the balanced partition."""
+    improved = 0
+    for seed in range(24):
+        forward = np.random.default_rng(seed).uniform(1, 4, 10)
+        table = chain_table(forward, 2 * forward)
+        start, found = balance_stages(table, 4, 4), move_blocks(table, 4, 4)
+        assert start is not None and found is not None
+        before = play_borders(table, [0, *(one.layers.stop for one in start.stages)], 4).seconds
+        improved += found.value < before * (1 - 1e-9)
+    assert improved >= 5
+
+
+def test_blocks_of_a_chain_are_planned_and_graphs_with_branches_refused() -> None:
+    problem = GraphProblem(draw_graph(1, chain=True), 3)
+    problem.settings["microbatches"] = 8
+    found = AutoPipe().plan(problem, SearchBudget())
+    assert [node for one in found.plan["stages"] for node in one] == [*range(7)] and found.not_executable
+    with pytest.raises(PlanError, match="a chain of blocks"):
+        AutoPipe().plan(ProfileProblem("pipedream-resnet50", gpus=4), SearchBudget())
+    vgg = AutoPipe().plan(ProfileProblem("pipedream-vgg16", gpus=4, microbatches=8), SearchBudget())
+    assert len(vgg.plan["stages"]) == 4
+
+
+def test_the_simulated_step_of_a_job_is_near_the_engines(gpt: JobProblem) -> None:
+    found = find_planner("autopipe")().plan(gpt, SearchBudget())
+    assert found.value == pytest.approx(gpt.forecast(found.plan).step_time, rel=0.1)
+    table = gpt.stages()
+    number = next(
+        place for place, one in enumerate(table.options) if one.plan == {"tp": 1, "dp": 4, "recompute": "none"}
+    )
+    own = table.take([number])
+    half = move_blocks(own, 8, gpt.microbatches)
+    assert half is not None and len(half.stages) == 2
+    stages = tuple(PlannedStage(one.layers, 0) for one in half.stages)
+    assert half.value == pytest.approx(gpt.forecast(gpt.stage_plan(own, stages)).step_time, rel=0.15)
+
+
+# ----------------------------------------------------------------------------------------------------- Aceso
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: int) -> None:
+    """Stages of one or two of eight GPUs, so of four to eight; their objective is the same."""
+    microbatches = (4, 16)[seed % 2]
+    table = draw_stages(seed, layers=8, gpus=2)
+    best, walk = plan_stages(table, 8, microbatches), BottleneckWalk(table, 8, microbatches, 1000)
+    found = walk.run()
+    assert (found is None) == (best is None)
+    if found is None or best is None:
+        return
+    assert best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
+    cells = [(one.layers[0], one.layers[-1], one.option) for one in found.stages]
+    own = [float(table.seconds[cell]) for cell in cells]
+    assert found.value == pytest.approx(sum(own) + (microbatches - 1) * max(own))
+    assert all(table.behind[cell] >= len(cells) - 1 - place for place, cell in enumerate(cells))
+    assert sum(table.options[one.option].gpus for one in found.stages) == 8
+    assert [layer for one in found.stages for layer in one.layers] == [*range(8)]
+
+
+def test_the_walk_leaves_a_start_far_from_the_optimum() -> None:
+    """From balanced plans up to 1.6 times the optimum, and from ones that do not fit."""
+    improved = rescued = 0
+    for seed in range(20):
+        table = draw_stages(seed, layers=8, gpus=2)
+        walk = BottleneckWalk(table, 8, 4, 1000)
+        starts = [walk.price(start) for number in range(1, 9) if (start := walk.start(number)) is not None]
+        fitting = [one.value for one in starts if not max(one.lacking)]
+        found = walk.run()
+        assert found is not None
+        improved += bool(fitting) and found.value < 0.9 * min(fitting)
+        rescued += not fitting
+    assert improved >= 5 and rescued >= 2
+
+
+def two_shapes(seconds: float, recompute: float) -> StageTable:
+    """Six layers on one GPU, or on two as replicas or by tensor parallelism, which is slower but needs less memory."""
+    shapes = [(1, 1, "none"), (1, 1, "full"), (1, 2, "none"), (2, 1, "none")]
+    options = tuple(StageOption(t * d, {"tp": t, "dp": d, "recompute": again}) for t, d, again in shapes)
+    first, last = np.indices((6, 6))
+    layers = np.where(first <= last, last - first + 1.0, np.inf)
+    own = np.stack([layers * seconds, layers * (seconds + recompute), layers * seconds / 2, layers * seconds / 1.6], -1)
+    behind = np.stack([3 - layers, 6 - layers, 4 - layers, 6 - layers], -1)
+    behind = np.where(np.isfinite(behind), np.maximum(behind, -1), -1).astype(int)
+    return StageTable(options, own, own / 3, 0 * behind, behind)
+
+
+def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_say() -> None:
+    walk = BottleneckWalk(two_shapes(1.0, 2.0), 4, 8, 100)
+    one, two, split = Shape(1, 1, 1), Shape(2, 1, 2), Shape(2, 2, 1)
+    heavy = (StageState(0, 3, one), StageState(3, 4, one), StageState(4, 6, two))
+    assert walk.price(heavy).options == (1, 0, 2)  # only the first must recompute
+    names = [[primitive.name for primitive in group] for group in walk.groups(heavy, 0)]
+    assert sorted(name for group in names for name in group) == sorted(one.name for one in walk.primitives)
+    assert names[0] == ["move layers", "more replicas", "more tensor parallelism", "tensor parallelism for replicas"]
+    by_name = {primitive.name: primitive for primitive in walk.primitives}
+    (grown,) = by_name["more tensor parallelism"].apply(heavy, 0)
+    assert [stage.shape for stage in grown] == [split, one, one]
+    (traded,) = by_name["tensor parallelism for replicas"].apply(heavy, 2)
+    assert traded[2].shape == split
+    moved = [*by_name["move layers"].apply(heavy, 0)]
+    assert all(one[0].stop < 3 and one[-1].stop == 6 for one in moved) and moved
+    assert walk.start(8) is None
+
+
+def test_aceso_finds_what_the_dynamic_program_finds_on_a_job() -> None:
+    problem = problem_of(gpus=8, layers=6)
+    best = plan_stages(problem.stages(), 8, problem.microbatches)
+    found = find_planner("aceso")().plan(problem, SearchBudget())
+    assert best is not None and best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
+    huge = JobProblem(
+        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
+    )
+    with pytest.raises(PlanError, match="no plan of aceso fits 8 devices"):
+        find_planner("aceso")().plan(huge, SearchBudget())

@@ -1,0 +1,149 @@
+"""Unity's rewrites with placement, and Slapo's tuner."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.elimination import eliminate
+from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
+from experiments.planning.cores.local_search.grid_walk import GridWalk
+from experiments.planning.planner import find_planner
+from experiments.planning.planners.unity import Unity
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.problem import SearchBudget
+from experiments.planning.profile import ProfileProblem
+from experiments.planning.table import Factor, FactorTable
+from hardware.errors import PlanError
+from tests.experiments.planning.conftest import problem_of
+
+# ----------------------------------------------------------------------------------------------------- Unity
+
+
+def draw_layouts(seed: int, operators: int = 4) -> FactorTable:
+    """A chain of operators that shard dims p or q over two axes, with a factor of three operators."""
+    rng = np.random.default_rng(seed)
+    options = tuple((("x", one), ("y", other)) for one, other in product(("", "p", "q"), repeat=2))
+    names = [f"v{place}" for place in range(operators)]
+    scopes = [(name,) for name in names] + list(pairwise(names)) + [tuple(names[:3])]
+    factors = []
+    for scope in scopes:
+        shape = (len(options),) * len(scope)
+        seconds = np.where(rng.random(shape) < (0.1 if len(scope) > 1 else 0), np.inf, rng.uniform(1, 9, shape))
+        factors.append(Factor(scope, seconds, np.zeros(shape), rng.uniform(0, 5, shape)))
+    return FactorTable(dict.fromkeys(names, options), factors)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
+    """There are 4^4 graphs: none, p, q, or both for each operator; a rewrite changes one operator or one tensor's."""
+    table = draw_layouts(seed)
+    walk = RewriteSearch(table, most=10_000, alpha=math.inf)
+    assert all(len(own) == 4 for own in walk.options)
+    best, found = eliminate(table), walk.run([walk.graph_of({})])
+    assert best is not None and found is not None
+    assert found.value == pytest.approx(best.value, rel=1e-12)
+    assert table.value(found.assignment) == pytest.approx(found.value) and walk.visited <= 4**4
+    pruned = RewriteSearch(table).run([walk.graph_of({})])
+    assert pruned is not None and pruned.value >= best.value * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_placement_of_a_graph_is_that_of_brute_force(seed: int) -> None:
+    table = draw_layouts(seed)
+    walk = RewriteSearch(table)
+    graph = walk.graph_of({"v0": frozenset("pq"), "v1": frozenset("p"), "v3": frozenset("q")})
+    kept = [own[part] for own, part in zip(walk.options, graph, strict=True)]
+    assert [len(numbers) for numbers in kept] == [2, 3, 1, 3]
+    best = min(table.value(dict(zip(table.choices, numbers, strict=True))) for numbers in product(*kept))
+    found = walk.place(graph)
+    assert (found is None) == math.isinf(best)
+    assert walk.bound(graph) <= best
+    if found is not None:
+        assert found.value == pytest.approx(best) and table.value(found.assignment) == pytest.approx(best)
+
+
+def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum(gpt: JobProblem) -> None:
+    table = gpt.operators({"x": 8})
+    walk = RewriteSearch(table, most=2500)
+    start = walk.place(walk.graph_of({}))
+    found, best = walk.run([walk.graph_of({})]), eliminate(table)
+    assert start is not None and found is not None and best is not None
+    assert start.value > 5 * best.value and found.value == pytest.approx(best.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
+    """Not below the integer program within that memory, and within 8 % of it; none fits into nothing."""
+    problem = problem_of()
+    table = problem.operators({"x": 8})
+    best = eliminate(table)
+    assert best is not None
+    problem.memory = share * table.cost(best.assignment).nbytes
+    found, _, _ = Unity().solve(table, problem, SearchBudget())
+    program = solve_table(table, problem.memory)
+    assert found is not None and program is not None
+    assert table.cost(found.assignment).nbytes <= problem.memory
+    assert program.value * (1 - 1e-9) <= found.value <= 1.08 * program.value
+    problem.memory = 1.0
+    assert Unity().solve(table, problem, SearchBudget(steps=400))[0] is None
+
+
+# ----------------------------------------------------------------------------------------------------- Slapo
+
+EXPLORED = {
+    (176, 1.0), (176, 0.92), (176, 0.84), (176, 0.67), (168, 0.84), (168, 0.67), (168, 0.5), (160, 0.67), (160, 0.5),
+    (152, 0.67), (152, 0.5), (144, 0.5), (144, 0.34), (136, 0.5), (136, 0.34), (128, 0.5), (128, 0.34),
+}  # fmt: skip
+"""The points that the authors' tuner measured (`benchmark/plot/autotune.py`)."""
+
+
+def test_slapo_measures_the_points_of_its_authors_and_finds_their_best() -> None:
+    found = find_planner("slapo")().plan(ProfileProblem("slapo-batch-recompute"), SearchBudget())
+    assert (found.plan["batch"], found.plan["share"]) == (144, 0.5)
+    assert 1 / found.value == pytest.approx(130.9)
+    points = [tuple(one) for one in found.plan["explored"]]
+    assert len(points) == found.visited == 17 and set(points) == EXPLORED
+
+
+@pytest.mark.parametrize("largest", [1, 3, 12, 30])
+def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
+    """Larger batches and less recomputation are faster, until memory ends: batch x (2 - share) <= largest."""
+    batches, shares = [*range(1, 21)], [1.0, 0.5, 0.0]
+
+    def measure(batch: int, share: float) -> float:
+        return batch * (2 - share) if batch * (2 - share) <= largest else 0.0
+
+    walk = GridWalk(batches, shares, measure, patience=100)
+    found = walk.run()
+    assert found is not None
+    assert found.throughput == max(measure(batch, share) for batch in batches for share in shares)
+    first = [one.batch for one in walk.visited if one.throughput]
+    assert max(first) == min(20, largest)
+    assert GridWalk(batches, shares, lambda batch, share: 0.0).run() is None
+
+
+def test_slapo_tunes_a_job_by_forecasts() -> None:
+    """The best of what it measures, and of a memory in which everything must be recomputed, a plan that recomputes."""
+    problem = problem_of()
+    found = find_planner("slapo")().plan(problem, SearchBudget())
+    step = problem.forecast(found.plan)
+    assert step.fits and found.value == pytest.approx(step.step_time)
+    for tensor, micro in product((1, 2, 4, 8), (1, 2)):
+        plan = {"tp": tensor, "dp": 8 // tensor, "recompute": "full"}
+        rival = problem.forecast({"plan": plan, "batch": {"global": 64, "micro": micro}})
+        assert not rival.fits or rival.step_time >= found.value * (1 - 1e-9)
+    huge = JobProblem(
+        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
+    )
+    with pytest.raises(PlanError, match="no plan of slapo fits 8 devices"):
+        find_planner("slapo")().plan(huge, SearchBudget())
+
+
+def test_slapo_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="throughput of every batch size"):
+        find_planner("slapo")().plan(ProfileProblem("pipedream-vgg16"), SearchBudget())
