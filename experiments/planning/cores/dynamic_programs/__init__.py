@@ -1,0 +1,1 @@
+"""Dynamic programs over the layers of a model."""
