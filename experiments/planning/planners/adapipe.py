@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.planning.cores.dynamic_programs.recompute_phases import keep_most, plan_phases
+from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
@@ -25,7 +25,7 @@ class AdaPipePlanner(Planner):
         "AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning",
         2024,
     )
-    core = "dynamic_programs/recompute_phases"
+    core = "pipelines/recompute_phases"
     restrictions = ("recompute a part of a layer", "use stages of unlike degrees", "cut inside a layer")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.planning.cores.dynamic_programs.layer_paths import choose_strategies
+from experiments.planning.cores.pipelines.layer_paths import choose_strategies
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import require_job
 from experiments.planning.pricing.layer_strategies import (
@@ -41,7 +41,7 @@ def decision_tree(gpus: int) -> list[LayerStrategy]:
 class Galvatron(Planner):
     paper = Paper("arXiv:2211.13878", "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic "
                   "Parallelism", 2022)
-    core = "dynamic_programs/layer_paths"
+    core = "pipelines/layer_paths"
     restrictions = (
         "use degrees that are no powers of two",
         "mix replicas and shards of one layer's weights",

@@ -8,7 +8,7 @@ by-memory` finds the same partition from forecasts of the whole step.
 from __future__ import annotations
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.dynamic_programs.ordered_stages import balance_stages
+from experiments.planning.cores.pipelines.ordered_stages import balance_stages
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import require_job
 from experiments.planning.pricing.pipelines import pipeline_plan, uniform_pipelines
@@ -22,7 +22,7 @@ class McapPlanner(Planner):
         "mCAP: Memory-Centric Partitioning for Large-Scale Pipeline-Parallel DNN Training",
         2022,
     )
-    core = "dynamic_programs/ordered_stages"
+    core = "pipelines/ordered_stages"
     restrictions = ("shard tensors", "recompute", "look at time", "cut inside a layer")
     unit = "bytes"
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.cores.dynamic_programs.device_groups import device_groups
-from experiments.planning.cores.dynamic_programs.ordered_stages import Partition, balance_stages
-from experiments.planning.cores.enumeration import divisors
+from experiments.planning.cores.pipelines.device_groups import device_groups
+from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from experiments.planning.cores.pipelines.enumeration import divisors
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages, StageChoice
 from experiments.planning.pricing.mixed import require_kinds
@@ -35,7 +35,7 @@ class Metis(Planner):
         "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
         2024,
     )
-    core = "dynamic_programs/device_groups"
+    core = "pipelines/device_groups"
     restrictions = (
         "mix kinds of GPUs in a stage",
         "use groups that are no powers of two",

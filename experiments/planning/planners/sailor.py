@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.cores.enumeration import divisors
+from experiments.planning.cores.pipelines.enumeration import divisors
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages
 from experiments.planning.pricing.mixed import MixedProblem, NodeKind, require_kinds
@@ -29,7 +29,7 @@ class Sailor(Planner):
         "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed Clusters",
         2025,
     )
-    core = "enumeration"
+    core = "pipelines/enumeration"
     restrictions = (
         "use kinds of GPUs side by side in a stage",
         "use more tensor parallelism than a stage needs to fit",

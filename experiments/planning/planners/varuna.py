@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.enumeration import divisors, try_best
+from experiments.planning.cores.pipelines.enumeration import divisors, try_best
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.problem import Problem, SearchBudget
@@ -22,7 +22,7 @@ from simulator.ir.scheme import Paper
 
 class VarunaPlanner(Planner):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
-    core = "enumeration"
+    core = "pipelines/enumeration"
     restrictions = (
         "shard tensors",
         "give stages unlike numbers of layers",

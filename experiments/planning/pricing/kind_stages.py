@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.dynamic_programs.ordered_stages import costs_of
+from experiments.planning.cores.pipelines.ordered_stages import costs_of
 from experiments.planning.pricing.mixed import MixedProblem, NodeKind, link_bandwidth
 from experiments.planning.pricing.pipelines import range_bytes, stages_plan
 from experiments.planning.stages import StageTable

@@ -1,1 +1,0 @@
-"""Dynamic programs over the layers of a model."""
