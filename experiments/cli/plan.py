@@ -34,12 +34,12 @@ def plan(
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from experiments.pages.forecast import show
-        from experiments.planning.pricing.job import JobProblem
         from experiments.planning.pricing.league import choose_planners, rank_proposals, to_answer
+        from experiments.planning.pricing.mixed import open_problem
         from experiments.planning.problem import SearchBudget
 
         names = choose_planners(planners)
-        problem = JobProblem(job)
+        problem = open_problem(job)
         rows = rank_proposals(problem, names, SearchBudget(seconds, steps))
         if as_json:
             emit(to_answer(problem, rows))
@@ -53,6 +53,7 @@ def _league_table(rows: list[LeagueRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from experiments.planning.planner import find_planner
     from hardware.errors import escape_controls
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -65,8 +66,9 @@ def _league_table(rows: list[LeagueRow]) -> Table:
             continue
         proof = row.proposal.proof
         memory = f"{row.forecast.peak_device / 2**30:.1f}" + ("" if row.forecast.fits else " too large")
+        objective = "-" if find_planner(row.name).unit != "s" else f"{row.proposal.value:.4g}"
         proven = f"{proof.gap:.2%}" if proof else "-"
-        cells = (f"{row.forecast.step_time:.4g}", memory, f"{row.proposal.value:.4g}", proven, f"{row.cpu_s:.1f}")
+        cells = (f"{row.forecast.step_time:.4g}", memory, objective, proven, f"{row.cpu_s:.1f}")
         table.add_row(row.name, *cells)
     if refused := [escape_controls(f"{row.name}: {row.refused}") for row in rows if row.refused]:
         table.caption = Text("\n".join(refused))

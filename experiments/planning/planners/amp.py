@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
 from experiments.planning.cores.pipelines.enumeration import divisors, try_best
+from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
 from experiments.planning.pricing.pipelines import pipeline_plan
@@ -33,8 +33,9 @@ class PricedPlan(NamedTuple):
 
 
 class Amp(Planner):
-    paper = Paper("arXiv:2210.07297", "AMP: Automatically Finding Model Parallel Strategies with Heterogeneity "
-                  "Awareness", 2022)
+    paper = Paper(
+        "arXiv:2210.07297", "AMP: Automatically Finding Model Parallel Strategies with Heterogeneity Awareness", 2022
+    )
     core = "pipelines/ordered_stages"
     restrictions = (
         "use stages, or replicas, of unlike degrees",

@@ -39,8 +39,11 @@ def decision_tree(gpus: int) -> list[LayerStrategy]:
 
 
 class Galvatron(Planner):
-    paper = Paper("arXiv:2211.13878", "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic "
-                  "Parallelism", 2022)
+    paper = Paper(
+        "arXiv:2211.13878",
+        "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism",
+        2022,
+    )
     core = "pipelines/layer_paths"
     restrictions = (
         "use degrees that are no powers of two",

@@ -65,9 +65,7 @@ class GraphPipePlanner(Planner):
         found = plan_graph(series, problem.gpus, cost, fits)
         if found is None:
             raise self.nothing_fits(problem, "Give more devices, or more memory")
-        stages = [
-            {"nodes": [*one.nodes], "replicas": one.devices, "in_flight": one.in_flight} for one in found.stages
-        ]
+        stages = [{"nodes": [*one.nodes], "replicas": one.devices, "in_flight": one.in_flight} for one in found.stages]
         proof = PlanProof(found.value, found.value, "bisection over dynamic programs")
         reason = "layers of a graph are placed on subsets of devices, and only models with branches are jobs"
         return Proposal({"stages": stages, "depth": found.depth}, found.value, found.visited, proof, reason)

@@ -3,8 +3,8 @@
 For every order of the kinds, number of stages, groups of powers of two and number of micro-batches, stages start as
 replicas without tensor parallelism. While layers do not fit, the stage with least memory left doubles its tensor
 parallelism. A plan costs the sum of its stages, (m - 1) x the slowest, messages, and the largest sum of gradients with
-its update (Um et al. 2024, USENIX ATC, and the released code SamsungLabs/Metis). Layers are balanced exactly here, where
-the code shares them out by a heuristic.
+its update (Um et al. 2024, USENIX ATC, and the released code SamsungLabs/Metis). Layers are balanced exactly here,
+where the code shares them out by a heuristic.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from experiments.planning.cores.pipelines.device_groups import device_groups
-from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from experiments.planning.cores.pipelines.enumeration import divisors
+from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages, StageChoice
 from experiments.planning.pricing.mixed import require_kinds
@@ -64,9 +64,7 @@ class Metis(Planner):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         return Proposal(best[1], best[0], visited)
 
-    def _balance(
-        self, stages: KindStages, groups: Sequence[int]
-    ) -> Iterator[tuple[list[StageChoice], Partition]]:
+    def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""
         strategies: Strategies | None = tuple((size, 1) for size in groups)
         while strategies is not None:
@@ -95,5 +93,3 @@ def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies 
             doubled = (data // 2, tensor * 2)
             return (*strategies[:stage], doubled, *strategies[stage + 1 :])
     return None
-
-

@@ -1,7 +1,7 @@
 """Device placement by reinforcement learning: a sequence-to-sequence policy, trained by REINFORCE.
 
-The reward is - sqrt(time), less a moving average; placements that fail count as slow ones (Mirhoseini et al. 2017, arXiv
-1706.04972). Times are those of Tarnawski's graphs here, the load of the fullest device, where the paper ran each
+The reward is - sqrt(time), less a moving average; placements that fail count as slow ones (Mirhoseini et al. 2017,
+arXiv 1706.04972). Times are those of Tarnawski's graphs here, the load of the fullest device, where the paper ran each
 placement.
 """
 

@@ -62,7 +62,7 @@ class JobProblem:
     # ----------------------------------------------------------------------------------- jobs of plans
 
     def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The job with the ``plan`` and ``batch`` of a planner, and with its order of nodes, ``cluster``, if it has one."""
+        """The job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}

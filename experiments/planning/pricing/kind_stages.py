@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,7 @@ class KindStages:
         own = costs_of([choice.seconds for choice in choices], layers)
         once = max(costs_of([choice.once for choice in choices], layers))
         messages = 0.0
-        for choice, after in zip(choices[:-1], choices[1:], strict=True):
+        for choice, after in pairwise(choices):
             bandwidth = link_bandwidth(self.kinds, after.first - 1, after.first)
             messages += self.problem.message_nbytes(int(choice.plan["dp"])) / bandwidth
         return sum(own) + (self.problem.microbatches - 1) * max(own) + messages + once

@@ -51,9 +51,7 @@ class StrategyPrices(NamedTuple):
     once_rest: float
 
 
-def strategy_plan(
-    problem: JobProblem, layers: Sequence[int], strategies: Sequence[LayerStrategy]
-) -> Mapping[str, Any]:
+def strategy_plan(problem: JobProblem, layers: Sequence[int], strategies: Sequence[LayerStrategy]) -> Mapping[str, Any]:
     """The ``plan`` and ``batch`` of a job of stages of as many layers, with a strategy for each of all layers."""
     gpus = strategies[0].tensor * strategies[0].data
     axes = [f"x{place}" for place in range(max(1, gpus.bit_length() - 1))]

@@ -84,7 +84,7 @@ def _row_answer(problem: JobProblem, row: LeagueRow) -> dict[str, Any]:
         return found | {"refused": row.refused.to_dict() if row.refused else None}
     proof = row.proposal.proof
     return found | {
-        "objective_s": row.proposal.value,
+        "objective_s": row.proposal.value if find_planner(row.name).unit == "s" else None,
         "visited": row.proposal.visited,
         "proven_gap": proof.gap if proof and math.isfinite(proof.gap) else None,
         "step_time_s": row.forecast.step_time,

@@ -91,7 +91,9 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
     free = memory - range_totals(units.states) - range_largest(units.peak)
     in_flight = np.floor(free / np.maximum(1.0, range_totals(units.kept)))
     behind = np.where(inside & (free >= 0), np.minimum(in_flight, layers + 1) - 1, -1).astype(int)
-    once = _once_seconds(plan, shared, np.where(inside, range_totals(units.elements), 0.0), range_totals(units.backward))
+    once = _once_seconds(
+        plan, shared, np.where(inside, range_totals(units.elements), 0.0), range_totals(units.backward)
+    )
     infinite = np.where(inside, 0.0, np.inf)
     return seconds + infinite, range_totals(units.forward) + infinite, once + infinite, behind
 

@@ -1,12 +1,12 @@
 """Device placement by a policy that is trained on the times of the placements that it draws.
 
-The policy is a sequence-to-sequence network: an LSTM reads the groups of operators, and another, with attention to all of
-them, emits a device for one after another, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section 3).
+The policy is a sequence-to-sequence network: an LSTM reads the groups of operators, and another, with attention to all
+of them, emits a device for one after another, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section 3).
 
 * REINFORCE: the reward is - sqrt(time), less a moving average of rewards.
-* Proximal policy optimisation: every group is a step of a Markov decision process; a batch is used several times, and the
-  policy stays near the one that drew it: clipped ratios of probabilities and a penalty on the Kullback-Leibler divergence
-  (Gao et al. 2018, Spotlight, ICML).
+* Proximal policy optimisation: every group is a step of a Markov decision process; a batch is used several times, and
+  the policy stays near the one that drew it: clipped ratios of probabilities and a penalty on the Kullback-Leibler
+  divergence (Gao et al. 2018, Spotlight, ICML).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TrainingSettings(NamedTuple):
 
 
 class FoundPlacement(NamedTuple):
-    """The fastest placement that was drawn: the device of every group, its time [s], and placements that were priced."""
+    """The fastest placement that was drawn: the device of every group, its time [s], and placements priced."""
 
     devices: tuple[int, ...]
     seconds: float
@@ -91,13 +91,29 @@ def train_placement(
     price: Callable[[np.ndarray], float],
     steps: int,
     seed: int,
-    settings: TrainingSettings = TrainingSettings(),
+    settings: TrainingSettings,
 ) -> FoundPlacement | None:
     """The fastest of `steps` placements drawn while a policy is trained on their times; None if all fail.
 
     features: of every group of operators [groups, features]. price: seconds of the devices of all groups; infinite: the
     placement fails.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the network is small: threads cost more than they save
+    try:
+        return _draw_and_train(features, devices, price, steps, seed, settings)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _draw_and_train(
+    features: np.ndarray,
+    devices: int,
+    price: Callable[[np.ndarray], float],
+    steps: int,
+    seed: int,
+    settings: TrainingSettings,
+) -> FoundPlacement | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = PlacementPolicy(features, devices)

@@ -1,8 +1,8 @@
 """Groups of devices for the stages of a pipeline: Metis' search space.
 
 Groups are powers of two and add up to all devices; a group has at least a share of the mean size. For every multiset of
-sizes all orders count, but where these are many, equal smallest groups stay together (Um et al. 2024, USENIX ATC, section
-4, and the released code SamsungLabs/Metis).
+sizes all orders count, but where these are many, equal smallest groups stay together (Um et al. 2024, USENIX ATC,
+section 4, and the released code SamsungLabs/Metis).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[in
 def _merge_smallest(sizes: tuple[int, ...], longest: int) -> list[tuple[int, ...]]:
     """Groups of which pairs of the smallest are joined, until no more are left than may be ordered."""
     groups = [(size,) for size in sizes]
-    while (excess := len(groups) - longest) > 0:
+    while len(groups) > longest:
         smallest = min(map(sum, groups))
         alike = [group for group in groups if sum(group) == smallest]
         if len(alike) < 2:

@@ -28,6 +28,8 @@ class Suffix(NamedTuple):
     ending: float
     slowest: float
     layers: tuple[int, ...]
+    own: float = 0.0
+    """Seconds of the first of these stages, which are in both sums [s]."""
 
 
 class PhasePlan(NamedTuple):
@@ -89,21 +91,21 @@ def plan_phases(
                     warm_up = both + max(after.warm_up, (flights - 1) * ahead[first][last])
                     ending = both + max(after.ending, (flights - 1) * back[first][last])
                     layout = (last - first + 1, *after.layers)
-                    grown[first].append(Suffix(warm_up, ending, max(both, after.slowest), layout))
+                    grown[first].append(Suffix(warm_up, ending, max(both, after.slowest), layout, both))
         steady = max(0, microbatches - (depth - stage))
-        suffixes = [_prune(one, steady, keep) for one in grown]
+        # How the first stage is ranked depends on its own passes: all of its suffixes are compared below.
+        suffixes = [_prune(one, steady, keep) for one in grown] if stage else grown
     best, value = None, math.inf
     for one in suffixes[0]:
         # The first stage has no stage before: its warm-up ends, and its ending begins, with its own passes.
-        both = float(forward[0][0, one.layers[0] - 1] + backward[0][0, one.layers[0] - 1])
-        step = one.warm_up + one.ending - both + max(0, microbatches - depth) * one.slowest
+        step = one.warm_up + one.ending - one.own + max(0, microbatches - depth) * one.slowest
         if step < value:
             best, value = one, step
     return None if best is None else PhasePlan(best.layers, value, visited)
 
 
 def _prune(suffixes: list[Suffix], steady: int, keep: int) -> list[Suffix]:
-    ranked = sorted(suffixes, key=lambda one: (one.warm_up + one.ending + steady * one.slowest, one.layers))
+    ranked = sorted(suffixes, key=lambda one: (one.warm_up + one.ending - one.own + steady * one.slowest, one.layers))
     if keep:
         return ranked[:keep]
     found: list[Suffix] = []
