@@ -42,7 +42,7 @@ class AdaPipePlanner(Planner):
             if again is None:
                 continue
             costs = [self._price(job, plain, again, stage) for stage in range(plain.depth)]
-            found = plan_phases(*zip(*((forward, back) for forward, back, _ in costs), strict=True), job.microbatches)
+            found = plan_phases([one[0] for one in costs], [one[1] for one in costs], job.microbatches)
             visited += plain.depth * table.layers**2
             if found is None:
                 continue

@@ -14,6 +14,7 @@ from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.profile import NetworkLevel
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -35,7 +36,7 @@ class GraphPipePlanner(Planner):
     """Weights, gradients and two moments of Adam, as often as `parameters` says."""
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        levels = getattr(problem, "levels", ())
+        levels: tuple[NetworkLevel, ...] = tuple(getattr(problem, "levels", ()))
         if len(levels) != 1:
             rule = "GraphPipe needs one level of the network"
             raise PlanError(f"problem {problem.name}", rule, "Give levels=[NetworkLevel(devices, bandwidth)]")

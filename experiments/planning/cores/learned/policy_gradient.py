@@ -1,7 +1,8 @@
 """Device placement by a policy that is trained on the times of the placements that it draws.
 
 The policy is a sequence-to-sequence network: an LSTM reads the groups of operators, and another, with attention to all
-of them, emits a device for one after another, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section 3).
+of them, emits a device for one after another, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section
+3).
 
 * REINFORCE: the reward is - sqrt(time), less a moving average of rewards.
 * Proximal policy optimisation: every group is a step of a Markov decision process; a batch is used several times, and
@@ -73,7 +74,7 @@ class PlacementPolicy(nn.Module):
         read = read.expand(count, -1, -1)
         before = torch.full((count,), self.devices)
         devices, logs = [], []
-        for group in range(len(self.features)):
+        for group in range(read.shape[1]):
             hidden, cell = self.writer(torch.cat([read[:, group], self.previous(before)], dim=1), (hidden, cell))
             weights = torch.softmax(torch.einsum("bw,bgw->bg", self.attend(hidden), read), dim=1)
             context = torch.einsum("bg,bgw->bw", weights, read)

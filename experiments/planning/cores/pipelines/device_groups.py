@@ -41,13 +41,13 @@ def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[in
 
 def _merge_smallest(sizes: tuple[int, ...], longest: int) -> list[tuple[int, ...]]:
     """Groups of which pairs of the smallest are joined, until no more are left than may be ordered."""
-    groups = [(size,) for size in sizes]
+    groups: list[tuple[int, ...]] = [(size,) for size in sizes]
     while len(groups) > longest:
         smallest = min(map(sum, groups))
-        alike = [group for group in groups if sum(group) == smallest]
-        if len(alike) < 2:
+        equal = [group for group in groups if sum(group) == smallest]
+        if len(equal) < 2:
             break
-        pairs = len(alike) // 2
-        joined = [alike[2 * place] + alike[2 * place + 1] for place in range(pairs)]
-        groups = sorted([*joined, *alike[2 * pairs :], *(group for group in groups if sum(group) > smallest)], key=sum)
+        pairs = len(equal) // 2
+        joined = [equal[2 * place] + equal[2 * place + 1] for place in range(pairs)]
+        groups = sorted([*joined, *equal[2 * pairs :], *(group for group in groups if sum(group) > smallest)], key=sum)
     return groups

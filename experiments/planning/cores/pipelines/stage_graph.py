@@ -116,7 +116,7 @@ def plan_graph(series: Series, devices: int, cost: Cost, fits: Fits) -> GraphPla
     low, high = 0, len(limits) - 1
     while low <= high:
         middle = (low + high) // 2
-        found = _Search(cost, fits, limits[middle]).plan(series, devices)
+        found = _BoundedStages(cost, fits, limits[middle]).plan(series, devices)
         if found is None:
             low = middle + 1
         else:
@@ -143,7 +143,7 @@ Partial = tuple[int, tuple[GraphStage, ...]]
 """Micro-batches in flight at the beginning of some stages, and these."""
 
 
-class _Search:
+class _BoundedStages:
     """Stages none of which exceeds a limit of seconds."""
 
     def __init__(self, cost: Cost, fits: Fits, limit: float) -> None:
