@@ -3,7 +3,8 @@
 For every number of micro-batches, stages, replicas and order of kinds, the stages on each kind are tried. Its rules
 keep the space small: tensor parallelism stays inside a node and is, for every stage and kind, the least that fits;
 layers are divided evenly; nodes may stay unused. A step takes the sum of the stages, (m - 1) x the slowest (the
-straggler), messages, and the largest sum of gradients with its update (Strati et al. 2025, arXiv 2504.17096, section 4).
+straggler), messages, and the largest sum of gradients with its update (Strati et al. 2025, arXiv 2504.17096,
+section 4).
 """
 
 from __future__ import annotations
