@@ -42,7 +42,6 @@ def plan(
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from experiments.pages.forecast import show
-        from experiments.planning.pricing.job import JobProblem
         from experiments.planning.pricing.league import (
             CertifiedOptimum,
             choose_planners,
@@ -50,11 +49,12 @@ def plan(
             rank_proposals,
             to_answer,
         )
+        from experiments.planning.pricing.mixed import open_problem
         from experiments.planning.problem import SearchBudget
         from hardware.errors import PlanError
 
         names = choose_planners(planners)
-        problem = JobProblem(job)
+        problem = open_problem(job)
         best = find_optimum(problem) if optimum or plot is not None else None
         rows = rank_proposals(problem, names, SearchBudget(seconds, steps), _with_progress)
         if plot is not None:
@@ -84,6 +84,7 @@ def _league_table(rows: list[LeagueRow], optimum: CertifiedOptimum | PlanError |
     from rich.table import Table
     from rich.text import Text
 
+    from experiments.planning.planner import find_planner
     from experiments.planning.pricing.league import CertifiedOptimum, regret
     from hardware.errors import PlanError, escape_controls
 
@@ -100,9 +101,10 @@ def _league_table(rows: list[LeagueRow], optimum: CertifiedOptimum | PlanError |
             continue
         proof = row.proposal.proof
         memory = f"{row.forecast.peak_device / 2**30:.1f}" + ("" if row.forecast.fits else " too large")
+        objective = "-" if find_planner(row.name).unit != "s" else f"{row.proposal.value:.4g}"
         proven = f"{proof.gap:.2%}" if proof else "-"
         lost = f"{value:.1%}" if (value := regret(row, optimum)) is not None else "-"
-        cells = (f"{row.forecast.step_time:.4g}", memory, lost, f"{row.proposal.value:.4g}", proven)
+        cells = (f"{row.forecast.step_time:.4g}", memory, lost, objective, proven)
         table.add_row(row.name, *cells, f"{row.cpu_s:.1f}")
     refused = [escape_controls(f"{row.name}: {row.refused}") for row in rows if row.refused]
     refused += [escape_controls(f"search: {optimum}")] if isinstance(optimum, PlanError) else []

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from experiments.planning.graph import LayerGraph
 from experiments.planning.pricing.operators import STREAM, build_table
-from experiments.planning.pricing.stage_prices import price_stages, uniform_plan, unit_costs
-from experiments.planning.problem import Allowed, allow_all
+from experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
+from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.profile import NetworkLevel
 from experiments.planning.stages import PlannedStage, StageOption, StageTable
 from experiments.planning.table import Assignment, FactorTable
@@ -30,32 +30,41 @@ class JobProblem:
 
     job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts.
     samples: sequences of a micro-batch, of all ranks of a stage together.
+    microbatches: of a step, in place of those of the plan of the job.
 
     Raises PlanError for a cluster of several kinds of nodes.
     """
 
     mode = "ours"
+    one_kind = True
+    """Whether all nodes are of one kind."""
 
-    def __init__(self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> None:
+    def __init__(
+        self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None, microbatches: int = 0
+    ) -> None:
         self.job = job if isinstance(job, Job) else load_job(job)
         self.shared = shared or SharedWork()
-        if len(self.job.cluster.kinds) > 1:
+        if self.one_kind and len(self.job.cluster.kinds) > 1:
             rule = "planners price GPUs of one kind, and the cluster has several"
             raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
-        plan = resolve_plan(self.job, self.shared)
         self.name = str(self.job.id or self.job.model.name)
         self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
-        self.microbatches = plan.shape.m
+        self.microbatches = microbatches or resolve_plan(self.job, self.shared).shape.m
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
         self._tables: dict[Any, FactorTable] = {}
         self._stages: dict[bool, StageTable] = {}
 
+    def with_microbatches(self, count: int) -> JobProblem:
+        """The same job in another number of micro-batches."""
+        return JobProblem(self.job, self.shared, count)
+
     # ----------------------------------------------------------------------------------- jobs of plans
 
     def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The job with the ``plan`` and ``batch`` of a planner."""
+        """The job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
+        stated |= {key: value for key, value in changes.items() if key == "cluster"}
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
 
@@ -63,7 +72,8 @@ class JobProblem:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
-    def _resolve(self, changes: Mapping[str, Any]) -> Plan:
+    def resolve(self, changes: Mapping[str, Any]) -> Plan:
+        """The resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
     # --------------------------------------------------------------------------------------- operators
@@ -79,7 +89,7 @@ class JobProblem:
         key = tuple(axes.items()), allowed
         if key not in self._tables:
             whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
-            self._tables[key] = build_table(self._resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+            self._tables[key] = build_table(self.resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
         return self._tables[key]
 
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
@@ -128,6 +138,10 @@ class JobProblem:
             stated["cluster"] = _resize_cluster(stated["cluster"], plan["pp"] * option.gpus, self.job)
         return resolve_plan(load_job(stated, base=self.job.folder), self.shared)
 
+    def units_of(self, option: StageOption) -> UnitCosts:
+        """The costs of the model's units where all stages are of one option. Raises PlanError for a broken rule."""
+        return unit_costs(self._resolve_option(option), self.shared)
+
     def _batch_of(self, option: StageOption) -> dict[str, Any]:
         return {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
 
@@ -146,8 +160,7 @@ class JobProblem:
         """The chain of embedding, layers and output layer on one GPU: seconds of the passes of a micro-batch, bytes of
         activations sent on and of parameters."""
         option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
-        plan = self._resolve_option(option)
-        units = unit_costs(plan, self.shared)
+        plan, units = self._resolve_option(option), self.units_of(option)
         names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]
         width = plan.model.hidden * plan.architecture.seq * self.samples * 2.0
         figures: dict[str, ArrayLike] = {
@@ -166,6 +179,15 @@ class JobProblem:
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         levels = [(inside, near), (self.gpus // inside, cluster.scale_out)]
         return tuple(NetworkLevel(width, float(tier.bandwidth)) for width, tier in levels if width > 1)
+
+
+def require_job(problem: Problem) -> JobProblem:
+    """The problem as a job. Raises PlanError for a profile, whose plans are no jobs."""
+    if not isinstance(problem, JobProblem):
+        raise PlanError(f"problem {problem.name}", "the planner plans jobs", "Give it a job", problem.mode)
+    if len(problem.job.cluster.kinds) > 1:
+        problem.stages()  # says what to do
+    return problem
 
 
 def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:

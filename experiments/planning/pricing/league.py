@@ -56,7 +56,8 @@ def find_optimum(problem: JobProblem) -> CertifiedOptimum | PlanError:
     """The certified optimum of a job, or why there is no search of it."""
     stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
     try:
-        found = search(stated, top=1, base=problem.job.folder)
+        unlike = len(problem.job.cluster.kinds) > 1
+        found = search(stated, top=1, unlike=unlike, base=problem.job.folder)
     except PlanError as error:
         return error
     best, proof = found.best[0] if found.best else None, found.certificate
@@ -134,7 +135,7 @@ def _row_answer(problem: JobProblem, row: LeagueRow, optimum: CertifiedOptimum |
         return found | {"refused": row.refused.to_dict() if row.refused else None}
     proof = row.proposal.proof
     return found | {
-        "objective_s": row.proposal.value,
+        "objective_s": row.proposal.value if find_planner(row.name).unit == "s" else None,
         "visited": row.proposal.visited,
         "proven_gap": proof.gap if proof and math.isfinite(proof.gap) else None,
         "step_time_s": row.forecast.step_time,

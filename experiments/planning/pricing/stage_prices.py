@@ -62,31 +62,40 @@ def price_stages(
     return StageTable(tuple(kept), *(np.stack(part, axis=-1) for part in zip(*columns, strict=True)))
 
 
+def range_totals(figure: np.ndarray) -> np.ndarray:
+    """The sums of a figure of units over all ranges of layers, first to last; the first layer brings the embedding, the
+    last the output layer [units] -> [layers, layers]."""
+    layers = len(figure) - 2
+    first, last = np.indices((layers, layers))
+    sums = np.concatenate([[0.0], np.cumsum(figure[1:-1])])
+    return sums[last + 1] - sums[first] + (first == 0) * figure[0] + (last == layers - 1) * figure[-1]
+
+
+def range_largest(figure: np.ndarray) -> np.ndarray:
+    """The largest of a figure over all ranges of layers, as in `range_totals` [units] -> [layers, layers]."""
+    layers = len(figure) - 2
+    first, last = np.indices((layers, layers))
+    rows = np.maximum.accumulate(np.where(first <= last, figure[1:-1][None, :], 0.0), axis=1)
+    return np.maximum(rows, np.maximum((first == 0) * figure[0], (last == layers - 1) * figure[-1]))
+
+
 def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, ...]:
     """Seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of layers
     [layers, layers]."""
     units = unit_costs(plan, shared)
     layers = plan.model.layers
     shape = (layers, layers)
-    first, last = np.indices(shape)
-    inside = first <= last
+    inside = np.less_equal(*np.indices(shape))
 
-    def total(figure: np.ndarray) -> np.ndarray:
-        """The sum over the units of every range; the first layer brings the embedding, the last the output layer."""
-        sums = np.concatenate([[0.0], np.cumsum(figure[1:-1])])
-        return sums[last + 1] - sums[first] + (first == 0) * figure[0] + (last == layers - 1) * figure[-1]
-
-    def largest(figure: np.ndarray) -> np.ndarray:
-        rows = np.maximum.accumulate(np.where(inside, figure[1:-1][None, :], 0.0), axis=1)
-        return np.maximum(rows, np.maximum((first == 0) * figure[0], (last == layers - 1) * figure[-1]))
-
-    seconds = total(units.forward + units.backward)
-    free = memory - total(units.states) - largest(units.peak)
-    in_flight = np.floor(free / np.maximum(1.0, total(units.kept)))
+    seconds = range_totals(units.forward + units.backward)
+    free = memory - range_totals(units.states) - range_largest(units.peak)
+    in_flight = np.floor(free / np.maximum(1.0, range_totals(units.kept)))
     behind = np.where(inside & (free >= 0), np.minimum(in_flight, layers + 1) - 1, -1).astype(int)
-    once = _once_seconds(plan, shared, np.where(inside, total(units.elements), 0.0), total(units.backward))
+    once = _once_seconds(
+        plan, shared, np.where(inside, range_totals(units.elements), 0.0), range_totals(units.backward)
+    )
     infinite = np.where(inside, 0.0, np.inf)
-    return seconds + infinite, total(units.forward) + infinite, once + infinite, behind
+    return seconds + infinite, range_totals(units.forward) + infinite, once + infinite, behind
 
 
 def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:

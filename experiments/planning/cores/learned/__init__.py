@@ -1,0 +1,1 @@
+"""Searches that train a policy; they need torch."""

@@ -1,0 +1,86 @@
+"""Planners that train a policy to place groups of operators on accelerators and CPUs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import numpy as np
+
+from experiments.planning.device_graph import DeviceGraph
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+
+
+class LearnedPlacement(Planner):
+    """Customise by: training.
+
+    training: settings of `TrainingSettings` that differ from its defaults.
+    """
+
+    core = "learned/policy_gradient"
+    modes = ("paper",)
+    unit = "s per sample"
+    training: ClassVar[dict[str, Any]] = {}
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        trainer = _load_trainer(self.name)
+        graph = DeviceGraph(problem.graph())
+        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
+
+        def price(devices: np.ndarray) -> float:
+            return placement_seconds(graph, devices, problem.gpus, problem.memory)
+
+        settings = trainer.TrainingSettings(**self.training)
+        count = problem.gpus + cpus
+        found = trainer.train_placement(group_features(graph), count, price, budget.steps, budget.seed, settings)
+        if found is None:
+            raise self.nothing_fits(problem, "All placements drawn failed: give more memory, or more steps")
+        pieces = []
+        for device in range(count):
+            nodes = np.flatnonzero(graph.members[np.array(found.devices) == device].any(axis=0))
+            if len(nodes):
+                kind = "accelerator" if device < problem.gpus else "cpu"
+                pieces.append({"device": kind, "nodes": nodes.tolist()})
+        reason = "operators are placed on subsets of devices, one by one"
+        return Proposal({"pieces": pieces}, found.seconds, found.visited, None, reason)
+
+
+def placement_seconds(graph: DeviceGraph, devices: np.ndarray, accelerators: int, memory: float) -> float:
+    """The load of the fullest device, where accelerators come before CPUs; infinite if one does not fit [s].
+
+    devices: of every group of the graph [groups].
+    """
+    worst = 0.0
+    for device in np.unique(devices):
+        nodes = graph.members[devices == device].any(axis=0)
+        if device < accelerators:
+            load = float(graph.accelerator_seconds(nodes[None], memory)[0])
+        else:
+            load = float(graph.nodes.figures["cpu"][nodes].sum())
+        worst = max(worst, load)
+    return worst
+
+
+def group_features(graph: DeviceGraph) -> np.ndarray:
+    """What a policy reads of every group: its share of each figure, and which groups it reads [groups, features]."""
+    names = ("accelerator", "cpu", "send", "bytes")
+    totals = np.stack([graph.members @ graph.nodes.figures[name] for name in names], axis=1)
+    groups = len(graph.members)
+    adjacency = np.zeros((groups, groups))
+    for source, target in graph.groups.edges:
+        adjacency[target, source] = 1.0
+    order = np.argsort(graph.groups.order)[:, None] / max(1, groups - 1)
+    return np.concatenate([totals / np.maximum(totals.max(axis=0), 1e-300), order, adjacency], axis=1)
+
+
+def _load_trainer(name: str) -> Any:
+    """The module that trains. Raises PlanError where torch is absent."""
+    try:
+        return importlib.import_module("experiments.planning.cores.learned.policy_gradient")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        rule = "it trains a policy with torch, which is not installed"
+        raise PlanError(f"planner {name}", rule, "Install the extra: pip install -e '.[torch]'") from None

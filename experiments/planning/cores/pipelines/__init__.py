@@ -1,0 +1,1 @@
+"""Searches of planners of pipelines: partitions, strategies of layers, groups of devices."""

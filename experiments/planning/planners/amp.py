@@ -1,0 +1,100 @@
+"""AMP: all degrees and sizes of micro-batches; for each a partition by dynamic programming; the best ten are tried.
+
+A step of m micro-batches takes sum + (m - 1) x the slowest of p stages, their messages, and the sum of gradients of the
+slowest stage, 2 (d - 1) / d of its parameters' bytes over its links (Li et al. 2022, arXiv 2210.07297, section 3, and
+the released code). On GPUs of several kinds a layer takes the mean of its times on them, weighted by their numbers.
+Memory is no part of it: trials find out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from experiments.planning.cores.pipelines.enumeration import divisors, try_best
+from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
+from experiments.planning.pricing.pipelines import pipeline_plan
+from experiments.planning.pricing.stage_prices import range_totals
+from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.stages import StageOption
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+class PricedPlan(NamedTuple):
+    """A plan as a job, with its predicted step [s] and the number of table entries computed."""
+
+    plan: dict[str, Any]
+    value: float
+    visited: int
+
+
+class Amp(Planner):
+    paper = Paper(
+        "arXiv:2210.07297", "AMP: Automatically Finding Model Parallel Strategies with Heterogeneity Awareness", 2022
+    )
+    core = "pipelines/ordered_stages"
+    restrictions = (
+        "use stages, or replicas, of unlike degrees",
+        "look at memory before its trials",
+        "tell GPUs of several kinds apart, but by the mean of their times",
+        "recompute",
+    )
+    trials = 10
+    """Candidates that are tried in full."""
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        mixed = require_kinds(problem)
+        priced = [*self._price_all(mixed)]
+
+        def forecast(place: int) -> float:
+            try:
+                found = mixed.forecast(priced[place].plan)
+            except PlanError:
+                return math.inf
+            return found.step_time if found.fits else math.inf
+
+        best = try_best([one.value for one in priced], forecast, self.trials)
+        if best is None:
+            remedy = f"None of its {self.trials} trials fits: give more GPUs, or GPUs of more memory"
+            raise self.nothing_fits(problem, remedy)
+        chosen = priced[best.place]
+        return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
+
+    def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
+        layers = mixed.layers
+        for tensor in mixed.tensor_degrees:
+            for depth in divisors(mixed.gpus // tensor):
+                replicas = mixed.gpus // tensor // depth
+                if depth > layers or mixed.sequences % replicas:
+                    continue
+                for micro in divisors(mixed.sequences // replicas):
+                    option = StageOption(tensor * replicas, {"tp": tensor, "dp": replicas, "recompute": "none"})
+                    try:
+                        yield self._price(mixed.with_microbatches(mixed.sequences // replicas // micro), option, depth)
+                    except PlanError:  # degrees that the model does not have
+                        continue
+
+    def _price(self, mixed: MixedProblem, option: StageOption, depth: int) -> PricedPlan:
+        """The best partition of one candidate. Raises PlanError for degrees that break a rule."""
+        units = mixed.mean_units(option)
+        seconds = range_totals(units.forward + units.backward)
+        found = shorten_step([seconds] * depth, mixed.microbatches)
+        assert found is not None
+        tensor, replicas, width = int(option.plan["tp"]), int(option.plan["dp"]), option.gpus
+        messages = [
+            mixed.message_nbytes(replicas)
+            / min(link_bandwidth(mixed.kinds, rank, rank + width) for rank in range(stage * width, (stage + 1) * width))
+            for stage in range(depth - 1)
+        ]
+        gradients = []
+        nbytes = costs_of([range_totals(2 * units.elements)] * depth, found.layers)
+        for stage, own in enumerate(nbytes):
+            ring = [stage * width + number * tensor for number in range(replicas)]
+            slowest = min(link_bandwidth(mixed.kinds, *pair) for pair in zip(ring, [*ring[1:], ring[0]], strict=True))
+            gradients.append(2 * (replicas - 1) / replicas * own / slowest)
+        value = found.value + sum(messages) + max(gradients)
+        return PricedPlan(pipeline_plan(mixed, option, found.layers), value, found.visited)

@@ -1,0 +1,42 @@
+"""mCAP: the partition of a pipeline whose fullest GPU is least full.
+
+Stages are ranges of layers, one a GPU. Profiles give the memory of every range on every stage, with the micro-batches
+in flight there, and the largest is minimised (Dreuning et al. 2022, https://doi.org/10.1007/978-3-031-12597-3_10).
+`partition: by-memory` finds the same partition from forecasts of the whole step.
+"""
+
+from __future__ import annotations
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.cores.pipelines.ordered_stages import balance_stages
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.pricing.job import require_job
+from experiments.planning.pricing.pipelines import pipeline_plan, uniform_pipelines
+from experiments.planning.problem import Problem, SearchBudget
+from simulator.ir.scheme import Paper
+
+
+class McapPlanner(Planner):
+    paper = Paper(
+        "https://doi.org/10.1007/978-3-031-12597-3_10",
+        "mCAP: Memory-Centric Partitioning for Large-Scale Pipeline-Parallel DNN Training",
+        2022,
+    )
+    core = "pipelines/ordered_stages"
+    restrictions = ("shard tensors", "recompute", "look at time", "cut inside a layer")
+    unit = "bytes"
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        job = require_job(problem)
+        table = job.stages(recompute=False)
+        kept = [number for number, option in enumerate(table.options) if option.plan["tp"] == 1]
+        pipelines = [*uniform_pipelines(job, table.take(kept))]
+        if not pipelines:
+            raise self.nothing_fits(problem, "Give fewer GPUs, or a model of more layers: mCAP shards no tensors")
+        deepest = max(pipelines, key=lambda one: one.depth)
+        peaks = [deepest.stage_bytes(stage, job.microbatches) for stage in range(deepest.depth)]
+        found = balance_stages(peaks)
+        if found is None or found.value > job.memory:
+            raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
+        proof = PlanProof(found.value, found.value, "dynamic programming over stages")
+        return Proposal(pipeline_plan(job, deepest.option, found.layers), found.value, found.visited, proof)

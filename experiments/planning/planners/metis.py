@@ -1,0 +1,95 @@
+"""Metis: groups of GPUs for stages, on GPUs of several kinds, with layers balanced by speed and memory.
+
+For every order of the kinds, number of stages, groups of powers of two and number of micro-batches, stages start as
+replicas without tensor parallelism. While layers do not fit, the stage with least memory left doubles its tensor
+parallelism. A plan costs the sum of its stages, (m - 1) x the slowest, messages, and the largest sum of gradients with
+its update (Um et al. 2024, USENIX ATC, and the released code SamsungLabs/Metis). Layers are balanced exactly here,
+where the code shares them out by a heuristic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from experiments.planning.cores.pipelines.device_groups import device_groups
+from experiments.planning.cores.pipelines.enumeration import divisors
+from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.pricing.kind_stages import KindStages, StageChoice
+from experiments.planning.pricing.mixed import require_kinds
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+Strategies = tuple[tuple[int, int], ...]
+"""Data and tensor parallelism of every stage."""
+
+
+class Metis(Planner):
+    paper = Paper(
+        "https://www.usenix.org/conference/atc24/presentation/um",
+        "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
+        2024,
+    )
+    core = "pipelines/device_groups"
+    restrictions = (
+        "mix kinds of GPUs in a stage",
+        "use groups that are no powers of two",
+        "recompute",
+        "balance more plans than the budget has steps",
+    )
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        mixed = require_kinds(problem)
+        best: tuple[float, dict[str, Any]] | None = None
+        visited = 0
+        for count in divisors(mixed.sequences):
+            own = mixed.with_microbatches(count)
+            for order in permutations(own.kinds):
+                stages = KindStages(own, order)
+                for number in range(1, min(mixed.gpus, mixed.layers) + 1):
+                    for groups in device_groups(mixed.gpus, number):
+                        for choices, found in self._balance(stages, groups):
+                            visited += 1
+                            value = stages.step_seconds(choices, found.layers)
+                            if best is None or value < best[0]:
+                                best = value, stages.write(choices, found.layers)
+                        if visited >= budget.steps and best is not None:
+                            return Proposal(best[1], best[0], visited)
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
+        return Proposal(best[1], best[0], visited)
+
+    def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
+        """Strategies of the groups whose layers fit, with these layers."""
+        strategies: Strategies | None = tuple((size, 1) for size in groups)
+        while strategies is not None:
+            left = [1.0 / data for data, _ in strategies]
+            try:
+                choices = stages.choose(strategies)
+            except PlanError:  # degrees, or groups of several kinds, that are not allowed
+                choices = []
+            if choices:
+                fitting = [stages.fitting_seconds(choice, len(groups) - 1 - i) for i, choice in enumerate(choices)]
+                found = balance_stages(fitting)
+                if found is not None:
+                    yield choices, found
+                    return
+                anyhow = balance_stages([choice.seconds for choice in choices])
+                if anyhow is not None:
+                    left = stages.memory_left(choices, anyhow.layers)
+            strategies = _double_tensor(strategies, left)
+
+
+def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies | None:
+    """The strategies with twice the tensor parallelism in the stage that has least left; None if no stage can."""
+    for stage in np.argsort(left, kind="stable").tolist():
+        data, tensor = strategies[stage]
+        if data > 1:
+            doubled = (data // 2, tensor * 2)
+            return (*strategies[:stage], doubled, *strategies[stage + 1 :])
+    return None

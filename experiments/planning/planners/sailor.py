@@ -1,0 +1,102 @@
+"""Sailor: which GPUs of which kinds to use, the stages of each kind, and replicas, for the shortest step.
+
+For every number of micro-batches, stages, replicas and order of kinds, the stages on each kind are tried. Its rules
+keep the space small: tensor parallelism stays inside a node and is, for every stage and kind, the least that fits;
+layers are divided evenly; nodes may stay unused. A step takes the sum of the stages, (m - 1) x the slowest (the
+straggler), messages, and the largest sum of gradients with its update (Strati et al. 2025, arXiv 2504.17096,
+section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, permutations
+from typing import Any
+
+import numpy as np
+
+from experiments.planning.cores.pipelines.enumeration import divisors
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.pricing.kind_stages import KindStages
+from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+class Sailor(Planner):
+    paper = Paper(
+        "arXiv:2504.17096",
+        "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed Clusters",
+        2025,
+    )
+    core = "pipelines/enumeration"
+    restrictions = (
+        "use kinds of GPUs side by side in a stage",
+        "use more tensor parallelism than a stage needs to fit",
+        "leave a part of a node unused, or nodes of a cluster of one kind",
+        "recompute",
+        "minimise money, or move between zones",
+    )
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        mixed = require_kinds(problem)
+        best: tuple[float, dict[str, Any]] | None = None
+        visited = 0
+        for count in divisors(mixed.sequences):
+            own = mixed.with_microbatches(count)
+            orders = [order for size in range(len(own.kinds)) for order in permutations(own.kinds, size + 1)]
+            for order, depth in ((order, depth) for order in orders for depth in range(1, own.layers + 1)):
+                layers = [len(part) for part in np.array_split(np.arange(own.layers), depth)]
+                for replicas in divisors(own.samples):
+                    for shares in _shares(depth, len(order)):
+                        found = self._price(own, order, shares, layers, replicas)
+                        visited += 1
+                        if found is not None and (best is None or found[0] < best[0]):
+                            best = found
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
+        return Proposal(best[1], best[0], visited)
+
+    def _price(
+        self, own: MixedProblem, order: Sequence[PricedNodes], shares: Sequence[int], layers: list[int], replicas: int
+    ) -> tuple[float, dict[str, Any]] | None:
+        """The step and the job of stages on the kinds in order, as many on each; None if they do not fit."""
+        ends = np.cumsum(layers).tolist()
+        degrees: list[int] = []
+        used = []
+        for kind, share in zip(order, shares, strict=True):
+            for stage in range(len(degrees), len(degrees) + share):
+                cell = ends[stage] - layers[stage], ends[stage] - 1
+                tensor = _least_tensor(kind, replicas, cell, len(layers) - 1 - stage)
+                if tensor is None:
+                    return None
+                degrees.append(tensor)
+            count = replicas * sum(degrees[len(degrees) - share :])
+            nodes_whole = count % kind.cluster.gpus_per_node == 0 if len(own.kinds) > 1 else count == kind.gpus
+            if count > kind.gpus or not nodes_whole:
+                return None
+            used.append(kind._replace(gpus=count))
+        stages = KindStages(own, used)
+        try:
+            choices = stages.choose([(replicas, tensor) for tensor in degrees])
+        except PlanError:
+            return None
+        return stages.step_seconds(choices, layers), stages.write(choices, layers)
+
+
+def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behind: int) -> int | None:
+    """The least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind it."""
+    table = kind.problem.stages(recompute=False)
+    fitting = [
+        int(option.plan["tp"])
+        for number, option in enumerate(table.options)
+        if option.plan["dp"] == replicas and table.behind[(*cell, number)] >= behind
+    ]
+    return min(fitting, default=None)
+
+
+def _shares(depth: int, kinds: int) -> Iterator[tuple[int, ...]]:
+    """All ways to give every kind at least one of the stages."""
+    for borders in combinations(range(1, depth), kinds - 1):
+        yield tuple(end - begin for begin, end in pairwise((0, *borders, depth)))

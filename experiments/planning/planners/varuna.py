@@ -1,0 +1,58 @@
+"""Varuna: every depth of the pipeline and every size of micro-batches, each by a simulation of its own schedule.
+
+Stages are cut at equal numbers of layers, all other GPUs replicate the pipeline, and every pass is recomputed (Athlur
+et al. 2022, arXiv 2111.04007, section 4). Its simulator plays the schedule with the durations of passes, transfers and
+sums of gradients; here the engine does, on `pipeline/varuna`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.planning.certificate import PlanProof
+from experiments.planning.cores.pipelines.enumeration import divisors, try_best
+from experiments.planning.planner import Planner, Proposal
+from experiments.planning.pricing.job import JobProblem, require_job
+from experiments.planning.problem import Problem, SearchBudget
+from hardware.errors import PlanError
+from simulator.ir.scheme import Paper
+
+
+class VarunaPlanner(Planner):
+    paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
+    core = "pipelines/enumeration"
+    restrictions = (
+        "shard tensors",
+        "give stages unlike numbers of layers",
+        "keep activations other than the inputs of stages",
+    )
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        job = require_job(problem)
+        plans = [*self._space(job)]
+
+        def simulate(place: int) -> float:
+            try:
+                forecast = job.forecast(plans[place])
+            except PlanError:  # more micro-batches than the schedule has, or a rule of the framework
+                return math.inf
+            return forecast.step_time if forecast.fits else math.inf
+
+        best = try_best([0.0] * len(plans), simulate)
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory: Varuna shards no tensors")
+        proof = PlanProof(best.seconds, best.seconds, "simulation of every plan")
+        return Proposal(plans[best.place], best.seconds, len(plans), proof)
+
+    def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
+        """All depths and sizes; the batch stays."""
+        for depth in divisors(job.gpus):
+            replicas = job.gpus // depth
+            if job.job.model.layers % depth or job.sequences % replicas:
+                continue
+            pipeline = {"pp": depth, "schedule": "varuna"} if depth > 1 else {}
+            plan = {"dp": replicas, "tp": 1, **pipeline, "recompute": "full"}
+            for micro in divisors(job.sequences // replicas):
+                yield {"plan": plan, "batch": {"global": job.sequences, "micro": micro}}

@@ -1,0 +1,108 @@
+"""Stages on the GPUs of several kinds of nodes, one kind after another: their prices, and the job of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.planning.cores.pipelines.ordered_stages import costs_of
+from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
+from experiments.planning.pricing.pipelines import range_bytes, stages_plan
+from experiments.planning.stages import StageTable
+from hardware.errors import PlanError
+
+
+class StageChoice(NamedTuple):
+    """The GPUs of one stage and how it uses them.
+
+    kind: of its nodes. table, number: prices of its kind, and the option in them. first: its first rank.
+    """
+
+    kind: PricedNodes
+    table: StageTable
+    number: int
+    first: int
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """Keys of the stage in a job."""
+        return self.table.options[self.number].plan
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Of a micro-batch with the layers from first to last [s; layers, layers]."""
+        return self.table.seconds[:, :, self.number]
+
+    @property
+    def once(self) -> np.ndarray:
+        """Of a step, for the exchange of gradients and the update [s; layers, layers]."""
+        return self.table.once[:, :, self.number]
+
+
+class KindStages:
+    """Stages on all GPUs of a mixed cluster, in one order of its kinds.
+
+    problem: the job. kinds: in the order of ranks; those that are left out stay unused.
+    """
+
+    def __init__(self, problem: MixedProblem, kinds: Sequence[PricedNodes]) -> None:
+        self.kinds = tuple(kinds)
+        self.problem = problem
+        self.more = problem.order_kinds(kinds)
+
+    def choose(self, strategies: Sequence[tuple[int, int]]) -> list[StageChoice]:
+        """The stages of (data, tensor) parallelism, without recomputation, on the next free GPUs.
+
+        Raises PlanError where a stage would have GPUs of several kinds, or degrees that its kind does not have.
+        """
+        found, first = [], 0
+        for data, tensor in strategies:
+            kind = self._kind_of(first, data * tensor)
+            table = kind.problem.stages(recompute=False)
+            wanted = {"tp": tensor, "dp": data, "recompute": "none"}
+            number = next((i for i, option in enumerate(table.options) if dict(option.plan) == wanted), None)
+            if number is None:
+                rule = f"{kind.name} has no stages of {data} x {tensor} GPUs for these micro-batches"
+                raise PlanError("plan.stages", rule, "Choose other degrees", wanted)
+            found.append(StageChoice(kind, table, number, first))
+            first += data * tensor
+        return found
+
+    def _kind_of(self, first: int, count: int) -> PricedNodes:
+        begin = 0
+        for kind in self.kinds:
+            if begin <= first and first + count <= begin + kind.gpus:
+                return kind
+            begin += kind.gpus
+        raise PlanError("plan.stages", "a stage has GPUs of one kind", "Choose other groups", [first, first + count])
+
+    def fitting_seconds(self, choice: StageChoice, behind: int) -> np.ndarray:
+        """The seconds of a stage that others follow, infinite where it does not fit [s; layers, layers]."""
+        return np.where(choice.table.behind[:, :, choice.number] >= behind, choice.seconds, np.inf)
+
+    def memory_left(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> list[float]:
+        """Bytes that the ranks of every stage have left; negative: it does not fit."""
+        need = []
+        for place, choice in enumerate(choices):
+            units = choice.kind.problem.units_of(choice.table.options[choice.number])
+            need.append(range_bytes(units, min(self.problem.microbatches, len(choices) - place)))
+        held = costs_of(need, layers)
+        return [choice.kind.problem.memory - own for choice, own in zip(choices, held, strict=True)]
+
+    def step_seconds(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> float:
+        """Sum of the stages, (m - 1) x the slowest, their messages, and the largest exchange with its update [s]."""
+        own = costs_of([choice.seconds for choice in choices], layers)
+        once = max(costs_of([choice.once for choice in choices], layers))
+        messages = 0.0
+        for choice, after in pairwise(choices):
+            bandwidth = link_bandwidth(self.kinds, after.first - 1, after.first)
+            messages += self.problem.message_nbytes(int(choice.plan["dp"])) / bandwidth
+        return sum(own) + (self.problem.microbatches - 1) * max(own) + messages + once
+
+    def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> dict[str, Any]:
+        """The changes of the job that execute the stages."""
+        entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
+        return stages_plan(self.problem, entries, self.more)

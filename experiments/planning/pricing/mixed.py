@@ -1,0 +1,163 @@
+"""A job on one or several kinds of nodes as a problem: each kind has prices of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.planning.pricing.job import JobProblem, require_job
+from experiments.planning.pricing.stage_prices import UnitCosts
+from experiments.planning.problem import Allowed, Problem, allow_all
+from experiments.planning.stages import StageOption, StageTable
+from experiments.planning.table import FactorTable
+from hardware.cluster import Cluster
+from hardware.errors import PlanError
+from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import Job
+
+
+class PricedNodes(NamedTuple):
+    """The nodes of one kind of a cluster.
+
+    name: of the kind. gpus: their number. cluster: as many GPUs as the whole cluster has, all of this kind.
+    problem: the job on that cluster.
+    """
+
+    name: str
+    gpus: int
+    cluster: Cluster
+    problem: JobProblem
+
+
+def link_bandwidth(kinds: Sequence[PricedNodes], rank: int, peer: int) -> float:
+    """Bandwidth of the slower end of the link between two ranks: inside their node, or between nodes [bytes/s].
+
+    kinds: in the order of ranks.
+    """
+    (first, place), (second, other) = _find_place(kinds, rank), _find_place(kinds, peer)
+    if (first.name, place) != (second.name, other):
+        return min(float(kind.cluster.scale_out.bandwidth) for kind in (first, second))
+    inside = first.cluster.scale_up if first.cluster.node.scale_up else first.cluster.host
+    return float(inside.bandwidth)
+
+
+def _find_place(kinds: Sequence[PricedNodes], rank: int) -> tuple[PricedNodes, int]:
+    """The kind of a rank's node, and the node's number among those of its kind."""
+    first = 0
+    for kind in kinds:
+        if rank < first + kind.gpus:
+            return kind, (rank - first) // kind.cluster.gpus_per_node
+        first += kind.gpus
+    raise ValueError(f"rank {rank} is none of {first}")
+
+
+class MixedProblem(JobProblem):
+    """A job without its plan, on GPUs of several kinds or of one.
+
+    kinds: in the order of the job's cluster. layers: of the model.
+
+    Raises PlanError for a cluster whose kinds lie apart, or are named by a file.
+    """
+
+    one_kind = False
+
+    def __init__(
+        self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None, microbatches: int = 0
+    ) -> None:
+        super().__init__(job, shared, microbatches)
+        self.memory = min(float(group.node.gpu.memory) for group in self._groups or [self.job.cluster])
+        self.layers = int(self.job.model.layers)
+        self.kinds = tuple(self._find_kinds())
+
+    @property
+    def _groups(self) -> Sequence[Any]:
+        return self.job.cluster.groups
+
+    def _find_kinds(self) -> list[PricedNodes]:
+        cluster = self.job.cluster
+        if not self._groups:
+            alone = JobProblem(self.job, self.shared, self.microbatches)
+            return [PricedNodes(cluster.node.name, cluster.gpus, cluster, alone)]
+        names = [group.node.name for group in self._groups]
+        stated = self.job.to_dict()["cluster"]
+        if len(set(names)) < len(names) or not isinstance(stated, Mapping):
+            rule = "planners need one group of nodes of every kind, written into the job"
+            raise PlanError("cluster.groups", rule, "Write each kind of node as one group", names)
+        found = []
+        for group, entry in zip(self._groups, stated["groups"], strict=True):
+            nodes = -(-self.gpus // int(group.node.gpus))
+            own = {**self.job.to_dict(), "cluster": {"node": entry["node"], "nodes": nodes, "gpus": self.gpus}}
+            problem = JobProblem(own, self.shared, self.microbatches)
+            gpus = int(group.nodes * group.node.gpus)
+            found.append(PricedNodes(group.node.name, gpus, problem.job.cluster, problem))
+        return found
+
+    def with_microbatches(self, count: int) -> MixedProblem:
+        return MixedProblem(self.job, self.shared, count)
+
+    def order_kinds(self, kinds: Sequence[PricedNodes]) -> dict[str, Any]:
+        """The ``cluster`` of a job that has these kinds, in this order, each with as many GPUs as it says; empty where
+        the nodes are of one kind."""
+        if not self._groups:
+            return {}
+        stated = self.job.to_dict()["cluster"]
+        entries = dict(zip((group.node.name for group in self._groups), stated["groups"], strict=True))
+        groups = [{**entries[one.name], "nodes": one.gpus // one.cluster.gpus_per_node} for one in kinds]
+        return {"cluster": {**stated, "groups": groups}}
+
+    # ----------------------------------------------------------------------------------- what has no one price
+
+    def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
+        if len(self.kinds) == 1:
+            return super().operators(axes, allowed)
+        raise _several_kinds(self)
+
+    def stages(self, recompute: bool = True) -> StageTable:
+        if len(self.kinds) == 1:
+            return super().stages(recompute)
+        raise _several_kinds(self)
+
+    # ------------------------------------------------------------------------------------------ what kinds share
+
+    @property
+    def tensor_degrees(self) -> list[int]:
+        """Powers of two of GPUs inside the nodes of every kind."""
+        least = min(min(self.gpus, kind.cluster.gpus_per_node) for kind in self.kinds)
+        return [2**power for power in range(least.bit_length()) if least % 2**power == 0]
+
+    def mean_units(self, option: StageOption) -> UnitCosts:
+        """Costs of the model's units in one way to use GPUs: the mean of all kinds, weighted by their GPUs.
+
+        Raises PlanError where it breaks a rule on one of them.
+        """
+        costs = [kind.problem.units_of(option) for kind in self.kinds]
+        shares = [kind.gpus / self.gpus for kind in self.kinds]
+        columns = zip(*costs, strict=True)
+        return UnitCosts(*(np.average(np.stack(column), axis=0, weights=shares) for column in columns))
+
+    def message_nbytes(self, replicas: int) -> float:
+        """Bytes of the residual stream of a micro-batch, of one of so many replicas."""
+        return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
+
+
+def open_problem(job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> JobProblem:
+    """A job as a problem, on one or several kinds of nodes."""
+    found = MixedProblem(job, shared)
+    return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared)
+
+
+def require_kinds(problem: Problem) -> MixedProblem:
+    """The problem as a job on one or several kinds of nodes. Raises PlanError for a profile."""
+    if isinstance(problem, MixedProblem):
+        return problem
+    job = require_job(problem)
+    return MixedProblem(job.job, job.shared, job.microbatches)
+
+
+def _several_kinds(problem: MixedProblem) -> PlanError:
+    names = [kind.name for kind in problem.kinds]
+    remedy = "Ask amp, metis or sailor, or give a cluster of equal nodes"
+    return PlanError("cluster", "the planner prices GPUs of one kind, and the cluster has several", remedy, names)

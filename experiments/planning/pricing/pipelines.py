@@ -1,0 +1,66 @@
+"""Pipelines of stages with equal degrees, whose layers a planner divides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.pricing.stage_prices import UnitCosts, range_largest, range_totals
+from experiments.planning.stages import StageOption, StageTable
+
+
+class UniformPipeline(NamedTuple):
+    """A pipeline whose stages have equal degrees.
+
+    number, option: of the stages, in a table of stages. depth: number of stages. units: costs of the model's units.
+    """
+
+    number: int
+    option: StageOption
+    depth: int
+    units: UnitCosts
+
+    def stage_bytes(self, stage: int, microbatches: int) -> np.ndarray:
+        """Memory of a rank of a stage that holds a range of layers, under 1F1B [bytes; layers, layers]."""
+        return range_bytes(self.units, min(microbatches, self.depth - stage))
+
+
+def range_bytes(units: UnitCosts, flights: int) -> np.ndarray:
+    """Memory of a rank that holds a range of layers with so many micro-batches in flight [bytes; layers, layers]."""
+    return range_totals(units.states + flights * units.kept) + range_largest(units.peak)
+
+
+def uniform_pipelines(problem: JobProblem, table: StageTable) -> Iterator[UniformPipeline]:
+    """The pipelines of all options of a table that fill the GPUs and have a layer for every stage."""
+    for number, option in enumerate(table.options):
+        depth, left = divmod(problem.gpus, option.gpus)
+        if not left and depth <= table.layers:
+            yield UniformPipeline(number, option, depth, problem.units_of(option))
+
+
+def pipeline_plan(
+    problem: JobProblem, option: StageOption, layers: Sequence[int], **more: Any
+) -> dict[str, dict[str, Any]]:
+    """The ``plan`` and ``batch`` of a pipeline whose stages have equal degrees and so many layers each."""
+    plan = {**option.plan, **more}
+    if len(layers) > 1:
+        plan = {"schedule": "1f1b", **plan, "pp": len(layers), "partition": [*layers]}
+    return {"plan": plan, "batch": {"global": problem.sequences, "micro": problem.samples // int(option.plan["dp"])}}
+
+
+def stages_plan(
+    problem: JobProblem, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
+
+    entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
+    """
+    if len(entries) == 1:
+        whole = {key: value for key, value in entries[0].items() if key != "layers"}
+        batch = {"global": problem.sequences, "micro": problem.samples // int(entries[0]["dp"])}
+        return {"plan": whole, "batch": batch, **(more or {})}
+    batch = {"global": problem.sequences, "microbatches": problem.microbatches}
+    return {"plan": {"schedule": "1f1b", "stages": [dict(one) for one in entries]}, "batch": batch, **(more or {})}

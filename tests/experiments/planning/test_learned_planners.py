@@ -1,0 +1,46 @@
+"""Policies that place operators: against the proven optimum, and without torch."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import find_planner
+from experiments.planning.planners.tarnawski_ip import TarnawskiIP
+from experiments.planning.problem import SearchBudget
+from hardware.errors import PlanError
+from tests.experiments.planning.random_tables import draw_graph
+from tests.experiments.planning.test_profile_planners import GraphProblem
+
+
+def small_problem() -> GraphProblem:
+    graph = draw_graph(0, nodes=8)
+    figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
+    figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
+    problem = GraphProblem(LayerGraph(graph.names, graph.edges, figures), 2, cpus=1)
+    problem.memory = float(figures["bytes"].sum()) * 0.7
+    return problem
+
+
+class FreePlacement(TarnawskiIP):
+    contiguous = False
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "share"), [("placement-rl", 1.15), ("spotlight", 1.4)])
+def test_a_policy_comes_near_the_proven_optimum(name: str, share: float) -> None:
+    pytest.importorskip("torch")
+    optimum = FreePlacement().plan(small_problem(), SearchBudget()).value
+    found = find_planner(name)().plan(small_problem(), SearchBudget(steps=960))
+    assert optimum * (1 - 1e-6) <= found.value <= share * optimum
+    assert found.visited == 960
+    assert sorted(node for piece in found.plan["pieces"] for node in piece["nodes"]) == [*range(8)]
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "experiments.planning.cores.learned.policy_gradient", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(PlanError, match="Install the extra"):
+        find_planner("spotlight")().plan(small_problem(), SearchBudget(steps=10))

@@ -1,0 +1,139 @@
+"""Planners of pipelines and their cores, against brute force and each other."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+
+from experiments.planning.cores.pipelines.layer_paths import choose_strategies
+from experiments.planning.cores.pipelines.ordered_stages import balance_stages, costs_of, shorten_step
+from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
+from experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
+from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import find_planner
+from experiments.planning.planners.galvatron import decision_tree
+from experiments.planning.pricing.mixed import open_problem
+from experiments.planning.problem import SearchBudget
+from experiments.planning.profile import NetworkLevel, ProfileProblem
+from hardware.errors import PlanError
+from tests.experiments.planning.conftest import problem_of
+
+MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
+
+
+def test_galvatron_has_the_strategies_of_its_paper() -> None:
+    """22 on 8 GPUs, over depths of 1, 2, 4 and 8."""
+    assert sum(len(decision_tree(8 // depth)) for depth in (1, 2, 4, 8)) == 22
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_strategies_of_layers_are_the_best_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seconds, between = rng.uniform(1, 9, (4, 3)), rng.uniform(0, 2, (3, 3))
+    nbytes = rng.integers(1, 9, (4, 3)) * 1.0
+    for memory in (12.0, 20.0, math.inf):
+        values = [
+            sum(seconds[i, one] for i, one in enumerate(path)) + sum(between[a, b] for a, b in pairwise(path))
+            for path in product(range(3), repeat=4)
+            if sum(nbytes[i, one] for i, one in enumerate(path)) <= memory
+        ]
+        found = choose_strategies(seconds, nbytes, between, memory, units=int(min(memory, 99)))
+        assert (found.seconds if found else math.inf) == pytest.approx(min(values, default=math.inf))
+
+
+def test_a_mixed_plan_of_galvatron_costs_what_the_engine_says() -> None:
+    problem = problem_of(layers=24)
+    found = find_planner("galvatron")().plan(problem, SearchBudget())
+    forecast = problem.forecast(found.plan)
+    assert len(found.plan["plan"]["schemes"][-1]["tables"]) > 2
+    assert forecast.fits and found.value == pytest.approx(forecast.step_time, rel=1e-3)
+
+
+def cuts(layers: int, stages: int) -> list[list[int]]:
+    borders = ([0, *one, layers] for one in combinations(range(1, layers), stages - 1))
+    return [[b - a for a, b in pairwise(one)] for one in borders]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_partitions_over_unlike_stages_are_the_best_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    costs = [np.cumsum(rng.uniform(1, 5, (6, 6)), axis=1) for _ in range(3)]
+    every = [costs_of(costs, one) for one in cuts(6, 3)]
+    balanced, short = balance_stages(costs), shorten_step(costs, 5)
+    assert balanced is not None and balanced.value == pytest.approx(min(map(max, every)))
+    assert short is not None and short.value == pytest.approx(min(sum(one) + 4 * max(one) for one in every))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_phases_of_1f1b(seed: int) -> None:
+    """All suffixes kept: brute force over the recurrences. One kept, as in the paper: not below it."""
+    rng = np.random.default_rng(seed)
+    forward = [np.cumsum(rng.uniform(1, 5, (6, 6)), axis=1) for _ in range(3)]
+    backward = [2 * one * rng.uniform(0.8, 1.5) for one in forward]
+
+    def step(layers: list[int]) -> float:
+        ahead, back = costs_of(forward, layers), costs_of(backward, layers)
+        warm_up, ending = ahead[2], back[2]
+        for stage in (1, 0):
+            warm_up = ahead[stage] + max(warm_up + back[stage + 1], (2 - stage) * ahead[stage])
+            ending = back[stage] + max(ending + ahead[stage + 1], (2 - stage) * back[stage])
+        return warm_up + ending + 5 * max(a + b for a, b in zip(ahead, back, strict=True))
+
+    least = min(map(step, cuts(6, 3)))
+    exact, paper = plan_phases(forward, backward, 8, keep=0), plan_phases(forward, backward, 8)
+    assert exact is not None and exact.value == pytest.approx(least)
+    assert paper is not None and paper.value >= least * (1 - 1e-12)
+    equal = [np.full((3, 3), 3.0)] * 3
+    alike = plan_phases([one / 3 for one in equal], [2 * one / 3 for one in equal], 8)
+    assert alike is not None and alike.value == pytest.approx((8 + 2) * 3)
+
+
+def test_a_stage_keeps_what_takes_longest_to_recompute() -> None:
+    rng = np.random.default_rng(0)
+    seconds, nbytes = rng.uniform(1, 5, 5), rng.integers(1, 9, 5) * 1.0
+    for room in (-1.0, 0.0, 9.0, 100.0):
+        found = keep_most(seconds, nbytes, np.full((5, 5), room), units=int(min(max(room, 1), nbytes.sum())))[0, 4]
+        sets = [np.array(one) for one in product((0, 1), repeat=5)]
+        fitting = [float(seconds @ (1 - one)) for one in sets if nbytes @ one <= room]
+        assert found == pytest.approx(min(fitting, default=math.inf))
+
+
+def test_mcap_is_no_fuller_than_an_even_partition() -> None:
+    problem = problem_of(layers=16)
+    found = find_planner("mcap")().plan(problem, SearchBudget())
+    even = {**found.plan, "plan": {**found.plan["plan"], "partition": "even"}}
+    assert problem.forecast(found.plan).peak_device <= problem.forecast(even).peak_device
+
+
+def test_kinds_of_gpus() -> None:
+    """Plans for both kinds are jobs near their objective; Metis gives the faster kind more; others refuse."""
+    job = {"model": {"preset": "gpt3-5b", "layers": 4}, "cluster": MIXED, "batch": {"global": 16, "micro": 1}}
+    problem = open_problem({**job, "plan": {"tp": 8, "dp": 2}})
+    for name in ("amp", "metis", "sailor"):
+        found = find_planner(name)().plan(problem, SearchBudget())
+        forecast = problem.forecast(found.plan)
+        assert forecast.fits and 0.45 < found.value / forecast.step_time < 1.2
+        if name == "metis" and "cluster" in found.plan:
+            stages = found.plan["plan"].get("stages", [])
+            groups = [group["node"] for group in found.plan["cluster"]["groups"]]
+            assert len(stages) >= 2
+            ends = stages[0]["layers"], stages[-1]["layers"]
+            assert (ends[1] >= ends[0]) == (groups[-1] == "dgx-h100") or ends[0] == ends[1]
+    for name in ("alpa", "optcnn", "galvatron", "varuna"):
+        with pytest.raises(PlanError, match="GPUs of one kind"):
+            find_planner(name)().plan(problem, SearchBudget())
+
+
+def test_graphpipe_on_chains_is_pipedream_and_branches_do_not_count_each_other() -> None:
+    for name in ("vgg16", "alexnet"):
+        problem = ProfileProblem(f"pipedream-{name}", [NetworkLevel(4, 1.25e9)])
+        values = [find_planner(one)().plan(problem, SearchBudget()).value for one in ("graphpipe", "pipedream")]
+        assert values[0] == pytest.approx(values[1], rel=1e-12)
+    graph = LayerGraph("abcde", [(0, 1), (2, 3), (1, 4), (3, 4)], {})
+    found = plan_graph(decompose(graph), 5, lambda nodes, count: float(len(nodes)), lambda *one: True)
+    assert found is not None and (found.value, found.depth, len(found.stages)) == (1.0, 3, 5)
+    with pytest.raises(PlanError, match="neither a series nor parallel"):
+        find_planner("graphpipe")().plan(ProfileProblem("pipedream-gnmt", [NetworkLevel(4, 1e9)]), SearchBudget())
