@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from experiments.planning.cores.pipelines.enumeration import divisors, try_best
+from experiments.planning.cores.pipelines.enumeration import try_best
 from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
@@ -20,6 +20,7 @@ from experiments.planning.pricing.pipelines import pipeline_plan
 from experiments.planning.pricing.stage_prices import range_totals
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.stages import StageOption
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -67,11 +68,11 @@ class Amp(Planner):
     def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
         layers = mixed.layers
         for tensor in mixed.tensor_degrees:
-            for depth in divisors(mixed.gpus // tensor):
+            for depth in list_divisors(mixed.gpus // tensor):
                 replicas = mixed.gpus // tensor // depth
                 if depth > layers or mixed.sequences % replicas:
                     continue
-                for micro in divisors(mixed.sequences // replicas):
+                for micro in list_divisors(mixed.sequences // replicas):
                     option = StageOption(tensor * replicas, {"tp": tensor, "dp": replicas, "recompute": "none"})
                     try:
                         yield self._price(mixed.with_microbatches(mixed.sequences // replicas // micro), option, depth)

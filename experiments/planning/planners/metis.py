@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from experiments.planning.cores.pipelines.device_groups import device_groups
-from experiments.planning.cores.pipelines.enumeration import divisors
 from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages, StageChoice
 from experiments.planning.pricing.mixed import require_kinds
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -47,7 +47,7 @@ class Metis(Planner):
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
         visited = 0
-        for count in divisors(mixed.sequences):
+        for count in list_divisors(mixed.sequences):
             own = mixed.with_microbatches(count)
             for order in permutations(own.kinds):
                 stages = KindStages(own, order)

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.cores.pipelines.enumeration import divisors
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages
 from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -43,12 +43,12 @@ class Sailor(Planner):
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
         visited = 0
-        for count in divisors(mixed.sequences):
+        for count in list_divisors(mixed.sequences):
             own = mixed.with_microbatches(count)
             orders = [order for size in range(len(own.kinds)) for order in permutations(own.kinds, size + 1)]
             for order, depth in ((order, depth) for order in orders for depth in range(1, own.layers + 1)):
                 layers = [len(part) for part in np.array_split(np.arange(own.layers), depth)]
-                for replicas in divisors(own.samples):
+                for replicas in list_divisors(own.samples):
                     for shares in _shares(depth, len(order)):
                         found = self._price(own, order, shares, layers, replicas)
                         visited += 1

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.enumeration import divisors, try_best
+from experiments.planning.cores.pipelines.enumeration import try_best
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -48,11 +49,11 @@ class VarunaPlanner(Planner):
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
         """All depths and sizes; the batch stays."""
-        for depth in divisors(job.gpus):
+        for depth in list_divisors(job.gpus):
             replicas = job.gpus // depth
             if job.job.model.layers % depth or job.sequences % replicas:
                 continue
             pipeline = {"pp": depth, "schedule": "varuna"} if depth > 1 else {}
             plan = {"dp": replicas, "tp": 1, **pipeline, "recompute": "full"}
-            for micro in divisors(job.sequences // replicas):
+            for micro in list_divisors(job.sequences // replicas):
                 yield {"plan": plan, "batch": {"global": job.sequences, "micro": micro}}

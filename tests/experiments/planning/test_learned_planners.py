@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 from experiments.planning.graph import LayerGraph
@@ -37,6 +38,23 @@ def test_a_policy_comes_near_the_proven_optimum(name: str, share: float) -> None
     assert optimum * (1 - 1e-6) <= found.value <= share * optimum
     assert found.visited == 960
     assert sorted(node for piece in found.plan["pieces"] for node in piece["nodes"]) == [*range(8)]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("passes", [1, 4])
+def test_a_policy_learns_where_groups_belong(passes: int) -> None:
+    """The mean time of what it draws falls to the least one, which a draw at random has once in 256."""
+    torch = pytest.importorskip("torch")
+    from experiments.planning.cores.learned.policy_gradient import PlacementPolicy, TrainingSettings, _train
+
+    belong = np.arange(8) % 2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy, generator = PlacementPolicy(np.eye(8), 2), torch.Generator().manual_seed(0)
+        settings = TrainingSettings(passes=passes)
+        batches = _train(policy, lambda devices: 1.0 + float((devices != belong).sum()), 1920, generator, settings)
+        means = [float(seconds.mean()) for _, seconds in batches]
+    assert means[0] > 4 and means[-1] < 1.1
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,3 @@ def try_best(values: Iterable[float], trial: Callable[[int], float], trials: int
     tried = [Tried(place, trial(place)) for place in order if math.isfinite(listed[place])]
     best = min(tried, key=lambda one: one.seconds, default=None)
     return best if best is not None and math.isfinite(best.seconds) else None
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
-    return [one for one in range(1, number + 1) if number % one == 0]
