@@ -13,7 +13,7 @@ from experiments.planning.table import FactorTable
 
 
 class LevelPlanner(OperatorPlanner):
-    """Customise by: widths, plan; allowed where the space is smaller."""
+    """Customise by: widths, plan; allows where the space is smaller."""
 
     def widths(self, problem: Problem) -> list[int]:
         """Parts that every level divides the devices into, the outermost first; their product is their number."""

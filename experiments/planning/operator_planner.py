@@ -24,7 +24,7 @@ class Solved(Protocol):
 class OperatorPlanner(Planner):
     """Chooses the layouts of all operators; the best of its meshes counts.
 
-    Customise by: solve; allowed and meshes where the space is smaller.
+    Customise by: solve; allows and meshes where the space is smaller.
 
     dims: dims that it may shard; empty: all.
     """

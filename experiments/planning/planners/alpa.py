@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, write_stages
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.stages import StageTable
-from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
 
@@ -37,9 +36,6 @@ class Alpa(Planner):
     )
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        write = getattr(problem, "stage_plan", None)
-        if write is None:
-            raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")
         job = getattr(problem, "job", None)
         per_node = job.cluster.gpus_per_node if job is not None else problem.gpus
         table = submeshes(problem.stages(), per_node)
@@ -55,7 +51,7 @@ class Alpa(Planner):
                 continue
             visited, bound = visited + found.visited, min(bound, found.value)
             if best is None or found.value < best.value:
-                best = Proposal(write(own, found.stages), found.value, visited)
+                best = Proposal(write_stages(problem, own, found.stages), found.value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
         return best._replace(visited=visited, proof=PlanProof(bound, best.value, "dynamic programming over stages"))

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from experiments.planning.cores.stage_prefixes import PrefixSearch
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, write_stages
 from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
 
@@ -21,9 +20,6 @@ class DapplePlanner(Planner):
     restrictions = ("shard tensors", "recompute", "place a stage elsewhere than on the next free GPUs")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        write = getattr(problem, "stage_plan", None)
-        if write is None:
-            raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")
         table = problem.stages()
         kept = [
             number
@@ -36,4 +32,4 @@ class DapplePlanner(Planner):
         stages, value = search.run()
         if not math.isfinite(value):
             raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
-        return Proposal(write(search.table, stages), value, search.visited)
+        return Proposal(write_stages(problem, search.table, stages), value, search.visited)
