@@ -30,7 +30,7 @@ from validation.kernels.operators import LocalOperator, local_operators, optimiz
 from validation.kernels.works import kernel_class, work_fields
 from validation.measurements.device import Device, record, versions
 from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
+from validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
 from validation.measurements.row_errors import CLASS, WORK
 from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
@@ -316,11 +316,6 @@ def _measure_case(
             # Compilation and graph capture may fail; eager kernels must run.
             if trial.row.group.endswith("eager"):
                 raise
-            notes.append(f"{trial.row.group}, {trial.row.name}: not measured, {type(error).__name__}: {_line(error)}")
+            notes.append(f"{trial.row.group}, {trial.row.name}: not measured, {describe_error(error)}")
             samples = []
         yield trial.row.model_copy(update={"samples": tuple(samples)})
-
-
-def _line(error: Exception) -> str:
-    """Returns the first line of an error's message."""
-    return next(iter(str(error).strip().splitlines()), "")

@@ -16,6 +16,7 @@ run begins only if it is expected to end in time, and the next call goes on with
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from simulator.costs.calibration.check import STEPS
 from simulator.job.load import load_job
-from validation.measurements.measurement import FileModel, Measurement, read
+from validation.measurements.measurement import FileModel, Measurement, describe_error, read
 
 UNFINISHED = ("interrupted", "not finished")
 """First words of the notes of incomplete measurements."""
@@ -172,8 +173,13 @@ def run_all(
                 done = tools.measure_of(run.measure)(
                     campaign.job(run, gpu), campaign.device, path, calibration=folder, command=command, **run.options
                 )
-            except MeshcastError as error:  # one failed run does not stop the campaign
+            except MeshcastError as error:
                 yield run, str(error)
+                continue
+            except Exception as error:  # a rented machine costs money: one failed run does not stop the campaign
+                log = out / f"{run.name}.error.txt"
+                log.write_text("".join(traceback.format_exception(error)))
+                yield run, f"failed: {describe_error(error)} (whole error in {log})"
                 continue
         yield run, done
 

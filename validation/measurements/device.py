@@ -311,12 +311,13 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of meshcast's source, with ``-dirty`` if files differ from it; "" outside of a git checkout."""
+    """The commit of meshcast's source, with ``-dirty`` if files differ from it. Outside of a git checkout it is the
+    value of the environment variable MESHCAST_COMMIT, or ""."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return os.environ.get("MESHCAST_COMMIT", "")
 
 
 def live_tensor_bytes() -> int:

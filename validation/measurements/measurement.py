@@ -224,3 +224,8 @@ def _check_row(row: MeasurementRow, where: str) -> None:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= most:
             rule = f"it must be a whole number from 1 to {most:.0e}"
             raise PlanError(f"{where}.shape.{key}", rule, "Correct it, or measure again", number)
+
+
+def describe_error(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

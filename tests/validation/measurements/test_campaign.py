@@ -166,6 +166,19 @@ def test_an_impossible_run_gives_its_reason_and_the_others_go_on(small: Path, tm
     assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
 
 
+def test_a_failed_run_leaves_its_error_in_a_file_and_the_others_go_on(small: Path, tmp_path: Path) -> None:
+    class Failing(Rooms):
+        def measure_of(self, kind: str):
+            if kind == "kernels":
+                raise RuntimeError("CUDA error: device-side assert\nand more lines")
+            return self(kind)
+
+    (_, reason), (_, second) = go(small, tmp_path, Failing())
+    assert reason.startswith("failed: RuntimeError: CUDA error: device-side assert (")
+    assert "and more lines" in (tmp_path / "first.error.txt").read_text("utf-8")
+    assert isinstance(second, Measurement)
+
+
 def test_a_slice_starts_only_runs_that_end_in_time_and_the_next_one_resumes(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL.replace("options: {steps: 3}", "options: {steps: 3}, minutes: 8"), "utf-8")
     for expected in (["first"], ["second"], []):
