@@ -29,6 +29,7 @@ from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.decomposition import Decomposition
+from simulator.costs.kernels.eager import EagerPasses, make_eager
 from simulator.costs.kernels.gemm import uses_tensor_cores
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
@@ -96,6 +97,7 @@ class Costs:
         joint: tuple[str, tuple[Costs, ...]] | None = None,
         decomposition: Decomposition | None = None,
         pairs: dict[tuple[int, int], Reach] | None = None,
+        eager: Mapping[str, EagerPasses] | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -110,8 +112,10 @@ class Costs:
             together takes as long as on the slowest.
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         pairs: reaches of messages between two ranks of this cluster, on any mesh; new ones are added.
+        eager: memory-bound operations that are several kernels on a GPU, see `Framework.eager`.
         """
         self._joint, self._decomposition = joint, decomposition
+        self._eager = eager if eager and cluster.gpu.architecture != "cpu" else {}
         self.calibration = calibration or Calibration.shipped()
         self._attention = attention_library(attention, cluster.gpu.architecture)
         self._attention_format = attention_format(attention)
@@ -124,7 +128,7 @@ class Costs:
         models = TierCostModels(scale_up.model, to_host.model, network.model)
         self.links = Links(cluster, models, self.rates["communication"])
         self.assumed = (
-            *dict.fromkeys(self._assumed_kernels("gemm", "attention", "memory")),
+            *dict.fromkeys(self._assumed_kernels("gemm", "attention", "memory", *(["eager"] if self._eager else []))),
             *(scale_up.assumed if cluster.scale_up_domain > 1 else ()),
             *(to_host.assumed if cluster.over_host else ()),
             *self._assumed_staging(),
@@ -142,7 +146,7 @@ class Costs:
             Attention: self._attention_price(
                 self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"])
             ),
-            Memory: self._kernel_price(lambda _: self.rates["memory_bound"] * pace),
+            Memory: self._memory_price(self._kernel_price(lambda _: self.rates["memory_bound"] * pace)),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
@@ -241,6 +245,12 @@ class Costs:
             return made._replace(sigma=math.hypot(made.sigma, library.sigma))
 
         return price
+
+    def _memory_price(self, price: Callable[[Any], Estimate]) -> Callable[[Memory], Estimate]:
+        """Returns a function that prices memory-bound operations, of one kernel or of several."""
+        if not self._eager:
+            return price
+        return lambda work: price(make_eager(work, self._eager) or work)
 
     def _attention_price(self, price: Callable[[Any], Estimate]) -> Callable[[Attention], Estimate]:
         """Returns a function that prices attention in the number format of its library."""

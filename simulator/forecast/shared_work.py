@@ -88,12 +88,12 @@ class SharedWork:
     def _costs_on(self, cluster: Cluster, plan: Plan, joint: tuple[str, tuple[Costs, ...]] | None = None) -> Costs:
         """The costs of ops of the plan on a cluster. joint: see `Costs`."""
         framework = plan.job.framework
-        rates, attention = framework.effective_rates, framework.attention_library
+        traits = framework.kernel_traits
         launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        decomposition = framework.gemm_decomposition or None
-        same = cluster, tuple(rates.items()), attention, launch, hidden, pace, decomposition
+        kinds = (tuple(one.items()) if isinstance(one, dict) else one for one in traits.values())
+        same = cluster, *kinds, launch, hidden, pace
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         pairs: dict[tuple[int, int], Reach] = _get_or_make(self._pairs, cluster, dict)
         mesh = plan.mesh
@@ -103,16 +103,14 @@ class SharedWork:
             lambda: Costs(
                 cluster,
                 mesh,
-                rates,
                 kernels=kernels,
                 calibration=self.calibration,
-                attention=attention,
                 launch=launch,
                 hidden_launch=hidden,
                 pace=pace,
                 joint=joint,
-                decomposition=decomposition,
                 pairs=pairs,
+                **traits,
             ),
         )
 

@@ -207,14 +207,22 @@ def _update(
 ) -> Update:
     """The optimizer update of one device."""
     framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
-    state = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+    main, moments = BYTES[framework.main_weights], 2 * BYTES[framework.moments]
+    read, write = BYTES[framework.gradients], BYTES[framework.weights] + framework.main_copy_bytes
+    convert = (0, 0)
+    if framework.converts_apart:
+        formats = ((framework.gradients, framework.main_weights), (framework.main_weights, framework.weights))
+        changed = [(BYTES[source], BYTES[target]) for source, target in formats if source != target]
+        convert = sum(one for one, _ in changed), sum(one for _, one in changed)
+        read = write = main
     return Update(
         f"update {device}",
         tuple((param, count) for param, count in params if param.trained),
         BYTES[framework.gradients],
-        BYTES[framework.gradients] + state,
-        BYTES[framework.weights] + framework.main_copy_bytes + 2 * BYTES[framework.moments],
+        read + main + moments,
+        write + moments,
         shared,
+        convert,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if unlike else None,
     )

@@ -227,6 +227,7 @@ class Update(Module):
     read: bytes that the optimizer reads per element of its shard.
     write: bytes that the optimizer writes per element of its shard.
     shared: sums of gradients with other pipeline devices that hold the same weights.
+    convert: bytes per element that kernels of their own read and write to convert formats for the optimizer.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
     everyone: all global ranks, where devices have meshes of their own.
     """
@@ -236,6 +237,7 @@ class Update(Module):
     read: int
     write: int
     shared: tuple[GradientSum, ...] = ()
+    convert: tuple[int, int] = (0, 0)
     clipped: bool = True
     everyone: range | None = None
 

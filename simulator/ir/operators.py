@@ -36,7 +36,8 @@ class Embedding(Operator):
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
         # Adds rows to an fp32 gradient: reads the incoming gradient, reads and writes four bytes an element.
-        return [Memory("embedding", at.bytes(*self.outs) + 4 * at.size(*self.outs), 4 * at.size(*self.outs))]
+        gradient = 4 * at.size(*self.outs)
+        return [Memory("embedding", at.bytes(*self.outs) + gradient, gradient, backward=True)]
 
     def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
         # The temporary gradient of the whole table is set to zero first.

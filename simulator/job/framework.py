@@ -15,6 +15,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
 from simulator.costs.kernels.decomposition import Decomposition
+from simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from simulator.costs.kernels.libraries import AttentionLibrary
 from simulator.costs.regimes import Regime
 from simulator.ir.ops import BYTES
@@ -156,6 +157,12 @@ class Framework(FrameworkPart):
     memory: ProcessMemory
     rates: dict[str, float]
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
+    eager: dict[EagerOperation, EagerPasses] = {}
+    """Memory-bound operations that run as several kernels of PyTorch on a GPU, with the number of these and their bytes
+    (`simulator.costs.kernels.eager`); operations without an entry are one fused kernel."""
+    converts_apart: bool = False
+    """Kernels of their own convert gradients to the format of the main weights before Adam, and main weights to that of
+    the weights after it; otherwise Adam reads and writes both formats."""
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
     cuda_graphs: bool | Literal["outside-experts"]
@@ -215,6 +222,16 @@ class Framework(FrameworkPart):
         """The factors of `rates`, with those of compiled kernels."""
         fused = {"memory_bound": min(FUSED_KERNEL_TIME, self.rates.get("memory_bound", 1.0))} if self.compile else {}
         return self.rates | fused
+
+    @property
+    def kernel_traits(self) -> dict[str, Any]:
+        """Arguments of `Costs` that say which kernels this framework runs, and at which rates."""
+        return {
+            "rates": self.effective_rates,
+            "attention": self.attention_library,
+            "decomposition": self.gemm_decomposition or None,
+            "eager": self.eager,
+        }
 
     def __hash__(self) -> int:  # `rates` is a dict and has no hash
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))

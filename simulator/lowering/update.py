@@ -44,6 +44,10 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
             work = Collective("all_reduce", 4, everyone, ranks=module.everyone)
             ops.append(Op("grad-norm", "compute", work, ops[-1:], "U", meeting="norm"))
     behind = ops[-1:] if module.clipped else ops
+    if any(module.convert):
+        read, write = (round(shard * one) for one in module.convert)
+        behind = [scope.op("convert", Memory("convert", read, write), behind, "U")]
+        ops += behind
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
     # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")

@@ -93,8 +93,9 @@ def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     )
     _, updates = lower_stages(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}
-    norm, adam = works["grad-norm"], works["adam"]
-    share = elements * BYTES[plan.job.framework.gradients] / norm.read
+    share = elements * BYTES[plan.job.framework.gradients] / works["grad-norm"].read
     return elements, [
-        replace(one, read=round(one.read * share), write=round(one.write * share)) for one in (norm, adam)
+        replace(works[name], read=round(works[name].read * share), write=round(works[name].write * share))
+        for name in ("grad-norm", "convert", "adam")
+        if name in works
     ]

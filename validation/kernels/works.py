@@ -37,8 +37,13 @@ def work_of(given: Mapping[str, Any], where: str = "shape") -> Work | None:
         if needed <= given.keys() <= known.keys():
             for name, value in given.items():
                 _check_field(f"{where}.{name}", value, kind.__annotations__[name])
-            return kind(**given)
+            return kind(**{name: _frozen(value) for name, value in given.items()})
     return None
+
+
+def _frozen(value: Any) -> Any:
+    """A list of a file, and the lists in it, as tuples."""
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 LARGEST = 1e15

@@ -61,15 +61,8 @@ class Forecaster:
     def costs(self) -> Costs:
         """Costs of kernels that are timed one by one, outside a training step."""
         job = self.plan.job
-        return Costs(
-            job.cluster,
-            self.plan.mesh,
-            job.framework.effective_rates,
-            alone=True,
-            calibration=self.calibration,
-            attention=job.framework.attention_library,
-            decomposition=job.framework.gemm_decomposition or None,
-        )
+        traits = job.framework.kernel_traits
+        return Costs(job.cluster, self.plan.mesh, alone=True, calibration=self.calibration, **traits)
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
         """Seconds of works that run one after another; their errors count as fully correlated."""

@@ -19,8 +19,7 @@ def action_orders(plan: Plan) -> list[list[Action]]:
 
     Raises PlanError for an action that the reference trainer cannot run.
     """
-    framework = plan.job.framework
-    costs = Costs(plan.job.cluster, plan.mesh, framework.effective_rates, attention=framework.attention_library)
+    costs = Costs(plan.job.cluster, plan.mesh, **plan.job.framework.kernel_traits)
     _, program = build_program(plan, costs.estimate)
     return [[_check_action(plan, turn) for turn in order] for order in program.timetable.orders]
 

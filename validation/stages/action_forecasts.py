@@ -26,15 +26,8 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
     without_collectives: collectives within a stage take no time.
     """
     plan = forecaster.plan
-    framework = plan.job.framework
-    costs = Costs(
-        plan.job.cluster,
-        plan.mesh,
-        framework.effective_rates,
-        calibration=forecaster.calibration,
-        attention=framework.attention_library,
-        decomposition=framework.gemm_decomposition or None,
-    )
+    traits = plan.job.framework.kernel_traits
+    costs = Costs(plan.job.cluster, plan.mesh, calibration=forecaster.calibration, **traits)
 
     def price(work: Work) -> tuple[float, float, float]:
         if without_collectives and isinstance(work, Collective):

@@ -7,12 +7,14 @@ from simulator.costs.collectives.links import AllToAllCostModel, NetworkCostMode
 from simulator.costs.collectives.processes import ProcessCostModel
 from simulator.costs.kernels.attention import AttentionCostModel
 from simulator.costs.kernels.cpu import CpuAttentionCostModel, CpuGemmCostModel, CpuMemoryBoundCostModel
+from simulator.costs.kernels.eager import EagerCostModel
 from simulator.costs.kernels.gemm import Fp8GemmCostModel, GemmCostModel
 from simulator.costs.kernels.grouped import GroupedGemmCostModel
 from simulator.costs.kernels.memory import MemoryBoundCostModel
 
 KERNEL_MODELS: dict[str, type] = {
     "memory": MemoryBoundCostModel,
+    "eager": EagerCostModel,
     "gemm": GemmCostModel,
     "gemm-fp8": Fp8GemmCostModel,
     "grouped": GroupedGemmCostModel,

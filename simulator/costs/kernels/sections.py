@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hardware.gpu import GPU
 from simulator.costs.estimate import Estimate
-from simulator.costs.kernels import attention, cpu, gemm, grouped, memory
+from simulator.costs.kernels import attention, cpu, eager, gemm, grouped, memory
 from simulator.ir.ops import BYTES, Attention, Gemm, Memory
 
 
@@ -35,6 +35,7 @@ SECTIONS = {
     "grouped": Section(grouped.seconds, grouped.price),
     "attention": Section(attention.seconds, attention.price, attention.without_cache_writes),
     "memory": Section(memory.seconds, memory.price, memory.fuse),
+    "eager": Section(eager.seconds, eager.price),
     "cpu-gemm": Section(cpu.gemm_seconds, cpu.price_gemm),
     "cpu-attention": Section(cpu.attention_seconds, cpu.price_attention),
     "cpu-memory": Section(cpu.memory_seconds, cpu.price_memory),
@@ -59,10 +60,12 @@ def section_on(name: str, gpu: GPU) -> str:
     return CPU_SECTIONS[name] if gpu.architecture == "cpu" else name
 
 
-def section_of(work: Gemm | Attention | Memory, gpu: GPU) -> str:
+def section_of(work: Gemm | Attention | Memory | eager.EagerKernels, gpu: GPU) -> str:
     """The section that prices `work` on `gpu`."""
     if isinstance(work, Gemm):
         name = "grouped" if work.groups else "gemm" if BYTES[work.dtype] > 1 else "gemm-fp8"
+    elif isinstance(work, eager.EagerKernels):
+        name = "eager"
     else:
         name = "attention" if isinstance(work, Attention) else "memory"
     return section_on(name, gpu)

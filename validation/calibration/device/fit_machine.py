@@ -15,9 +15,11 @@ from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.calibration.cost_models import PROCESSES
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
 from simulator.costs.collectives.processes import ProcessCostModel
+from simulator.costs.kernels.eager import make_eager
 from simulator.costs.kernels.libraries import TRAINING_LIBRARIES
 from simulator.costs.kernels.sections import section_of
-from simulator.ir.ops import Work
+from simulator.ir.ops import Memory, Work
+from simulator.job.framework import load_framework
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.collectives.recorded import Recorded, make_samples
 from validation.calibration.collectives.sample import CollectiveSample, predict
@@ -49,17 +51,19 @@ def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str
 def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[KernelSample]:
     """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
     gpu = load("gpus", name)
+    kinds = load_framework("reference").eager if gpu.architecture != "cpu" else {}
+    priced = [(make_eager(work, kinds) or work) if isinstance(work, Memory) else work for work in works]
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for at, work in enumerate(works):
+    for at, work in enumerate(priced):
         words = ((k, getattr(work, k)) for k in work.__dataclass_fields__ if not _number(getattr(work, k)))
         groups.setdefault((type(work), *words), []).append(at)
     found = []
     for (kind, *plain), index in groups.items():
         numbers = [k for k in kind.__dataclass_fields__ if k not in dict(plain)]
-        arrays = {k: np.array([float(getattr(works[at], k)) for at in index]) for k in numbers}
+        arrays = {k: np.array([float(getattr(priced[at], k)) for at in index]) for k in numbers}
         work = kind(**dict(plain), **arrays)
         seconds = np.array([measured.rows[at].median or 0.0 for at in index])
-        part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
+        part = section_of(priced[index[0]], gpu)  # type: ignore[arg-type]
         library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
         found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
     return found

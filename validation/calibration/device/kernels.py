@@ -17,6 +17,7 @@ from simulator.ir.ops import BYTES, Attention, Gemm, Memory, Work
 from simulator.job.framework import load_framework
 from validation.measurements.device import Device
 from validation.reference import functions
+from validation.reference.optimizer import clip_factor, global_norm
 from validation.reference.tensor_parallel import TensorGroup
 
 Run = Callable[[], Any]
@@ -157,10 +158,20 @@ class _KernelMaker:
         )
         yield from self._rope(rows, columns)
         yield KernelCase(Memory("embedding", size, size), self._rows(rows, columns))
-        yield KernelCase(
-            Memory("grad-norm", size, 0), of(lambda x: torch.linalg.vector_norm(x), (rows, columns))(False)
-        )
+        norm = _clip if self.device.cuda else torch.linalg.vector_norm
+        yield KernelCase(Memory("grad-norm", size, 0), of(norm, (rows, columns))(False))
+        if self.device.cuda:
+            yield KernelCase(Memory("convert", 6 * rows * columns, 6 * rows * columns), self._convert(rows, columns))
         yield self._adam(rows, columns)
+
+    def _convert(self, rows: int, columns: int) -> Callable[[], Run]:
+        """Makes the conversions of an update: gradients to fp32, main weights to the format of the weights."""
+
+        def make() -> Run:
+            weight, main = self._new(rows, columns), torch.randn(rows, columns, device=self.device.torch)
+            return lambda: (weight.to(torch.float32), weight.copy_(main))
+
+        return make
 
     def _rope(self, rows: int, columns: int) -> Iterator[KernelCase]:
         """Yields rotary embeddings of queries and keys, which are split from a tensor that also has the values."""
@@ -211,6 +222,11 @@ class _KernelMaker:
 
         traffic = load_framework("reference").loss.forward
         yield KernelCase(Memory("cross-entropy", traffic * tokens * columns, 0), make)
+
+
+def _clip(gradient: torch.Tensor) -> None:
+    """Scales a gradient by what its norm allows, as the reference optimizer does."""
+    torch._foreach_mul_([gradient], clip_factor(global_norm([gradient], (), gradient.device)))
 
 
 def _backward(function: Callable[..., Any], given: list[torch.Tensor]) -> Run:

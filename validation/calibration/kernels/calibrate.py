@@ -25,7 +25,7 @@ from validation.calibration.tables.table import Table
 from validation.calibration.write import make_section
 
 ORDER = (
-    *("memory", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),
+    *("memory", "eager", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),
     *("cpu-memory", "cpu-gemm", "cpu-attention"),
 )
 """Sections in the order of their fits: casts and copies are parts of later ones."""

@@ -1,0 +1,147 @@
+"""Memory-bound operations of eager PyTorch: each is several kernels, and every kernel reads and writes memory.
+
+    seconds = kernels launch + bytes / min(stream_share HBM, rate clock SMs)
+
+- `bytes` are those of all kernels of an operation: temporaries are written and read again. A framework states them
+  as multiples of the bytes of one fused kernel, counted in its code (`Framework.eager`).
+- PyTorch vectorises an elementwise kernel (loads of 16 bytes) only where all operands are contiguous and of one number
+  format (`vectorized_elementwise_kernel` in aten/src/ATen/native/cuda/CUDALoops.cuh); kernels on halves of a tensor and
+  conversions load one element at a time. Like a reduction of rows, such a kernel moves a fixed number of bytes per
+  clock and multiprocessor, whatever the memory could do (Little's law; Volkov, "Understanding latency hiding on GPUs",
+  2016), so its rate holds for GPUs with other memory, too.
+
+Operations without a rate here (residual additions, GELU, fused Adam, zeroing) are single vectorised kernels:
+`simulator.costs.kernels.memory` prices them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hardware.gpu import GPU
+from simulator.costs.coefficients import coefficient, estimate_sigma, minimum
+from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.kernels.memory import CLOCK, VECTOR
+from simulator.ir.ops import Memory
+
+
+def _rate(meaning: str, low: float, start: float) -> Any:
+    """A field of `EagerCostModel`; without measurements an operation is as fast as a stream."""
+    return coefficient(f"{meaning} [bytes per clock and multiprocessor]", low, VECTOR, start, neutral=VECTOR)
+
+
+class EagerPass(BaseModel):
+    """One pass of an operation.
+
+    kernels: their number.
+    traffic: bytes that they read and write together, over those of one fused kernel.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    kernels: int = Field(ge=1, le=100)
+    traffic: float = Field(gt=0, le=100)
+
+
+class EagerPasses(BaseModel):
+    """Both passes of an operation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    forward: EagerPass
+    backward: EagerPass
+
+
+@dataclass(frozen=True, slots=True)
+class EagerKernels:
+    """The kernels of one pass of an operation.
+
+    what: kind of the operation, as `Memory.what`.
+    nbytes: bytes read and written by all kernels.
+    kernels: their number.
+    backward: whether they are those of the backward pass.
+    """
+
+    what: str
+    nbytes: float
+    kernels: int
+    backward: bool = False
+
+    flops = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCostModel:
+    """Memory-bound operations of eager PyTorch: coefficients of `seconds`."""
+
+    stream_share: float = coefficient("share of the memory bandwidth that a kernel reaches at most", 0.4, 0.98, 0.85)
+    norm_rate: float = _rate("rate of layer and RMS norms", 1.0, 9.0)
+    activation_rate: float = _rate("rate of gated activations", 1.0, 7.0)
+    rope_rate: float = _rate("rate of rotary embeddings", 1.0, 9.0)
+    embedding_rate: float = _rate("rate of embeddings", 0.5, 7.0)
+    loss_rate: float = _rate("rate of cross-entropy forward", 1.0, 9.0)
+    loss_backward_rate: float = _rate("rate of cross-entropy backward", 1.0, 12.0)
+    gather_rate: float = _rate("rate of copies of tokens to experts", 0.5, 9.0)
+    bag_rate: float = _rate("rate of sums over copies of tokens", 0.2, 1.5)
+    convert_rate: float = _rate("rate of conversions of number formats", 1.0, 8.0)
+    launch: float = coefficient("latency of a kernel [s]", 5e-7, 1e-5, 3e-6, "library")
+    sigma: float = 0.0
+    sigma_short: float = 0.0
+
+
+EagerOperation = Literal[
+    "norm", "rms-norm", "activation", "rope", "embedding", "cross-entropy", "permute", "unpermute", "router",
+    "grad-norm", "convert",
+]  # fmt: skip
+"""Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
+
+RATE_OF = {
+    "norm": "norm_rate",
+    "rms-norm": "norm_rate",
+    "activation": "activation_rate",
+    "rope": "rope_rate",
+    "embedding": "embedding_rate",
+    "cross-entropy": "loss_rate",
+    "permute": "gather_rate",
+    "unpermute": "bag_rate",
+    "router": "gather_rate",
+    "grad-norm": "",
+    "convert": "convert_rate",
+}
+"""Coefficient of a kind of operation; "": as fast as a stream."""
+
+
+def make_eager(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerKernels | None:
+    """The kernels of `work` in a framework whose operations of these kinds are not fused; None for other kinds."""
+    # Copies of tokens become more bytes; sums over the copies of a token become fewer.
+    what = "unpermute" if work.what == "permute" and work.read > work.write else work.what
+    passes = eager.get(what)
+    if passes is None:
+        return None
+    one = passes.backward if work.backward else passes.forward
+    return EagerKernels(what, work.pace * one.traffic * work.bytes, one.kernels, work.backward)
+
+
+def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of an operation or of many (arrays in `work`), and the part of it that is launch.
+
+    speed: rate against the calibrated one.
+    """
+    rate = "loss_backward_rate" if work.what == "cross-entropy" and work.backward else RATE_OF[work.what]
+    memory = model.stream_share * gpu.memory_bandwidth
+    if rate:
+        memory = minimum(memory, getattr(model, rate) * (gpu.clock or CLOCK) * gpu.multiprocessors)
+    launch = model.launch * work.kernels
+    return work.nbytes / (memory * speed) + launch, launch
+
+
+def price(work: EagerKernels, gpu: GPU, model: EagerCostModel, traffic: float = 1.0) -> Estimate:
+    """The estimate of one operation. traffic: further factor on its bytes."""
+    if not work.nbytes:
+        return NOTHING
+    taken, launch = seconds(work, gpu, model, 1.0 / traffic)
+    return Estimate(taken, estimate_sigma(model, taken, launch))
