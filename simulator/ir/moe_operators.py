@@ -236,3 +236,8 @@ class ExpertActivation(Activation):
     """The activation between the two linear layers of an expert, with the router weight in the same kernel."""
 
     view = EXPERTS
+
+    @property
+    def _what(self) -> str:
+        what = super()._what
+        return "expert-activation" if what == "activation" else what

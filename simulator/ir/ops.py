@@ -116,7 +116,7 @@ class Attention:
 class Memory:
     """A memory-bound kernel; its FLOPs are neglected.
 
-    what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
+    what: norm, rms-norm, residual, activation (gated), expert-activation (times a router weight), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
         add, concat, cast, convert, router, permute, conv, scan, grad-norm, adam, zero-grad, low-rank (thin products).
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.

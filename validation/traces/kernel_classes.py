@@ -130,6 +130,7 @@ MEMORY = {
     "norm": "norm",
     "rms-norm": "norm",
     "activation": "activation",
+    "expert-activation": "activation",
     "gelu": "activation",
     "rope": "rope",
     "residual": "addition",

@@ -19,8 +19,10 @@
 - Accumulators of values have 256 columns at most; wider heads compute their scores once for each 256.
 - Blocks of equal length run in waves, of which the last is partly empty. With a causal mask the last blocks of the
   forward pass are among the longest, and the other multiprocessors idle during them (list scheduling: the mean and one
-  job more); the backward pass starts with them. The longest block bounds the kernel; a GPU with little other work runs
-  it at boost clock (`idle_gpu_time`).
+  job more). The backward pass of FlashAttention starts with them; in that of cuDNN the GPU waits for one of them at the
+  end (`backward_tail`: a half, as its blocks have 64 rows): on an H200 time grows by equal steps from 4 to 96 heads,
+  from that of one block on (validation/measured/h200). The longest block bounds the kernel; a GPU with little other
+  work runs it at boost clock (`idle_gpu_time`).
 - Kernels that run longer than the power limiter's delay slow down (`power_limit_slowdown`).
 - Loads of the first tiles and stores of the last ones are hidden behind GEMMs of other blocks or are not
   (`exposed_traffic`). What fits into the L2 is found there when a benchmark repeats (`l2_resident`); in a training step
@@ -78,6 +80,9 @@ class AttentionCostModel:
         "slowdown of kernels that run longer than the power limiter's delay", 0.0, 0.6, 0.15
     )
     backward_rate: float = coefficient("rate of the backward pass's GEMMs against the forward pass", 0.4, 1.3, 0.77)
+    backward_tail: float = coefficient(
+        "longest blocks of 128 rows that are waited for at the end of the backward pass", 0.0, 1.5, 0.2, neutral=0.0
+    )
     peak_share: float = coefficient("share of the peak that the GEMMs reach", 0.1, 1.1, 0.65, "library")
     exposed_traffic: float = coefficient("share of the operands' traffic that is not hidden", 0.0, 5.0, 0.5, "library")
     cache_writes: float = coefficient("times that keys and values move to a cache", 0.0, 6.0, 0.5, "library")
@@ -130,7 +135,7 @@ def seconds(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float =
     blocks = work.batch * work.heads * split / gpu.multiprocessors
     equal = maximum(2 * keys / longest - 1, 0.0)
     waves = blocks + model.wave_rounding * equal * (ceil_div(blocks, 1) - blocks)
-    tail = 0.0 if work.backward else queries * (longest - keys) * score  # backward, the longest blocks come first
+    tail = model.backward_tail * longest_block if work.backward else queries * (longest - keys) * score
     compute = maximum(waves * block + tail, model.idle_gpu_time * longest_block + model.block_overhead)
     compute *= 1 + model.power_limit_slowdown * compute / (compute + LIMITER_DELAY)
 

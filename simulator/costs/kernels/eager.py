@@ -94,7 +94,7 @@ class EagerCostModel:
 
 
 EagerOperation = Literal[
-    "norm", "rms-norm", "activation", "rope", "embedding", "cross-entropy", "permute", "unpermute", "router",
+    "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute", "router",
     "grad-norm", "convert",
 ]  # fmt: skip
 """Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
@@ -103,6 +103,7 @@ RATE_OF = {
     "norm": "norm_rate",
     "rms-norm": "norm_rate",
     "activation": "activation_rate",
+    "expert-activation": "activation_rate",
     "rope": "rope_rate",
     "embedding": "embedding_rate",
     "cross-entropy": "loss_rate",

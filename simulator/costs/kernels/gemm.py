@@ -18,7 +18,8 @@
   (Osama et al., "Stream-K", PPoPP 2023, arXiv 2301.03598: time = a + b + c iterations per block + d peers). The best
   split balances the loop against the peers: split^2 = k step / peer.
 - Large GEMMs reach the power limit: after `power_limit_delay` they run at `power_limited_rate` of the rate before.
-- Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32.
+- Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32,
+  dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
   `reuse_distance` GEMMs of this size, fits in it.
 - That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
@@ -65,6 +66,12 @@ UNALIGNED_RATE = 1.3
 """Rate of batched GEMMs without that alignment against the GPU's peak in fp32, which is that of its CUDA cores. Fitted
 on 17 of BLOOM's tests on A100 (bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md): heads of 108
 elements say 1.25, heads of 150 elements 1.35."""
+
+UNALIGNED_DENSE = {"tn": 0.146, "nn": 0.196, "nt": 0.218}
+"""Rate of dense GEMMs in 16 bits without that alignment on Hopper, by layout, against aligned ones: cuBLAS runs kernels
+for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1` in the traces of
+validation/measured/h200). Output layers of 50,257 tokens of two GPT-2 models, which differ by 1 to 6 %. On an A100 such
+a GEMM runs as fast as others (1,024 x 2,145 x 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,8 @@ def price(
         return NOTHING
     if not uses_tensor_cores(work) and "fp32" in gpu.peak:
         speed *= min(1.0, UNALIGNED_RATE * peak(gpu, "fp32") / peak(gpu, work.dtype))
+    if work.batch == 1 and gpu.architecture == "hopper" and not _rows_are_aligned(work):
+        speed *= UNALIGNED_DENSE[work.layout]
     taken, launch = seconds(work, gpu, model, speed, decomposition)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
     return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
@@ -157,6 +166,13 @@ def uses_tensor_cores(work: Gemm) -> bool:
     """Whether the rows of a GEMM's operands are aligned, or it is none of those for which that matters."""
     width = BYTES[work.dtype]
     return work.batch == 1 or width != 2 or not any(size * width % ALIGNMENT for size in (work.n, work.k))
+
+
+def _rows_are_aligned(work: Gemm) -> bool:
+    """Whether the rows of both operands and of the result, as they lie in memory, are aligned; of 16-bit operands."""
+    width = BYTES[work.dtype]
+    first = work.m if work.layout == "nt" else work.k
+    return width != 2 or not any(size * width % ALIGNMENT for size in (first, work.n))
 
 
 def _busy(

@@ -32,9 +32,10 @@ with one scale a token. Seven public times on H100, in which CUTLASS runs alone 
 -17 to +31 % of its forecasts, as wide as its own rows do. Against one scale a tensor, 130 equal shapes take 1.21 times
 as long on H100 (median; p10 0.97, p90 1.97), 1.15 on H200 and 1.16 on B200."""
 
-AttentionLibrary = Literal["flash-1", "flash-2", "flash-3", "triton", "cudnn", "cudnn-fp8"]
+AttentionLibrary = Literal["flash-1", "flash-2", "flash-3", "triton", "cudnn", "cudnn-fp8", "sdpa"]
 """Libraries of fused attention: FlashAttention 1 to 3, FlashAttention in Triton as of 2022 and 2023, cuDNN in 16 bits,
-and in 8 (`fp8_dot_product_attention` of Transformer Engine)."""
+and in 8 (`fp8_dot_product_attention` of Transformer Engine); sdpa: what `scaled_dot_product_attention` of PyTorch 2.5
+and later prefers, cuDNN from Hopper on and FlashAttention-2 before."""
 
 
 class Relative(NamedTuple):
@@ -96,6 +97,8 @@ def attention_format(name: str) -> str:
 
 def attention_library(name: str, architecture: str) -> Relative:
     """The measured library that stands for `name`; empty: that of today's training programs on the architecture."""
+    if name == "sdpa":
+        name = "cudnn" if architecture in ("hopper", "blackwell") else "flash-2"
     # On Blackwell Transformer Engine runs attention by cuDNN.
     same = not name or (name == "cudnn" and architecture == "blackwell")
     usual = Relative(TRAINING_LIBRARIES.get(("attention", architecture), "") if same else name, 1.0, 0.0)

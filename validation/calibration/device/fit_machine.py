@@ -16,7 +16,7 @@ from simulator.costs.calibration.cost_models import PROCESSES
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
 from simulator.costs.collectives.processes import ProcessCostModel
 from simulator.costs.kernels.eager import make_eager
-from simulator.costs.kernels.libraries import TRAINING_LIBRARIES
+from simulator.costs.kernels.libraries import TRAINING_LIBRARIES, attention_library
 from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Memory, Work
 from simulator.job.framework import load_framework
@@ -51,7 +51,8 @@ def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str
 def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[KernelSample]:
     """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
     gpu = load("gpus", name)
-    kinds = load_framework("reference").eager if gpu.architecture != "cpu" else {}
+    reference = load_framework("reference")
+    kinds = reference.eager if gpu.architecture != "cpu" else {}
     priced = [(make_eager(work, kinds) or work) if isinstance(work, Memory) else work for work in works]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for at, work in enumerate(priced):
@@ -65,6 +66,8 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
         seconds = np.array([measured.rows[at].median or 0.0 for at in index])
         part = section_of(priced[index[0]], gpu)  # type: ignore[arg-type]
         library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
+        if part == "attention":
+            library = attention_library(reference.attention_library, gpu.architecture).library
         found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
     return found
 
