@@ -235,6 +235,10 @@ class Linear(Operator):
         rows, columns, inner, _ = self._sizes(at)
         return [self._product(at, columns, inner, rows, "nt", accumulate=True, out_dtype=self.grad_dtype)]
 
+    def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
+        # Where the GEMM of the weight gradient adds to the main gradient, it sums that of the bias, too.
+        return [Memory("bias-gradient", at.bytes(*self.outs), 0)] if len(self.weights) > len(self.outs) else []
+
     @property
     def saved_for_weights(self) -> tuple[Tensor, ...]:
         return self.ins

@@ -78,7 +78,8 @@ class CpuMemoryBoundCostModel:
 
 RATE_OF = {
     "norm": "layer_norm_rate", "rms-norm": "rms_norm_rate", "softmax": "loss_rate", "cross-entropy": "loss_rate",
-    "activation": "gated_rate", "expert-activation": "gated_rate", "gelu": "gelu_rate", "rope": "rope_rate", "embedding": "gather_rate",
+    "activation": "gated_rate", "expert-activation": "gated_rate", "gelu": "gelu_rate", "rope": "rope_rate",
+    "embedding": "gather_rate",
     "permute": "gather_rate", "router": "gather_rate", "adam": "adam_rate",
 }  # fmt: skip
 """The coefficient of a kind of kernel; others are plain streams."""

@@ -87,6 +87,7 @@ class EagerCostModel:
     loss_backward_rate: float = _rate("rate of cross-entropy backward", 1.0, 12.0)
     gather_rate: float = _rate("rate of copies of tokens to experts", 0.5, 9.0)
     bag_rate: float = _rate("rate of sums over copies of tokens", 0.2, 1.5)
+    bias_rate: float = _rate("rate of gradients of biases", 1.0, 6.0)
     convert_rate: float = _rate("rate of conversions of number formats", 1.0, 8.0)
     launch: float = coefficient("latency of a kernel [s]", 5e-7, 1e-5, 3e-6, "library")
     sigma: float = 0.0
@@ -94,8 +95,8 @@ class EagerCostModel:
 
 
 EagerOperation = Literal[
-    "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute", "router",
-    "grad-norm", "convert",
+    "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute",
+    "router", "bias-gradient", "grad-norm", "convert",
 ]  # fmt: skip
 """Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
 
@@ -110,6 +111,7 @@ RATE_OF = {
     "permute": "gather_rate",
     "unpermute": "bag_rate",
     "router": "gather_rate",
+    "bias-gradient": "bias_rate",
     "grad-norm": "",
     "convert": "convert_rate",
 }

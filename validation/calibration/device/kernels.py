@@ -161,6 +161,7 @@ class _KernelMaker:
         norm = _clip if self.device.cuda else torch.linalg.vector_norm
         yield KernelCase(Memory("grad-norm", size, 0), of(norm, (rows, columns))(False))
         if self.device.cuda:
+            yield KernelCase(Memory("bias-gradient", size, 0), of(lambda x: x.sum(0), (rows, columns))(False))
             yield KernelCase(Memory("convert", 6 * rows * columns, 6 * rows * columns), self._convert(rows, columns))
         yield self._adam(rows, columns)
 
