@@ -98,6 +98,7 @@ class Costs:
         decomposition: Decomposition | None = None,
         pairs: dict[tuple[int, int], Reach] | None = None,
         eager: Mapping[str, EagerPasses] | None = None,
+        sustained: float | None = None,
     ) -> None:
         """Makes the prices on `cluster`.
 
@@ -113,6 +114,7 @@ class Costs:
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         pairs: reaches of messages between two ranks of this cluster, on any mesh; new ones are added.
         eager: memory-bound operations that are several kernels on a GPU, see `Framework.eager`.
+        sustained: see `Framework.sustained`.
         """
         self._joint, self._decomposition = joint, decomposition
         self._eager = eager if eager and cluster.gpu.architecture != "cpu" else {}
@@ -122,6 +124,8 @@ class Costs:
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
         self._alone, self._launch, self._pace = alone, launch, pace
+        own = self.calibration.measures_steps or cluster.gpu.architecture == "cpu"
+        self._sustained = None if own else sustained
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         scale_up, to_host = (self.calibration.link_models(tier) for tier in (near, cluster.host))
         network = self.calibration.network_model(cluster.scale_out)
@@ -222,7 +226,9 @@ class Costs:
 
     def _sustained_rate(self, work: Gemm | Attention) -> float:
         """Returns the rate of a kernel in a step against the calibrated one."""
-        sustained = 1.0 if self._alone else self.calibration.sustained_rate(self.cluster.gpu, work.dtype)
+        sustained = 1.0 if self._alone else self._sustained
+        if sustained is None:
+            sustained = self.calibration.sustained_rate(self.cluster.gpu, work.dtype)
         return self.rates["kernel"] * sustained / self._pace
 
     def _gemm_rate(self, work: Gemm) -> float:

@@ -163,6 +163,9 @@ class Framework(FrameworkPart):
     converts_apart: bool = False
     """Kernels of their own convert gradients to the format of the main weights before Adam, and main weights to that of
     the weights after it; otherwise Adam reads and writes both formats."""
+    sustained: float | None = Field(default=None, gt=0, le=1)
+    """Rate of GEMMs and attention on a GPU in a step against the same kernels alone, where nothing is calibrated on the
+    machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
     cuda_graphs: bool | Literal["outside-experts"]
@@ -231,6 +234,7 @@ class Framework(FrameworkPart):
             "attention": self.attention_library,
             "decomposition": self.gemm_decomposition or None,
             "eager": self.eager,
+            "sustained": self.sustained,
         }
 
     def __hash__(self) -> int:  # `rates` is a dict and has no hash

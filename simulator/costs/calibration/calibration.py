@@ -268,6 +268,11 @@ class Calibration:
         borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made.gaps(tier.kind)))
 
+    @property
+    def measures_steps(self) -> bool:
+        """Whether the sustained rate of a training step was measured for this calibration, on the machine itself."""
+        return STEPS in self.written or (self.folder is not None and (self.folder / f"{STEPS}.yaml").is_file())
+
     def sustained_rate(self, gpu: GPU, dtype: str = "bf16") -> float:
         """Rate of GEMMs and attention in a long training step against the same kernels alone.
 

@@ -88,6 +88,7 @@ class EagerCostModel:
     gather_rate: float = _rate("rate of copies of tokens to experts", 0.5, 9.0)
     bag_rate: float = _rate("rate of sums over copies of tokens", 0.2, 1.5)
     bias_rate: float = _rate("rate of gradients of biases", 1.0, 6.0)
+    clip_rate: float = _rate("rate of norms and scaling of gradients", 1.0, 9.0)
     convert_rate: float = _rate("rate of conversions of number formats", 1.0, 8.0)
     launch: float = coefficient("latency of a kernel [s]", 5e-7, 1e-5, 3e-6, "library")
     sigma: float = 0.0
@@ -96,7 +97,7 @@ class EagerCostModel:
 
 EagerOperation = Literal[
     "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute",
-    "router", "bias-gradient", "grad-norm", "convert",
+    "router", "bias-gradient", "grad-norm", "convert", "adam",
 ]  # fmt: skip
 """Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
 
@@ -112,7 +113,8 @@ RATE_OF = {
     "unpermute": "bag_rate",
     "router": "gather_rate",
     "bias-gradient": "bias_rate",
-    "grad-norm": "",
+    "grad-norm": "clip_rate",
+    "adam": "",
     "convert": "convert_rate",
 }
 """Coefficient of a kind of operation; "": as fast as a stream."""
