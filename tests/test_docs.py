@@ -148,7 +148,11 @@ def test_the_profiles_are_the_frameworks() -> None:
         elif line.startswith("| `") and names and len(cells) > len(names):
             field = cells[0].strip("`")
             for name, cell in zip(names, cells[-len(names) :], strict=True):
-                assert read(cell) == value(load_framework(name).model_dump(by_alias=True), field), (name, field)
+                profile = load_framework(name).model_dump(by_alias=True)
+                if cell.startswith("[its file]"):
+                    assert f"/{name}.yaml" in cell and profile[field]
+                else:
+                    assert read(cell) == value(profile, field), (name, field)
                 shown.setdefault(name, set()).add(field)
         elif line.startswith("## Where"):
             names = []

@@ -59,7 +59,7 @@ from simulator.ir.ops import (
 )
 from simulator.ir.routing import slowest_rank
 
-__all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
+__all__ = ["RATES", "Costs", "Estimate", "Use"]
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
@@ -493,24 +493,3 @@ def _check_rates(rates: Mapping[str, float]) -> dict[str, float]:
             rule = "a rate lies between 0.001 and 1000"
             raise PlanError(f"framework.set.rates.{name}", rule, "Write 1 for the calibrated one", value)
     return {name: float(value) for name, value in rates.items()}
-
-
-class IdealCosts:
-    """One rate for FLOPs, free memory traffic, and communication that is free or has one rate and no latency.
-
-    An all-reduce moves its buffer twice (it is a reduce-scatter and an all-gather), everything else once.
-
-    Attributes:
-        flops: rate of all compute [FLOP/s].
-        communication: rate of all communication [bytes/s]; 0 makes it free.
-    """
-
-    def __init__(self, flops: float = 1.0, communication: float = 0.0) -> None:
-        self.flops, self.communication = flops, communication
-
-    def estimate(self, work: Work) -> Estimate:
-        """Returns how long `work` takes, with a sigma of 0."""
-        work = slowest_rank(work)
-        moved = getattr(work, "nbytes", 0) * (2 if getattr(work, "operation", "") == "all_reduce" else 1)
-        seconds = work.flops / self.flops + (moved / self.communication if self.communication else 0.0)
-        return Estimate(seconds, 0.0)

@@ -116,9 +116,8 @@ class Attention:
 class Memory:
     """A memory-bound kernel; its FLOPs are neglected.
 
-    what: norm, rms-norm, residual, activation (gated), expert-activation (times a router weight), gelu (plain), rope,
-        embedding, softmax, dropout, cross-entropy, add, concat, cast, convert, router, permute, conv, scan,
-        bias-gradient, grad-norm, adam, zero-grad, low-rank (thin products).
+    what: norm, rms-norm, residual, activation (gated), expert-activation, gelu, rope, embedding, softmax, dropout, add,
+        cross-entropy, concat, cast, convert, router, permute, conv, scan, adam, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
-from simulator.costs.costs import IdealCosts
 from simulator.engine.play import Engine, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
@@ -14,6 +13,7 @@ from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Transfer
 from simulator.job.load import load_job
+from tests.ideal_costs import IdealCosts
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}

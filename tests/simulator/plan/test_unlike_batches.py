@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
-from simulator.costs.costs import IdealCosts
 from simulator.engine.play import PlayedStep, play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.program import build_program
@@ -16,6 +15,7 @@ from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Transfer
 from simulator.job.load import load_job
 from simulator.scheduling.schedule import actions_of
+from tests.ideal_costs import IdealCosts
 
 MODEL = {"layers": 8, "hidden": 512, "heads": 16, "vocab": 32000, "seq": 1024}
 FIVE = [{"samples": n, "sequence": length} for n, length in ((16, 64), (8, 128), (4, 512), (1, 1024), (1, 2048))]

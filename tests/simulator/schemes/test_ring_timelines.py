@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.costs.costs import IdealCosts
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun
 from simulator.ir.routing import slowest_rank
@@ -16,6 +15,7 @@ from simulator.models.model import Model
 from simulator.report.trace import THREADS
 from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
 from tests.contract.of_sequence import efficiency, of_family
+from tests.ideal_costs import IdealCosts
 from tests.simulator.schemes.ring_layers import ORDERS, attending, layer, sent_by, under
 
 
