@@ -11,7 +11,7 @@ from hardware.errors import PlanError
 from hardware.link import Link
 from hardware.node import Host
 from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.host import DISKS, MEMORY
+from simulator.costs.host import DISKS, MEMORIES, MEMORY
 from simulator.ir.operators import QUANTISED
 from simulator.job.job import Job
 
@@ -95,7 +95,7 @@ def _host_figures(job: Job, cluster: Cluster, offloads: bool) -> Iterator[Hardwa
     yield from _link_figures("host_link", cluster.host.kind, cluster.gpu.host, _change_host_link)
     if offloads:
         host, gpus = cluster.node.host or Host(), cluster.gpus_per_node
-        usual = {"memory": MEMORY, "read": DISKS, "write": DISKS}
+        usual = {"memory": MEMORIES.get(cluster.host.kind, MEMORY), "read": DISKS, "write": DISKS}
         for key, label in HOST_RATES.items():
             rate = float(getattr(host, key) or usual[key] * gpus)
             yield HardwareFigure(f"host_{key}", label, rate, "B/s", _change_host(key, rate))

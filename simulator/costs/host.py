@@ -26,8 +26,11 @@ UPDATE_SHARE = 0.5
 SIGMA = 0.2
 """Of log(measured / forecast): processes are bound to sockets or not, and drives differ (assumed)."""
 
+MEMORIES = {"pcie5": 76.8e9, "pcie6": 76.8e9}
 MEMORY = 51.2e9
-"""Host memory bandwidth of one GPU where the node's is not known [bytes/s]: an eighth of 16 channels of DDR4-3200."""
+"""Host memory bandwidth of one GPU where the node's is not known [bytes/s], by its link to the host: an eighth of 16
+channels of DDR5-4800, of DDR4-3200 before. Copies from pinned memory to one H200 and back move 55.3 GB/s, what PCIe 5
+leads one to expect (validation/measured/h200)."""
 
 DISKS = 3e9
 """Disk rate of one GPU where the node's is not known [bytes/s], both ways: less than one PCIe 4 drive (assumed)."""
@@ -64,11 +67,12 @@ class HostShare:
             link /= max(1.0, min(gpus, cluster.gpus_per_node / host.uplinks))
         missing = f"of {cluster.node.name} is not in the catalog: assumed"
         known = host.memory if host else None
-        assumed = () if known else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
+        usual = MEMORIES.get(tier.kind, MEMORY)
+        assumed = () if known else (f"host: memory {missing} {usual / 1e9:g} GB/s for each GPU",)
         disks = host.read if host else None, host.write if host else None
         assumed_disks = () if all(disks) else (f"host: what disks reach {missing} {DISKS / 1e9:g} GB/s for each GPU",)
         read, write = (float(rate / gpus) if rate else DISKS for rate in disks)
-        memory = float(known / gpus) if known else MEMORY
+        memory = float(known / gpus) if known else usual
         return cls(min(link, COPY_SHARE * memory), memory, read, write, tier.latency, assumed, assumed_disks)
 
 

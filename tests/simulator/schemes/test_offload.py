@@ -14,7 +14,7 @@ from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.costs.costs import Costs
-from simulator.costs.host import DISKS, MEMORY, UPDATE_SHARE, HostShare
+from simulator.costs.host import DISKS, MEMORIES, UPDATE_SHARE, HostShare
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
 from tests.contract.measure import make, saved
@@ -221,7 +221,7 @@ def test_an_unknown_host_is_assumed_and_listed() -> None:
     assert len([text for text in assumed if text.startswith("host:")]) == 2
     assert not any(text.startswith("host:") for text in simulate(small()).to_dict()["assumed"])
     share = HostShare.of(load_cluster(job["cluster"]))
-    assert (share.memory, share.read, share.write) == (MEMORY, DISKS, DISKS)
+    assert (share.memory, share.read, share.write) == (MEMORIES["pcie5"], DISKS, DISKS)
 
 
 @given(nbytes=st.integers(1, 10**11), other=st.integers(1, 10**11))

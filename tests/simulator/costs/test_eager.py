@@ -1,0 +1,118 @@
+"""Operations of eager PyTorch: several kernels, whose bytes a framework counts and whose rates are calibrated."""
+
+import pytest
+
+from hardware import load
+from hardware.errors import PlanError
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.costs import Costs
+from simulator.costs.kernels import eager
+from simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager
+from simulator.forecast.simulate import simulate
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Gemm, Memory
+from simulator.job.framework import load_framework
+from simulator.job.load import load_job
+
+H200, H100 = load("gpus", "h200-sxm"), load("gpus", "h100-sxm")
+REFERENCE = load_framework("reference")
+MODEL = Calibration.shipped().kernel_model(H200, "eager").model
+MB = 10**6
+
+
+def costs_on(gpu: str, framework: str) -> Costs:
+    cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": gpu, "gpus": 1}}).cluster
+    return Costs(cluster, Mesh({"tp": 1}), alone=True, **load_framework(framework).kernel_traits)
+
+
+def test_an_operation_has_the_kernels_and_the_bytes_of_its_pass() -> None:
+    forward = make_eager(Memory("activation", 200 * MB, 100 * MB), REFERENCE.eager)
+    backward = make_eager(Memory("activation", 300 * MB, 200 * MB, backward=True), REFERENCE.eager)
+    assert forward == EagerKernels("activation", pytest.approx(300 * MB * 10 / 6, rel=2e-3), 2)
+    assert backward == EagerKernels("activation", pytest.approx(500 * MB * 22 / 10, rel=2e-3), 4, backward=True)
+
+
+def test_sums_over_copies_of_tokens_differ_from_the_copies() -> None:
+    copies, sums = Memory("permute", MB, 2 * MB), Memory("permute", 2 * MB, MB)
+    kinds = [made.what for one in (copies, sums) if (made := make_eager(one, REFERENCE.eager))]
+    assert kinds == ["permute", "unpermute"]
+    assert make_eager(Memory("residual", MB, MB), REFERENCE.eager) is None
+
+
+@pytest.mark.parametrize("what", RATE_OF)
+def test_every_operation_takes_a_latency_for_each_kernel_and_longer_with_more_bytes(what: str) -> None:
+    none, launch = eager.seconds(EagerKernels(what, 0.0, 3), H200, MODEL)
+    assert none == launch == pytest.approx(3 * MODEL.launch)
+    small, large = (eager.seconds(EagerKernels(what, n * MB, 3), H200, MODEL)[0] for n in (1, 1000))
+    assert large - none == pytest.approx(1000 * (small - none))
+    assert large >= 1e9 / H200.memory_bandwidth
+
+
+def test_slow_kernels_do_not_depend_on_the_memory_and_fast_ones_do() -> None:
+    """The H100 has the multiprocessors of the H200 and 0.7 of its memory bandwidth."""
+
+    def ratio(work: EagerKernels) -> float:
+        return eager.seconds(work, H100, MODEL)[0] / eager.seconds(work, H200, MODEL)[0]
+
+    same, slower = (ratio(EagerKernels(what, 1e9, 0)) for what in ("activation", "adam"))
+    assert same == pytest.approx(H200.clock / H100.clock)
+    assert slower == pytest.approx(H200.memory_bandwidth / H100.memory_bandwidth)
+
+
+def test_only_frameworks_that_say_so_run_operations_as_several_kernels() -> None:
+    work = Memory("rope", 84 * MB, 84 * MB)
+    unfused, fused = (costs_on("h200-sxm", name).estimate(work).seconds for name in ("reference", "megatron-core"))
+    assert unfused == pytest.approx(336e-6, rel=0.05), "measured, validation/measured/h200"
+    assert fused < unfused / 4
+
+
+def test_on_a_cpu_operations_are_those_of_its_calibration() -> None:
+    work = Memory("rope", MB, MB)
+    assert costs_on("cpu-core", "reference")._eager == {}
+    assert costs_on("cpu-core", "reference").estimate(work).seconds > 0
+
+
+@pytest.mark.parametrize(("columns", "tp"), [(50257, 1), (50304, 1), (25136, 2)])
+def test_unaligned_output_layers_are_slow_on_hopper_alone(columns: int, tp: int) -> None:
+    work, aligned = Gemm(8192, columns, 1024), Gemm(8192, 50304 // tp, 1024)
+    for gpu, slow in (("h200-sxm", True), ("a100-sxm-80", False)):
+        costs = costs_on(gpu, "reference")
+        ratio = costs.estimate(work).seconds / costs.estimate(aligned).seconds
+        assert (ratio > 4) == (slow and columns % 8 > 0)
+
+
+def test_a_calibration_of_the_machine_knows_its_sustained_rate_better_than_the_framework(tmp_path) -> None:
+    entry = {"value": 0.7, "sigma": 0.05, "rows": 1, "meaning": "rate", "source": "test"}
+    machine = Calibration.shipped().with_file("steps", {"hopper": {"sustained": entry}})
+    cluster = costs_on("h200-sxm", "reference").cluster
+    work = Gemm(8192, 8192, 8192)
+
+    def seconds(**how) -> float:
+        return Costs(cluster, Mesh({"tp": 1}), **how).estimate(work).seconds
+
+    alone, own = seconds(alone=True), seconds(sustained=0.93)
+    assert alone < own < seconds()
+    assert seconds(sustained=0.93, calibration=machine) == seconds(calibration=machine) > own
+
+
+def test_conversions_are_kernels_of_their_own_where_formats_differ() -> None:
+    job = {
+        "model": {"preset": "llama3.2-1b", "layers": 2},
+        "cluster": {"gpu": "h200-sxm", "gpus": 1},
+        "framework": "reference",
+        "batch": {"global": 1, "sequence": 1024},
+    }
+
+    def updates(**precision: str) -> dict[str, float]:
+        report = simulate({**job, "precision": {"main_weights": "fp32", **precision}})
+        return report.breakdown.parts["optimizer"]
+
+    converted = updates(compute="bf16", gradients="bf16")
+    same = updates(compute="fp32", gradients="fp32")
+    assert converted > 0 and same > 0
+
+
+def test_an_unknown_operation_is_refused_with_its_name() -> None:
+    one = {"kernels": 1, "traffic": 1.0}
+    with pytest.raises(PlanError, match="sofmax"):
+        load_framework("reference", {"eager": {"sofmax": {"forward": one, "backward": one}}})
