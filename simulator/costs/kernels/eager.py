@@ -10,7 +10,7 @@
   clock and multiprocessor, whatever the memory could do (Little's law; Volkov, "Understanding latency hiding on GPUs",
   2016), so its rate holds for GPUs with other memory, too.
 
-Operations without a rate here (residual additions, GELU, fused Adam, zeroing) are single vectorised kernels:
+Operations that are not here (residual additions, GELU, zeroing) are single vectorised kernels:
 `simulator.costs.kernels.memory` prices them.
 """
 
