@@ -8,6 +8,8 @@ every degree; `alpa-intra` chooses layouts one by one.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.planner import Planner, Proposal, write_stages
@@ -35,13 +37,16 @@ class Alpa(Planner):
         "recompute some stages only: all or none do",
     )
 
+    recompute: ClassVar[tuple[str, ...]] = ("none", "full")
+    """What its plans may recompute; the authors' own runs always recompute."""
+
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = getattr(problem, "job", None)
         per_node = job.cluster.gpus_per_node if job is not None else problem.gpus
         table = submeshes(problem.stages(), per_node)
         best: Proposal | None = None
         visited, bound = 0, float("inf")
-        for again in ("none", "full"):
+        for again in self.recompute:
             kept = [place for place, one in enumerate(table.options) if one.plan.get("recompute", "none") == again]
             if not kept:
                 continue
