@@ -12,8 +12,8 @@ from experiments.planning.planner import Proposal, find_planner, planner_names
 from experiments.planning.problem import SearchBudget
 from hardware.errors import PlanError
 
-PROFILES_ALONE = ("auto-mtf", "slapo")
-"""Planners in mode ``paper`` whose profiles are no layer graphs: named dims, and a grid of measurements."""
+PROFILES_ALONE = ("aceso", "auto-mtf", "slapo")
+"""Planners in mode ``paper`` whose profiles are no layer graphs: operators by degree, named dims, a grid of runs."""
 
 
 class LayerStage(NamedTuple):
