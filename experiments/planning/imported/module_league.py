@@ -40,15 +40,20 @@ class ModuleRow:
         plan = self.proposal.plan if self.proposal is not None else {}
         for stage in plan.get("stages", plan.get("pieces", ())):
             if isinstance(stage, dict):
-                rest = [f"{key} {_join(value)}" for key, value in stage.items() if key != "nodes"]
+                rest = [_describe(key, value) for key, value in stage.items() if key != "nodes"]
                 found.append(LayerStage(tuple(stage["nodes"]), ", ".join(rest)))
             else:
                 found.append(LayerStage(tuple(stage), ""))
         return found
 
 
-def _join(value: Any) -> str:
-    return " x ".join(str(one) for one in value) if isinstance(value, list | tuple) else str(value)
+def _describe(key: str, value: Any) -> str:
+    """A property of a stage in words: GPUs by their numbers, replicas at every level of the network."""
+    if key == "gpus" and value == [*range(value[0], value[0] + len(value))] and len(value) > 1:
+        return f"GPUs {value[0]} to {value[-1]}"
+    sign = ", " if key == "gpus" else " x "
+    words = sign.join(str(one) for one in value) if isinstance(value, list | tuple) else str(value)
+    return f"{'GPUs' if key == 'gpus' else key} {words}"
 
 
 def planners_of_graphs() -> list[str]:
