@@ -65,7 +65,7 @@ def reduce_graph(graph: LayerGraph) -> set[int]:
             before = {a for a, b in edges if b == node}
             behind = {b for a, b in edges if a == node}
             if len(before) == 1 and len(behind) == 1:
-                edges = {one for one in edges if node not in one} | {(*before, *behind)}
+                edges = {one for one in edges if node not in one} | {(before.pop(), behind.pop())}
                 nodes = nodes - {node}
                 break
         else:

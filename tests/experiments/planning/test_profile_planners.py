@@ -181,8 +181,7 @@ def test_dapple_finds_what_its_authors_code_finds(
 ) -> None:
     """Values of `SyncOrchestrate::orchestrate`, GPUs a stage; bandwidths of 25, 3 and 1 GB/s are those of its code."""
     levels = [NetworkLevel(machines[0], 25e9), NetworkLevel(machines[1], 3e9)]
-    settings = {"batch": batch, "micro_batch": micro, "message_bandwidth": 1e9}
-    problem = ProfileProblem(f"dapple-{profile}", levels, **settings)
+    problem = ProfileProblem(f"dapple-{profile}", levels, batch=batch, micro_batch=micro, message_bandwidth=1e9)
     found = plan("dapple", problem)
     figures = problem.graph().figures
     whole = float((figures["forward"] + figures["backward"]).sum()) * batch / problem.settings["profile_batch"]

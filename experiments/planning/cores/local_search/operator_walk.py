@@ -86,12 +86,12 @@ class OperatorProfile:
     def _memory(self, table: np.ndarray, stage: StageState, behind: int, again: np.ndarray) -> float:
         weights = float(table[:, WEIGHTS].sum())
         counted = table[:, ACTIVATIONS] * self.counted[stage.first : stage.stop]
-        freed, segment = self._freed(table, stage, again)
+        freed, segment = self._count_freed(table, stage, again)
         kept = float(table[0, INPUT] + counted.sum()) - freed
         reserves = [float(table[:-1, one].max(initial=0.0)) for one in (RESERVED_FORWARD, RESERVED_BACKWARD)]
         return STATES * weights + behind * kept + kept + segment + max(sum(reserves), weights)
 
-    def _freed(self, table: np.ndarray, stage: StageState, again: np.ndarray) -> tuple[float, float]:
+    def _count_freed(self, table: np.ndarray, stage: StageState, again: np.ndarray) -> tuple[float, float]:
         """MiB of activations that recomputation frees, and the largest segment that a backward pass makes again."""
         pairs = again[:-1] & again[1:]
         if not pairs.any():
@@ -130,7 +130,7 @@ class OperatorProfile:
                 own = own[: int(enough[0]) + 1] if len(enough) else own
             for place in own:
                 again[place : place + 2] = True
-            now = self._freed(table, stage, again)
+            now = self._count_freed(table, stage, again)
             excess += (now[1] - segment) - (now[0] - freed) * (behind + 1)
             freed, segment = now
         return again
