@@ -32,7 +32,7 @@ class Alpa(Planner):
     paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
     core = "stage_dp"
     restrictions = (
-        "use submeshes other than powers of two inside a node, or whole nodes",
+        "use submeshes other than powers of two inside a node, or whole nodes, or put one across nodes",
         "leave GPUs unused",
         "recompute some stages only: all or none do",
     )
@@ -51,7 +51,7 @@ class Alpa(Planner):
             if not kept:
                 continue
             own = table.take(kept)
-            found = plan_stages(own, problem.gpus, problem.microbatches)
+            found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node)
             if found is None:
                 continue
             visited, bound = visited + found.visited, min(bound, found.value)
