@@ -73,13 +73,15 @@ NO_KERNEL = frozenset({"zeros", "ones", "full", "empty", "arange", "scalar_tenso
 """Operators that make constants: they are made once, or cost nothing beside the rest."""
 
 
-def list_works(call: OperatorCall) -> PassWorks:
-    """The kernels of one call."""
+def list_works(call: OperatorCall, dtype: str = "") -> PassWorks:
+    """The kernels of one call. dtype: number format of products; empty: that of their operands."""
     if call.kind in NO_KERNEL:
         return PassWorks((), ())
     contract = CONTRACTIONS.get(call.kind)
     if contract is None:
         return _move_bytes(call)
+    if dtype:
+        call = call._replace(inputs=tuple(one._replace(dtype=dtype) for one in call.inputs))
     return contract(call)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -55,68 +55,124 @@ def trace_module(make: Callable[[], Any], where: str) -> list[ModuleOperator]:
     return [*_GraphReader(program, module, where).read()]
 
 
+class _Region(NamedTuple):
+    """A region under other rules (torch.no_grad, torch.autocast): its graph, the values of its placeholders, whether it
+    makes no gradients, and the number format of its products; empty: that of their operands."""
+
+    graph: torch.fx.GraphModule
+    given: list[Any]
+    without: bool
+    dtype: str
+
+
 class _GraphReader:
     """Reads the operators of an exported program."""
 
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module, where: str) -> None:
         self.program, self.where = program, where
-        signature = program.graph_signature
         tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-        self.weights = {name: tensors[target] for name, target in signature.inputs_to_parameters.items()}
-        self.places: dict[str, int] = {}
-        self.origins: dict[str, tuple[str, ...]] = {}
-        self.gradient: dict[str, bool] = {}
+        named = program.graph_signature.inputs_to_parameters
+        self.weights = {node: tensors[named[node.name]] for node in program.graph.nodes if node.name in named}
+        self.places: dict[torch.fx.Node, int] = {}
+        self.origins: dict[torch.fx.Node, tuple[torch.fx.Node, ...]] = {}
+        self.gradient: dict[torch.fx.Node, bool] = {}
         self.taken: set[int] = set()
 
     def read(self) -> Iterator[ModuleOperator]:
         """The operators; views and parts of results stand for what they are of."""
         for node in self.program.graph.nodes:
-            sources = [one for one in _arguments_of(node) if _shapes_of(one)]
             if node.op == "placeholder":
-                weight = self.weights.get(node.name)
-                self.gradient[node.name] = weight is not None and weight.requires_grad
-                self.origins[node.name] = (node.name,)
+                weight = self.weights.get(node)
+                self.gradient[node] = weight is not None and weight.requires_grad
+                self.origins[node] = (node,)
+        yield from self._read_graph(self.program.graph_module, True, "")
+
+    def _read_graph(self, graph: torch.fx.GraphModule, grad: bool, dtype: str) -> Iterator[ModuleOperator]:
+        """The operators of a graph whose placeholders are known.
+
+        grad: whether its results may need gradients. dtype: of its products; empty: that of their operands.
+        """
+        for node in graph.graph.nodes:
+            if node.op != "call_function":
                 continue
-            if node.op != "call_function" or not _shapes_of(node):
+            region = _find_region(graph, node)
+            if region is not None:
+                yield from self._read_region(node, region, grad, region.dtype or dtype)
                 continue
+            if not _shapes_of(node):
+                continue
+            sources = [one for one in _arguments_of(node) if _shapes_of(one)]
             is_float = any(one.dtype in ("fp32", "bf16", "fp16", "fp8") for one in _shapes_of(node))
-            self.gradient[node.name] = is_float and any(self.gradient.get(one.name, False) for one in sources)
+            self.gradient[node] = grad and is_float and any(self.gradient.get(one, False) for one in sources)
             if _is_view(node):
-                self.origins[node.name] = tuple(
-                    dict.fromkeys(origin for one in sources for origin in self.origins[one.name])
-                )
+                origins = (origin for one in sources for origin in self.origins.get(one, ()))
+                self.origins[node] = tuple(dict.fromkeys(origins))
                 continue
-            self.origins[node.name] = (node.name,)
-            made = self._make(node, sources)
+            self.origins[node] = (node,)
+            made = self._make(node, sources, dtype)
             if made is not None:
-                self.places[node.name] = len(self.places)
+                self.places[node] = len(self.places)
                 yield made
 
-    def _make(self, node: torch.fx.Node, sources: list[torch.fx.Node]) -> ModuleOperator | None:
-        kind = getattr(node.target, "_opname", str(node.target)).removesuffix("_")
+    def _read_region(self, node: torch.fx.Node, region: _Region, grad: bool, dtype: str) -> Iterator[ModuleOperator]:
+        """The operators of a region, whose results stand for those of the node that calls it."""
+        inner = region.graph
+        places = [one for one in inner.graph.nodes if one.op == "placeholder"]
+        for place, value in zip(places, region.given, strict=True):
+            if isinstance(value, torch.fx.Node):
+                self.gradient[place] = self.gradient.get(value, False)
+                self.origins[place] = self.origins.get(value, ())
+        yield from self._read_graph(inner, grad and not region.without, dtype)
+        (output,) = (one for one in inner.graph.nodes if one.op == "output")
+        results = _arguments_of(output)
+        self.origins[node] = tuple(dict.fromkeys(origin for one in results for origin in self.origins.get(one, ())))
+        self.gradient[node] = any(self.gradient.get(one, False) for one in results)
+
+    def _make(self, node: torch.fx.Node, sources: list[torch.fx.Node], dtype: str) -> ModuleOperator | None:
+        target: Any = node.target
+        if not hasattr(target, "_schema"):
+            rule = f"{target} runs a graph of its own, whose work is not counted"
+            raise PlanError(f"{self.where} {node.name}", rule, "Trace a module without it")
+        kind = target._opname.removesuffix("_")
         inputs = tuple(
-            shape._replace(needs_gradient=self.gradient[one.name]) for one in sources for shape in _shapes_of(one)
+            shape._replace(needs_gradient=self.gradient.get(one, False)) for one in sources for shape in _shapes_of(one)
         )
         try:
-            works: PassWorks = list_works(OperatorCall(kind, inputs, _shapes_of(node), _name_options(node)))
+            works: PassWorks = list_works(OperatorCall(kind, inputs, _shapes_of(node), _name_options(node)), dtype)
         except ValueError as error:
             raise PlanError(f"{self.where} {node.name}", str(error), "Trace a module without it") from None
         if not works.forward:
             return None
+        if not self.gradient[node]:
+            works = PassWorks(works.forward, ())
         reads: dict[int, int] = {}
         own = 0
         for one in sources:
             nbytes = sum(shape.nbytes for shape in _shapes_of(one))
-            for origin in self.origins[one.name]:
+            for origin in self.origins.get(one, ()):
                 if origin in self.places:
                     reads[self.places[origin]] = reads.get(self.places[origin], 0) + nbytes
                 elif origin in self.weights and id(self.weights[origin]) not in self.taken:
                     self.taken.add(id(self.weights[origin]))
                     own += self.weights[origin].numel() * self.weights[origin].element_size()
         output = sum(shape.nbytes for shape in _shapes_of(node))
-        in_place = str(node.target).split(".")[1].endswith("_") if hasattr(node.target, "_schema") else False
-        kept = output if self.gradient[node.name] and not in_place else 0
+        kept = output if self.gradient[node] and not target._opname.endswith("_") else 0
         return ModuleOperator(node.name, _path_of(node), works, tuple(reads.items()), own, output, kept)
+
+
+def _find_region(graph: torch.fx.GraphModule, node: torch.fx.Node) -> _Region | None:
+    """The region that a node calls; None if it calls an operator."""
+    name = getattr(node.target, "_name", "") or str(node.target)
+    if not name.startswith("wrap_with_"):
+        return None
+    arguments: list[Any] = [*node.args]
+    place = next(at for at, one in enumerate(arguments) if isinstance(one, torch.fx.Node) and one.op == "get_attr")
+    inner = getattr(graph, str(arguments[place].target))
+    dtype = ""
+    if name == "wrap_with_autocast" and arguments[2]:  # the meta device has no autocast, so results do not show it
+        dtype = DTYPES.get(arguments[1] or torch.get_autocast_dtype(arguments[0]), "")
+    without = name == "wrap_with_set_grad_enabled" and arguments[0] is False
+    return _Region(inner, arguments[place + 1 :], without, dtype)
 
 
 def _arguments_of(node: torch.fx.Node) -> list[torch.fx.Node]:

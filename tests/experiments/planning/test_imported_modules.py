@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.planning.imported.module_league import choose_graph_planners
-from experiments.planning.imported.module_problem import ModuleProblem
+from experiments.planning.imported.module_problem import ModuleProblem, trace
 from experiments.planning.planner import find_planner
 from experiments.planning.problem import SearchBudget
 from hardware.errors import PlanError
@@ -130,6 +130,65 @@ def write(folder: Path, body: str) -> str:
     path = folder / "mine.py"
     path.write_text(f"import torch\nfrom torch import nn\n\n\ndef make():\n    {body}\n", "utf-8")
     return f"{path}:make"
+
+
+def test_regions_without_gradients_and_in_other_formats_are_counted(tmp_path: Path) -> None:
+    """Three products of 4 x 8 with 8 x 8: one without gradients, one in bf16, one recomputed; inputs by name."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        """import torch
+import torch.utils.checkpoint
+from torch import nn
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            frozen = self.first(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = self.last(x)
+        again = torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False)
+        return frozen + narrow + again
+
+
+def make():
+    return Mixed(), {"x": torch.zeros(4, 8)}
+""",
+        "utf-8",
+    )
+    product = 2 * 4 * 8 * 8
+    problem = ModuleProblem(f"{path}:make", NODE)
+    assert totals(problem, "forward_flops", "backward_flops") == [3 * product, 2 * product]
+    assert totals(problem, "parameters") == [2 * 4 * (8 * 8 + 8)]
+    first, second, third = (one for one in trace(f"{path}:make") if one.works.flops[0])
+    formats = [one.works.forward[0].dtype for one in (first, second, third)]  # type: ignore[union-attr]
+    assert formats == ["fp32", "bf16", "fp32"]
+    assert first.path == ("first",) and second.path == ("last",) and not first.works.backward
+
+
+def test_graphs_of_branches_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        """import torch
+from torch import nn
+
+
+class Either(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+
+def make():
+    return Either(), (torch.zeros(4, 8),)
+""",
+        "utf-8",
+    )
+    with pytest.raises(PlanError, match="runs a graph of its own"):
+        ModuleProblem(f"{path}:make", NODE)
 
 
 @pytest.mark.parametrize(
