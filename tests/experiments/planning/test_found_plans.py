@@ -88,7 +88,7 @@ def test_stages_of_equal_meshes_are_as_good_as_theirs_of_unlike_ones() -> None:
     found = compare("gpt-2.6B")
     assert [one[1:] for one in found.theirs] == [(1, 2), (1, 2), (1, 4)]
     assert [one[1:] for one in found.ours] == [(1, 4), (1, 4)]
-    assert 0.97 < found.values[0] / found.values[1] < 1 and 0.97 < found.steps[0] / found.steps[1] < 1
+    assert 0.95 < found.values[0] / found.values[1] < 1 and 0.95 < found.steps[0] / found.steps[1] < 1
 
 
 def test_one_stage_over_two_nodes_is_better_for_an_objective_without_gradient_sums() -> None:
@@ -96,7 +96,7 @@ def test_one_stage_over_two_nodes_is_better_for_an_objective_without_gradient_su
     nodes: the authors measured stages, sums included."""
     found = compare("gpt-6.7B")
     assert found.theirs == [(16, 4, 2)] * 2 and found.ours == [(32, 4, 4)]
-    assert 0.99 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1]
+    assert 0.98 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1]
 
 
 def test_larger_stages_do_not_cross_nodes() -> None:
@@ -107,7 +107,7 @@ def test_larger_stages_do_not_cross_nodes() -> None:
     assert sorted(found.ours) == [(3, 4, 1)] * 2 + [(6, 8, 1)] * 7
     places = np.cumsum([0, *(tensor * data for _, tensor, data in found.ours)])
     assert all(place // 8 == (stop - 1) // 8 for place, stop in pairwise(places.tolist()))
-    assert 0.99 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1] < 1.2
+    assert 0.98 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1] < 1.2
 
 
 @pytest.mark.parametrize("name", COMPARED)

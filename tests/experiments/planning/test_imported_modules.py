@@ -14,6 +14,7 @@ from experiments.cli.app import app
 from experiments.planning.imported.module_league import choose_graph_planners
 from experiments.planning.imported.module_problem import ModuleProblem, trace
 from experiments.planning.planner import find_planner
+from experiments.planning.pricing.job import JobProblem
 from experiments.planning.problem import SearchBudget
 from hardware.errors import PlanError
 
@@ -100,6 +101,28 @@ def test_torch_counts_the_same_flops_of_a_step(resnet: ModuleProblem) -> None:
     with FlopCounterMode(display=False) as counter:
         module(*inputs).sum().backward()
     assert counter.get_total_flops() == sum(totals(resnet, "forward_flops", "backward_flops"))
+
+
+def test_a_layer_costs_about_what_it_costs_as_a_layer_of_a_job(tmp_path: Path) -> None:
+    """A layer of gpt3-5b on an H100, without dropout. Megatron-core has further kernels: gradients of biases and sums
+    of weight gradients in fp32."""
+    path = tmp_path / "mine.py"
+    model = (MODELS / "small_models.py").read_text("utf-8")
+    made = "Transformer(51200, 4096, 32, 4).to(torch.bfloat16), (torch.zeros(4, 2048, dtype=torch.long),)"
+    path.write_text(f"{model}\n\ndef make():\n    return {made}\n", "utf-8")
+    cluster = {"node": "dgx-h100", "nodes": 1, "gpus": 1}
+    job: dict[str, Any] = {
+        "model": {"preset": "gpt3-5b", "layers": 4, "dropout": 0.0},
+        "cluster": cluster,
+        "framework": "megatron-core",
+        "batch": {"global": 32, "micro": 4, "sequence": 2048},
+        "plan": {"tp": 1, "dp": 1, "pp": 1},
+    }
+    figures = ModuleProblem(f"{path}:make", cluster, depth=2).graph().figures
+    table = JobProblem(job).stages(recompute=False)
+    forward, both = float(table.forward[1, 1, 0]), float(table.seconds[1, 1, 0])
+    assert 0.9 < figures["forward"][2] / forward < 1.05
+    assert 0.9 < (figures["forward"][2] + figures["backward"][2]) / both < 1.05
 
 
 def test_weights_take_no_memory(tmp_path: Path) -> None:
