@@ -381,7 +381,7 @@ def plot(
         str | None, typer.Option("--why", metavar="X,Y", help="Explain why the cell of these two values is blank.")
     ] = None,
 ) -> None:
-    """Draw a sweep as a heatmap over two of its fields, or explain why a cell is blank."""
+    """Draw a sweep as a heatmap, or explain why a cell is blank."""
     with answering():
         from experiments.plots import heatmap
         from experiments.sweeps import selection

@@ -49,7 +49,7 @@ def plan_module(
     ] = 10_000,
     as_json: AsJson = False,
 ) -> None:
-    """Trace a torch module into a layer graph, and ask planners of layer graphs for plans of it."""
+    """Ask planners of layer graphs about a torch module of your own."""
     with answering(as_json):
         from experiments.pages.forecast import show
         from experiments.planning.imported.module_league import ask_planners, choose_graph_planners, to_answer
