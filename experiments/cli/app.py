@@ -18,6 +18,7 @@ import typer
 from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
 from experiments.cli import plan as cli_plan
+from experiments.cli import plan_module as cli_plan_module
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
 from experiments.cli import selfcheck as cli_selfcheck
@@ -380,7 +381,7 @@ def plot(
         str | None, typer.Option("--why", metavar="X,Y", help="Explain why the cell of these two values is blank.")
     ] = None,
 ) -> None:
-    """Draw a sweep as a heatmap over two of its fields, or explain why a cell is blank."""
+    """Draw a sweep as a heatmap, or explain why a cell is blank."""
     with answering():
         from experiments.plots import heatmap
         from experiments.sweeps import selection
@@ -477,6 +478,7 @@ def scale(
 app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
 app.command()(cli_plan.plan)
+app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)
 app.command()(cli_validate.validate)

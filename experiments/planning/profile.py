@@ -14,7 +14,7 @@ from hardware.errors import PlanError, nearest
 
 PROFILES = Path(__file__).parent / "profiles"
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "bytes": 1.0, "MB": 1e6}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "bytes": 1.0, "MB": 1e6, "MiB": 2.0**20}
 """Units of the figures of a profile, in seconds and bytes."""
 
 

@@ -16,14 +16,15 @@ from experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 
 def plan_stages(
-    table: StageTable, gpus: int, microbatches: int, most_stages: int = 0, gap: float = 0.0
+    table: StageTable, gpus: int, microbatches: int, most_stages: int = 0, gap: float = 0.0, per_node: int = 0
 ) -> StageSequence | None:
-    """The best stages that use all `gpus`; None if nothing fits.
+    """The best stages that use all `gpus`, one stage behind the other; None if nothing fits.
 
     microbatches: m. most_stages: limit of their number; 0: none.
     gap: limits of the maximum closer than this are not told apart [s]; Alpa's code has 1e-6. 0: the optimum.
+    per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
     """
-    steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus))
+    steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus), per_node=per_node)
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
     if not len(limits) or not math.isfinite(steps.least_sum(math.inf)):
         return None
@@ -69,10 +70,12 @@ class _StageSteps:
 
     `totals[s][i, d]` is the least sum of stages that hold the layers from i on, on d GPUs, in s stages.
     join: of the seconds of a stage and of those that follow; by default their sum.
+    per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
     """
 
-    def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add) -> None:
+    def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add, per_node: int = 0) -> None:
         self.table, self.gpus, self.most, self.join, self.visited = table, gpus, most, join, 0
+        self.per_node = per_node or gpus
         self._totals: list[np.ndarray] = []
         self._choices: list[np.ndarray] = []
 
@@ -95,6 +98,7 @@ class _StageSteps:
                 self.visited += sums.size
                 last = sums.argmin(axis=1)
                 best = np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
+                best[:, self._crosses(option.gpus)] = np.inf
                 part = total[:-1, option.gpus :]
                 better = best < part
                 part[better] = best[better]
@@ -102,6 +106,11 @@ class _StageSteps:
             self._totals.append(total)
             self._choices.append(choice)
         return float(min(one[0, self.gpus] for one in self._totals[1:]))
+
+    def _crosses(self, size: int) -> np.ndarray:
+        """Where a stage of so many GPUs crosses the border of a node without filling it, by the GPUs left before it."""
+        place = np.arange(self.gpus - size, -1, -1) % self.per_node
+        return place > 0 if size % self.per_node == 0 else place + size > self.per_node
 
     def value(self, number: int) -> float:
         """The last least sum of so many stages [s]."""

@@ -8,6 +8,8 @@ every degree; `alpa-intra` chooses layouts one by one.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.planner import Planner, Proposal, write_stages
@@ -30,10 +32,13 @@ class Alpa(Planner):
     paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
     core = "stage_dp"
     restrictions = (
-        "use submeshes other than powers of two inside a node, or whole nodes",
+        "use submeshes other than powers of two inside a node, or whole nodes, or put one across nodes",
         "leave GPUs unused",
         "recompute some stages only: all or none do",
     )
+
+    recompute: ClassVar[tuple[str, ...]] = ("none", "full")
+    """What its plans may recompute; the authors' own runs always recompute."""
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = getattr(problem, "job", None)
@@ -41,12 +46,12 @@ class Alpa(Planner):
         table = submeshes(problem.stages(), per_node)
         best: Proposal | None = None
         visited, bound = 0, float("inf")
-        for again in ("none", "full"):
+        for again in self.recompute:
             kept = [place for place, one in enumerate(table.options) if one.plan.get("recompute", "none") == again]
             if not kept:
                 continue
             own = table.take(kept)
-            found = plan_stages(own, problem.gpus, problem.microbatches)
+            found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node)
             if found is None:
                 continue
             visited, bound = visited + found.visited, min(bound, found.value)

@@ -1,25 +1,68 @@
 """DAPPLE: stages of a synchronous pipeline with replicas, by the latency of warm-up, steady phase and ending.
 
-Prefixes of stages grow one by one, and the latency of a step decides (Fan et al. 2021, arXiv 2007.01045). Stages are on
-the next free GPUs.
+Prefixes of stages grow one by one, and the latency of a step decides (Fan et al. 2021, arXiv 2007.01045). In a job,
+stages are on the next free GPUs. On a profile the planner is the one that the authors released, which names GPUs:
+`cores/pipelines/placed_stages.py`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+
+from experiments.planning.antichains import output_bytes, states_of
+from experiments.planning.cores.ideals import find_contained
+from experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
 from experiments.planning.cores.stage_prefixes import PrefixSearch
 from experiments.planning.planner import Planner, Proposal, write_stages
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.planning.profile import NetworkLevel
+from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
 
 class DapplePlanner(Planner):
     paper = Paper("arXiv:2007.01045", "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", 2021)
     core = "stage_prefixes"
-    restrictions = ("shard tensors", "recompute", "place a stage elsewhere than on the next free GPUs")
+    restrictions = ("shard tensors", "recompute", "place a stage of a job elsewhere than on the next free GPUs")
+    modes = ("paper", "ours")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        return self._plan_graph(problem) if problem.mode == "paper" else self._plan_layers(problem)
+
+    def _plan_graph(self, problem: Problem) -> Proposal:
+        levels: tuple[NetworkLevel, ...] = tuple(getattr(problem, "levels", ()))
+        settings: dict[str, Any] = getattr(problem, "settings", {})
+        if len(levels) not in (1, 2) or "batch" not in settings:
+            rule = "DAPPLE needs one or two levels of the network (GPUs of a machine, machines), and a batch"
+            raise PlanError(f"problem {problem.name}", rule, "Give levels, the innermost first, and batch=samples")
+        inner, outer = (*levels, NetworkLevel(1, levels[0].bandwidth))[:2]
+        message = float(settings.get("message_bandwidth", outer.bandwidth))
+        network = MachineNetwork(outer.width, inner.width, inner.bandwidth, outer.bandwidth, message)
+        graph = problem.graph()
+        states = states_of(graph)
+        states = states[np.argsort(states.sum(axis=1), kind="stable")]
+        times = settings["batch"] / settings.get("profile_batch", 1)
+        pipelines = PlacedPipelines(
+            network,
+            times * (states @ (graph.figures["forward"] + graph.figures["backward"])),
+            states @ graph.figures["parameters"],
+            times * output_bytes(graph, states),
+            find_contained(states),
+            int(settings["batch"]),
+            int(settings.get("micro_batch", 1)),
+        )
+        found, visited = pipelines.run()
+        stages = [
+            {"nodes": np.flatnonzero(states[end] & ~states[begin]).tolist(), "gpus": sorted(devices)}
+            for begin, end, devices in found.stages
+        ]
+        reason = "its stages are on GPUs by number, and cut graphs between any two layers"
+        return Proposal({"stages": stages, "copies": found.copies}, found.seconds, visited, None, reason)
+
+    def _plan_layers(self, problem: Problem) -> Proposal:
         table = problem.stages()
         kept = [
             number

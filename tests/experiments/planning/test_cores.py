@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -140,6 +141,28 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
         assert found.value == pytest.approx(best)
         assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
         assert sum(table.options[one.option].gpus for one in found.stages) == 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_inside_nodes_are_those_of_brute_force(seed: int) -> None:
+    """Two nodes of 2 GPUs: stages of 2 and of 4 begin with a node; those of 3 fill none."""
+    table = draw_stages(seed, layers=4, gpus=4)
+    best = math.inf
+    for cuts in range(8):
+        borders = [0, *(layer + 1 for layer in range(3) if cuts >> layer & 1), 4]
+        for options in itertools.product(range(4), repeat=len(borders) - 1):
+            place, seconds = 0, []
+            for number, option in enumerate(options):
+                cell = borders[number], borders[number + 1] - 1, option
+                crosses = place // 2 != (place + option) // 2 and (place % 2 or option not in (1, 3))
+                fits = table.behind[cell] >= len(options) - 1 - number
+                seconds.append(math.inf if crosses or not fits else float(table.seconds[cell]))
+                place += option + 1
+            if place == 4:
+                best = min(best, sum(seconds) + 7 * max(seconds))
+    found = plan_stages(table, 4, 8, per_node=2)
+    assert (found is None) == math.isinf(best)
+    assert found is None or found.value == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

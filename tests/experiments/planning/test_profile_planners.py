@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.planning.cores.layout_maps import every_map, find_map
+from experiments.planning.cores.pipelines.placed_stages import MachineNetwork
 from experiments.planning.graph import LayerGraph
 from experiments.planning.planner import Planner, Proposal, find_planner
 from experiments.planning.planners.tarnawski_ip import TarnawskiIP
@@ -157,6 +158,53 @@ def test_pipedream_is_piper_without_tensor_parallelism(seed: int) -> None:
     problem.settings |= {"batch": 12, "bandwidth": TEN_GIGABITS, "edge_order": edges, "edge_bytes": [0.0] * len(edges)}
     problem.settings |= {"variants": [[node, 1, 0, float(one), 0, 0, 0] for node, one in enumerate(both)], "sync": []}
     assert plan("piper", problem).value == pytest.approx(plan("pipedream", problem).value)
+
+
+@pytest.mark.parametrize(
+    ("profile", "machines", "batch", "micro", "speedup", "copies", "stages"),
+    [
+        ("vgg19", (8, 2), 2048, 32, 12.062334069274941, 1, [15, 1]),
+        ("vgg19", (1, 16), 2048, 32, 10.305769605287798, 1, [14, 2]),
+        ("vgg19", (2, 2), 2048, 32, 3.600074303801121, 1, [3, 1]),
+        ("vgg19", (1, 4), 2048, 32, 3.478228739917088, 2, [4]),
+        ("bert24", (2, 2), 96, 6, 3.4833532929593503, 2, [2, 2]),
+        ("bert24", (4, 2), 96, 6, 6.206843715932707, 4, [4, 4]),
+        ("bert48", (8, 2), 64, 2, 12.337061634796695, 8, [8, 8]),
+        ("bert48", (1, 4), 64, 2, 3.6265387816006203, 1, [1, 1, 1, 1]),
+        ("xlnet36", (8, 2), 128, 1, 14.816194280556267, 8, [8, 8]),
+        ("amoebanet36", (8, 2), 128, 1, 11.875863950220603, 8, [8, 8]),
+        ("amoebanet36", (1, 16), 128, 1, 8.108117854076118, 1, [11, 5]),
+    ],
+)
+def test_dapple_finds_what_its_authors_code_finds(
+    profile: str, machines: tuple[int, int], batch: int, micro: int, speedup: float, copies: int, stages: list[int]
+) -> None:
+    """Values of `SyncOrchestrate::orchestrate`, GPUs a stage; bandwidths of 25, 3 and 1 GB/s are those of its code."""
+    levels = [NetworkLevel(machines[0], 25e9), NetworkLevel(machines[1], 3e9)]
+    problem = ProfileProblem(f"dapple-{profile}", levels, batch=batch, micro_batch=micro, message_bandwidth=1e9)
+    found = plan("dapple", problem)
+    figures = problem.graph().figures
+    whole = float((figures["forward"] + figures["backward"]).sum()) * batch / problem.settings["profile_batch"]
+    assert whole / found.value == pytest.approx(speedup, rel=1e-12)
+    assert found.plan["copies"] == copies and [len(one["gpus"]) for one in found.plan["stages"]] == stages
+    nodes = sorted(node for one in found.plan["stages"] for node in one["nodes"])
+    assert nodes == [*range(len(problem.graph().names))]
+
+
+def test_dapple_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="levels of the network"):
+        plan("dapple", ProfileProblem("dapple-vgg19", batch=32))
+    with pytest.raises(PlanError, match="and a batch"):
+        plan("dapple", ProfileProblem("dapple-vgg19", [NetworkLevel(4, 25e9)]))
+
+
+def test_policies_choose_gpus_of_empty_machines_of_those_in_use_and_of_all() -> None:
+    network = MachineNetwork(3, 2, 25e9, 3e9, 1e9)
+    used = frozenset({0})
+    assert network.place(used, 2) == [frozenset({2, 3}), frozenset({1, 2})]
+    assert network.place(used, 1) == [frozenset({2}), frozenset({1})]
+    assert network.place(used, 6) == []
+    assert not network.spans(frozenset({2, 3})) and network.spans(frozenset({1, 2}))
 
 
 @pytest.mark.parametrize("seed", range(10))

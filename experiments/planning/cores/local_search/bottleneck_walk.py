@@ -10,7 +10,7 @@ plan that it has passed by (Liu et al. 2024, "Aceso", EuroSys 2024; microsoft/Su
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,26 +72,19 @@ class PricedState(NamedTuple):
         return max(self.lacking), self.value
 
 
-class BottleneckWalk:
-    """The search over the stages of a table, for one number of stages after another.
+class StageWalk:
+    """The search, whatever prices the stages: for one number of stages after another.
 
-    gpus: all of them are used. most: plans priced for a number of stages.
+    layers: their number. shapes: in which stages may use GPUs. gpus: all of them are used. most: plans priced for a
+    number of stages.
+
+    Customise by: choose_option, split_seconds, layers_to_move.
     """
 
-    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int) -> None:
-        self.table, self.gpus, self.microbatches, self.most = table, gpus, microbatches, most
+    def __init__(self, layers: int, shapes: Collection[Shape], gpus: int, microbatches: int, most: int) -> None:
+        self.layers, self.shapes, self.gpus, self.microbatches, self.most = layers, shapes, gpus, microbatches, most
         self.visited, self._limit = 0, 0
-        self.options: dict[Shape, list[int]] = {}
-        for number, option in enumerate(table.options):
-            tensor = int(option.plan.get("tp", 1))
-            shape = Shape(option.gpus, tensor, int(option.plan.get("dp", option.gpus // tensor)))
-            self.options.setdefault(shape, []).append(number)
-        self.work = (table.seconds * np.array([one.gpus for one in table.options])).min(axis=-1)
         self.known: dict[State, PricedState] = {}
-        self._chosen: dict[tuple[StageState, int], tuple[int, float, int]] = {}
-        # Plain lists: entries are read one by one, which is slow for arrays.
-        self._seconds_of: list[list[list[float]]] = table.seconds.tolist()
-        self._behind_of: list[list[list[int]]] = table.behind.tolist()
         self.primitives = (
             Primitive("move layers", -1, -1, 0, self._move_layers),
             Primitive("more replicas", -1, -1, 1, lambda state, at: self._grow(state, at, "data")),
@@ -102,12 +95,25 @@ class BottleneckWalk:
             Primitive("tensor parallelism for replicas", 0, -1, 1, lambda state, at: self._trade(state, at, "tensor")),
         )
 
+    def choose_option(self, stage: StageState, behind: int) -> tuple[int, float, int]:
+        """What a stage lacks of memory before `behind` others (0: it fits), its seconds and its option."""
+        raise NotImplementedError
+
+    def split_seconds(self, stage: StageState, seconds: float) -> tuple[float, float, float]:
+        """Seconds of a stage for its work alone, lost to collectives and small kernels, and of recomputation."""
+        raise NotImplementedError
+
+    def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
+        """The fewest layers without which a stage fits and takes no longer than wanted; one if none are enough, none if
+        it has no other. step: 1 if they leave at its end, -1 at its begin."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------------------------------------ search
 
     def run(self) -> StageSequence | None:
         """The best plan of all numbers of stages; None if none that was met fits."""
         best: State | None = None
-        for number in range(1, min(self.table.layers, self.gpus) + 1):
+        for number in range(1, min(self.layers, self.gpus) + 1):
             start = self.start(number)
             if start is None:
                 continue
@@ -133,11 +139,11 @@ class BottleneckWalk:
                 return None
             sizes.remove(largest)
             sizes += [largest // 2] * 2
-        layers = self.table.layers
+        layers = self.layers
         borders = [round(place * layers / number) for place in range(number + 1)]
         stages = []
         for place, size in enumerate(sorted(sizes)):
-            shapes = [shape for shape in self.options if shape.gpus == size]
+            shapes = [shape for shape in self.shapes if shape.gpus == size]
             if not shapes:
                 return None
             first, stop = borders[place], borders[place + 1]
@@ -150,23 +156,15 @@ class BottleneckWalk:
         """The price of a plan; every stage recomputes only if it must, and as the fastest option that fits does."""
         if state not in self.known:
             self.visited += 1
-            chosen = [self._choose(one, len(state) - 1 - place) for place, one in enumerate(state)]
+            chosen = [self.choose_option(one, len(state) - 1 - place) for place, one in enumerate(state)]
             seconds = tuple(one[1] for one in chosen)
             value = sum(seconds) + (self.microbatches - 1) * max(seconds)
             options, lacking = tuple(one[2] for one in chosen), tuple(one[0] for one in chosen)
             self.known[state] = PricedState(options, seconds, lacking, value)
         return self.known[state]
 
-    def _choose(self, stage: StageState, behind: int) -> tuple[int, float, int]:
-        """Micro-batches that do not fit, seconds and option of a stage before `behind` others."""
-        cells = [(stage.first, stage.stop - 1, option) for option in self.options[stage.shape]]
-        behinds = [max(0, behind - int(self.table.behind[one])) for one in cells]
-        return min(
-            (lacking, float(self.table.seconds[one]), one[2]) for lacking, one in zip(behinds, cells, strict=True)
-        )
-
     def _seconds(self, stage: StageState, number: int, place: int) -> tuple[int, float]:
-        lacking, seconds, _ = self._choose(stage, number - 1 - place)
+        lacking, seconds, _ = self.choose_option(stage, number - 1 - place)
         return lacking, seconds
 
     def _improve(self, start: State) -> State:
@@ -213,7 +211,7 @@ class BottleneckWalk:
         priced = self.price(state)
         if max(priced.lacking):
             return [[one for one in self.primitives if one.memory < 0]]
-        parts = np.array([self._parts(one, seconds) for one, seconds in zip(state, priced.seconds, strict=True)])
+        parts = np.array([self.split_seconds(one, seconds) for one, seconds in zip(state, priced.seconds, strict=True)])
         totals = parts.sum(axis=0)
         shares = np.divide(parts[at], totals, out=np.zeros(3), where=totals > 0)
         left = list(self.primitives)
@@ -227,13 +225,6 @@ class BottleneckWalk:
             left = [one for one in left if one not in first]
         return [group for group in (*groups, left) if group]
 
-    def _parts(self, stage: StageState, seconds: float) -> tuple[float, float, float]:
-        """Seconds of a stage for its work alone, lost to collectives and small kernels, and of recomputation."""
-        cells = [(stage.first, stage.stop - 1, option) for option in self.options[stage.shape]]
-        ideal = float(self.work[stage.first, stage.stop - 1]) / stage.shape.gpus
-        plain = min(float(self.table.seconds[one]) for one in cells)
-        return ideal, max(0.0, plain - ideal), max(0.0, seconds - plain)
-
     # -------------------------------------------------------------------------------------- primitives
 
     def _move_layers(self, state: State, at: int) -> Iterator[State]:
@@ -245,7 +236,7 @@ class BottleneckWalk:
                 wanted = priced.seconds[at] - (priced.seconds[at] - priced.seconds[partner]) * (1 - goal)
                 moved = list(state)
                 for place in range(at, partner, step):
-                    count = self._layers_to_move(moved[place], len(state) - 1 - place, step, wanted)
+                    count = self.layers_to_move(moved[place], len(state) - 1 - place, step, wanted)
                     if not count:
                         break
                     one, other = moved[place], moved[place + step]
@@ -258,20 +249,6 @@ class BottleneckWalk:
                 if tuple(moved) != state:
                     yield tuple(moved)
 
-    def _layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
-        """The fewest layers without which a stage fits and takes no longer than wanted; one if none are enough, none if
-        it has no other."""
-        first, last, options = stage.first, stage.stop - 1, self.options[stage.shape]
-        both = self.table.seconds, self.table.behind
-        if step > 0:  # what is left: the ranges from `first` on, by their last layer
-            seconds, most = (array[first, first:last][:, options] for array in both)
-        else:  # the ranges that end with `last`, by their first layer
-            seconds, most = (array[first + 1 : last + 1, last][:, options] for array in both)
-        enough = np.flatnonzero(((most >= behind) & (seconds <= wanted)).any(axis=1))
-        if len(enough):
-            return int(last - first - enough[-1] if step > 0 else enough[0] + 1)
-        return min(1, stage.stop - stage.first - 1)
-
     def _scale(self, shape: Shape, degree: str, up: bool) -> Shape | None:
         """A shape with twice or half a degree, and as many GPUs; None if no option has it."""
         size = getattr(shape, degree)
@@ -279,7 +256,7 @@ class BottleneckWalk:
             return None
         new, gpus = (size * 2, shape.gpus * 2) if up else (size // 2, shape.gpus // 2)
         changed = shape._replace(**{degree: new, "gpus": gpus})
-        return changed if changed in self.options else None
+        return changed if changed in self.shapes else None
 
     def _grow(self, state: State, at: int, degree: str) -> Iterator[State]:
         """The bottleneck doubles a degree; others halve one of theirs until they have given as many GPUs."""
@@ -322,7 +299,7 @@ class BottleneckWalk:
         other = {"tensor": "data", "data": "tensor"}[degree]
         if getattr(shape, other) % 2 == 0:
             traded = shape._replace(**{degree: getattr(shape, degree) * 2, other: getattr(shape, other) // 2})
-            if traded in self.options:
+            if traded in self.shapes:
                 yield self._with_shape(state, at, traded)
 
     def _with_shape(self, state: State, at: int, shape: Shape) -> State:
@@ -332,9 +309,52 @@ class BottleneckWalk:
         """The plan in which every stage has the best degrees for its GPUs."""
         tuned: Sequence[StageState] = [
             min(
-                (one._replace(shape=shape) for shape in self.options if shape.gpus == one.shape.gpus),
+                (one._replace(shape=shape) for shape in self.shapes if shape.gpus == one.shape.gpus),
                 key=lambda tried, place=place: self._seconds(tried, len(state), place),  # type: ignore[misc]
             )
             for place, one in enumerate(state)
         ]
         return tuple(tuned)
+
+
+class BottleneckWalk(StageWalk):
+    """The search over the stages of a table."""
+
+    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int) -> None:
+        self.table = table
+        self.options: dict[Shape, list[int]] = {}
+        for number, option in enumerate(table.options):
+            tensor = int(option.plan.get("tp", 1))
+            shape = Shape(option.gpus, tensor, int(option.plan.get("dp", option.gpus // tensor)))
+            self.options.setdefault(shape, []).append(number)
+        self.work = (table.seconds * np.array([one.gpus for one in table.options])).min(axis=-1)
+        super().__init__(table.layers, self.options, gpus, microbatches, most)
+
+    def choose_option(self, stage: StageState, behind: int) -> tuple[int, float, int]:
+        """Micro-batches that do not fit, seconds and option of a stage before `behind` others."""
+        cells = [(stage.first, stage.stop - 1, option) for option in self.options[stage.shape]]
+        behinds = [max(0, behind - int(self.table.behind[one])) for one in cells]
+        return min(
+            (lacking, float(self.table.seconds[one]), one[2]) for lacking, one in zip(behinds, cells, strict=True)
+        )
+
+    def split_seconds(self, stage: StageState, seconds: float) -> tuple[float, float, float]:
+        """Seconds of a stage for its work alone, lost to collectives and small kernels, and of recomputation."""
+        cells = [(stage.first, stage.stop - 1, option) for option in self.options[stage.shape]]
+        ideal = float(self.work[stage.first, stage.stop - 1]) / stage.shape.gpus
+        plain = min(float(self.table.seconds[one]) for one in cells)
+        return ideal, max(0.0, plain - ideal), max(0.0, seconds - plain)
+
+    def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
+        """The fewest layers without which a stage fits and takes no longer than wanted; one if none are enough, none if
+        it has no other."""
+        first, last, options = stage.first, stage.stop - 1, self.options[stage.shape]
+        both = self.table.seconds, self.table.behind
+        if step > 0:  # what is left: the ranges from `first` on, by their last layer
+            seconds, most = (array[first, first:last][:, options] for array in both)
+        else:  # the ranges that end with `last`, by their first layer
+            seconds, most = (array[first + 1 : last + 1, last][:, options] for array in both)
+        enough = np.flatnonzero(((most >= behind) & (seconds <= wanted)).any(axis=1))
+        if len(enough):
+            return int(last - first - enough[-1] if step > 0 else enough[0] + 1)
+        return min(1, stage.stop - stage.first - 1)

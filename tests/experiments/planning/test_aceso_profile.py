@@ -1,0 +1,77 @@
+"""Aceso on its authors' profile of operators: the prices of the plans that their code found, and plans of our walk."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState
+from experiments.planning.cores.local_search.operator_walk import OperatorProfile, PricedStage
+from experiments.planning.planner import find_planner
+from experiments.planning.problem import SearchBudget
+from experiments.planning.profile import NetworkLevel, ProfileProblem
+from hardware.errors import PlanError
+
+MEMORY = 12_000
+"""MiB of the authors' small search."""
+
+
+def price(counts: list[int], replicas: list[int], micro: int) -> tuple[list[PricedStage], list[float]]:
+    """Stages of so many operators on so many replicas, and of each (m - 1) times its seconds and those of all."""
+    profile = OperatorProfile(ProfileProblem("aceso-gpt-1.3b").settings, MEMORY)
+    stages, first = [], 0
+    for place, (count, data) in enumerate(zip(counts, replicas, strict=True)):
+        stage = StageState(first, first + count, Shape(data, 1, data))
+        stages.append(profile.price(stage, micro, len(counts) - 1 - place))
+        first += count
+    assert first == len(profile.names) == 315
+    whole = sum(one.seconds for one in stages)
+    return stages, [(512 // micro - 1) * one.seconds + whole for one in stages]
+
+
+@pytest.mark.parametrize(
+    ("counts", "replicas", "micro", "milliseconds", "memory", "recomputed"),
+    [
+        (
+            *([78, 81, 83, 73], [1, 1, 1, 1], 1, [56934.82, 57665.78, 58760.92, 57330.98]),
+            *([11904.80, 11940.64, 11776.38, 11976.22], [26, 22, 16, 14]),
+        ),
+        ([81, 160, 74], [1, 2, 1], 2, [66087.78, 67394.46, 67191.13], [11688.20, 11848.03, 11728.24], [79, 160, 65]),
+    ],
+)
+def test_plans_cost_what_the_authors_code_says(
+    counts: list[int],
+    replicas: list[int],
+    micro: int,
+    milliseconds: list[float],
+    memory: list[float],
+    recomputed: list[int],
+) -> None:
+    """The plans that `aceso_search.py` finds with 4 and with 3 stages, their times and memory, and how many operators
+    are recomputed. The first is 58760.92 ms and 11940.64 MB in its README, too."""
+    stages, seconds = price(counts, replicas, micro)
+    assert [1e3 * one for one in seconds] == pytest.approx(milliseconds, abs=5.1e-3)
+    assert [one.memory for one in stages] == pytest.approx(memory, abs=5.1e-3)
+    assert [sum(one.recomputed) for one in stages] == recomputed
+    if micro == 1:  # the flags of the first two layers of the first stage
+        again = [place for place, one in enumerate(stages[0].recomputed) if one]
+        assert again[:10] == [3, 4, 5, 6, 10, 11, 16, 17, 18, 19]
+
+
+def test_the_walk_is_no_slower_than_the_authors_search() -> None:
+    """Their best plan takes 58.76092 s: 4 stages of one GPU, micro-batches of one sample."""
+    problem = ProfileProblem("aceso-gpt-1.3b")
+    found = find_planner("aceso")().plan(problem, SearchBudget(steps=1_000))
+    assert 0.99 * 58.76092 < found.value <= 58.76092
+    stages = found.plan["stages"]
+    assert found.plan["micro_batch"] == 1 and [(one["tp"], one["dp"]) for one in stages] == [(1, 1)] * 4
+    theirs = [78, 81, 83, 73]
+    assert all(abs(len(one["nodes"]) - other) <= 3 for one, other in zip(stages, theirs, strict=True))
+    assert [node for one in stages for node in one["nodes"]] == [*range(315)]
+
+
+def test_aceso_says_what_its_profile_lacks() -> None:
+    with pytest.raises(PlanError, match="there is no `tables`"):
+        find_planner("aceso")().plan(ProfileProblem("dapple-vgg19", [NetworkLevel(2, 1e9)]), SearchBudget())
+    small = ProfileProblem("aceso-gpt-1.3b", memory=2.0**30)
+    with pytest.raises(PlanError, match="no plan of aceso fits 4 devices"):
+        find_planner("aceso")().plan(small, SearchBudget(steps=100))
