@@ -100,6 +100,8 @@ class ShortStage(JobPart):
     """Of data/fsdp: whether weights are freed between the forward and the backward pass. Default: they are."""
     unit: Count | None = None
     """Of data/fsdp: layers whose weights are gathered together. Default: 1."""
+    prefetch: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
+    """Of data/fsdp: units gathered ahead of the one that computes. Default: 1 where the framework overlaps, else 0."""
 
 
 LayerCount = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]

@@ -17,6 +17,9 @@ from simulator.job.job import ShortStage
 FAMILIES = {"tp_scheme": "tensor", "cp_scheme": "sequence", "ep_scheme": "expert", "dp_scheme": "data"}
 """Keys of a plan in short form, and the families whose schemes they name."""
 
+UNITS = ("reshard", "unit", "prefetch")
+"""Keys of a plan in short form that are options of units of FSDP."""
+
 LONG_FORM = "Write the plan in long form, of mesh and schemes (docs/job.md)"
 
 StatedScheme = tuple[dict[str, Any], dict[str, int]]
@@ -124,7 +127,7 @@ def data_schemes(
     """The entry of data parallelism, and its axes. shard: ranks that share one copy of the states. near: how many
     neighbours among the data-parallel ranks share a node."""
     kind = data_scheme(short, where)
-    options = {key: value for key in ("reshard", "unit") if (value := getattr(short, key)) is not None}
+    options = {key: value for key in UNITS if (value := getattr(short, key)) is not None}
     if unknown := [key for key in options if key not in kind.Options.model_fields]:
         rule = f"data/{kind.name} has no such option; data/fsdp has"
         remedy = "Write fsdp: true, or leave it out"

@@ -73,9 +73,9 @@ ZERO_1, MEGATRON = {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatro
             [{"use": "data/mics", "over": "shard", "replicate": "replicate"}, MEGATRON],
         ),
         (
-            {"fsdp": True, "reshard": False, "unit": 2},
+            {"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0},
             {"pp": 1, "dp": 16, "tp": 1},
-            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2}, MEGATRON],
+            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2, "prefetch": 0}, MEGATRON],
         ),
     ],
 )
