@@ -137,6 +137,8 @@ def test_auto_is_what_a_plan_without_the_key_has() -> None:
     ("plan", "words"),
     [
         ({"cp_scheme": ["ring", "rings"]}, "plan.cp_scheme is 'rings': no such sequence scheme"),
+        ({"cp_scheme": {"use": "ring"}, "tp": "auto"}, "a search takes a scheme by its name, without options"),
+        ({"cp_scheme": [{"use": "ring"}]}, "its values are words"),
         ({"cp_scheme": [1]}, "plan.cp_scheme is 1: its values are words"),
         ({"dp_scheme": ["mics"], "zero": "auto"}, "listed in one field, and the job opens plan.zero as well"),
         ({"dp_scheme": ["mics"], "fsdp": True}, "it names the data scheme, and so does fsdp"),
