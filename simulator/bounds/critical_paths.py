@@ -54,7 +54,11 @@ class CriticalPaths:
 
     def seconds(self, times: StageTimes) -> np.ndarray:
         """Lengths of the chains [chains] [s]. times: least durations of passes."""
-        return np.einsum("cpkw,pkw->c", self.passes, ways(times)) + self.hops * times.hop
+        durations = ways(times)
+        none = np.isneginf(durations)
+        found = np.einsum("cpkw,pkw->c", self.passes, np.where(none, 0.0, durations)) + self.hops * times.hop
+        # Other durations may be those of passes without kernels, which no chain runs through.
+        return np.where(np.einsum("cpkw,pkw->c", self.passes, none) > 0, 0.0, found)
 
     def last_reduction(
         self, times: StageTimes, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float

@@ -31,7 +31,9 @@ class StageTimes:
     from_input: from the input of a pass to the end of its ops on each stream, as `stream` has them; -inf where none of
         them waits for the input, as on the host, which launches ahead.
     to_result: from the begin of the ops of a pass on each stream to its result; -inf where it needs none of them.
-        Both are 0 or more on the compute stream, the first one.
+        Both are 0 or more on the compute stream, the first one, where the pass has kernels: one without, such as the
+        gradient of the input of an embedding, puts off nothing that follows, and its result follows nothing but its
+        input.
     hop: a message between two stages.
     """
 
