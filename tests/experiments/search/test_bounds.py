@@ -153,7 +153,7 @@ def test_bounds_hold_with_replicas_on_other_nodes(name: str) -> None:
 
 @pytest.mark.parametrize(("schedule", "tp", "least"), [("dualpipe", 2, 0.88), ("dualpipe-v", 4, 0.92)])
 def test_a_pair_takes_no_less_than_its_backward_pass(schedule: str, tp: int, least: float) -> None:
-    """Token exchanges take as long as kernels: with the kernels of both passes alone, bounds are 0.8 of the forecast."""
+    """Token exchanges take as long as kernels: with the kernels of both passes alone, bounds are at 0.8."""
     plan = {"tp": [tp], "ep": [16], "pp": [2], "schedule": [schedule], "chunks": "auto"}
     batch = {"global": 1024, "micro": 1, "sequence": 4096}
     job = {"model": {"preset": "deepseek-v3", "layers": 8}, "cluster": "hgx-h800:8", "batch": batch, "plan": plan}
