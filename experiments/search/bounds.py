@@ -410,7 +410,7 @@ class Bounds:
 
     def _gathers_ahead(self, step: StepChoice) -> bool:
         """Whether sharded weights are gathered during the computation before."""
-        stated = self.space.loaded.framework.overlap.sharded_weights
+        stated = self.space.loaded.framework.overlap.sharded_weights if step.prefetch is None else step.prefetch > 0
         return step.overlap_dp if stated is None else stated
 
     def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, scheme_namer
+from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, scheme_namer
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
 
@@ -23,6 +23,7 @@ FIELDS: dict[str, str] = {
     "framework.set.overlap.updated_weights": "updated_weights",
     "framework.set.overlap.pp": "overlap_pp", "plan.tp_scheme": "tp_scheme", "plan.cp_scheme": "cp_scheme",
     "plan.ep_scheme": "ep_scheme", "plan.dp_scheme": "data", "plan.reshard": "reshard", "plan.unit": "unit",
+    "plan.prefetch": "prefetch",
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
@@ -31,8 +32,11 @@ PARTITIONS = ("even", "ends-as-layers")
 MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
 """Orders of the axes of the mesh, the usual one first."""
 
-OPTIONAL = ("recomputed", "etp", "shard", *DEFAULTS)
+OPTIONAL = ("recomputed", "etp", "shard", "prefetch", *DEFAULTS)
 """Fields of a point whose values may be null: the default of a plan."""
+
+DATA_KEYS = ("zero", "fsdp", "dp_scheme")
+"""Keys of a plan that state the data scheme."""
 
 FOLLOWING = {
     "plan.dp": "Leave it out: data parallelism takes the remaining GPUs",
@@ -57,7 +61,22 @@ def has_open_fields(job: Mapping[str, Any]) -> bool:
     """Whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does not."""
     found: dict[str, Any] = {}
     _move_open_fields(dict(job), "", found)
-    return isinstance(job.get(CLUSTER), list) or bool({"plan", *FIELDS} & found.keys())
+    whole = "plan" in job and opens_plan(job)
+    return whole or isinstance(job.get(CLUSTER), list) or not found.keys().isdisjoint(FIELDS)
+
+
+def opens_plan(job: Mapping[str, Any]) -> bool:
+    """Whether a job opens the whole plan: it has none, ``plan: auto``, or a key `auto` beside those that it states.
+
+    Raises PlanError for a value of the key.
+    """
+    plan = job.get("plan", AUTO)
+    if not isinstance(plan, Mapping) or AUTO not in plan:
+        return bool(plan == AUTO)
+    if plan[AUTO] not in (None, True, False, AUTO):
+        rule = "it opens the fields that the plan does not state, and has no value but true or false"
+        raise PlanError(f"plan.{AUTO}", rule, "Write for example plan: {auto: true, zero: 1}", plan[AUTO])
+    return plan[AUTO] is not False
 
 
 def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -84,13 +103,19 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     if isinstance(rest.get("framework"), str):
         rest["framework"] = {"name": rest["framework"]}
     given: dict[str, Any] = {}
-    if rest.get("plan", AUTO) == AUTO:
+    if opens_plan(rest):
+        stated = rest["plan"] if isinstance(rest.get("plan"), Mapping) else {}
         given = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
-        rest["plan"] = {}
+        if not stated.keys().isdisjoint(DATA_KEYS):
+            del given["plan.zero"]
+        given = {field: AUTO for field in given if field.partition(".")[2] not in stated}
+        rest["plan"] = dict(stated)
         batch = rest.get("batch", {})
         if isinstance(batch, Mapping) and "micro" not in batch:
             given["batch.micro"] = AUTO
         given["framework.set.overlap.tp"] = AUTO
+    if isinstance(rest["plan"], Mapping):
+        rest["plan"] = {key: value for key, value in rest["plan"].items() if key != AUTO}
     found: dict[str, Any] = {}
     _move_open_fields(rest, "", found)
     for field in found:
@@ -131,7 +156,7 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
         for one in values:
             check_partition(one)
     numbers = [one for one in values if kind is int and one is not None]
-    if numbers and min(numbers) < (least := 0 if name == "data" else 1):
+    if numbers and min(numbers) < (least := 0 if name in ("data", "prefetch") else 1):
         raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
 
 
@@ -169,8 +194,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "updated_weights": overlap.updated_weights,
         "overlap_pp": overlap.pp,
         **{key: scheme_namer(key)(plan.get(key)) for key in DEFAULTS},
-        "reshard": plan.get("reshard", True),
-        "unit": plan.get("unit", 1),
+        **{key: plan.get(key, default) for key, default in UNITS.items()},
     }
 
 

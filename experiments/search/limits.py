@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.search.fields import FIELDS
+from experiments.search.keys.scheme_keys import units_of
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from experiments.sweeps.expressions import Expression
 from experiments.sweeps.grid import DERIVED, MISSING, Names
@@ -224,7 +225,7 @@ class MeasuredPoints:
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
         plain = group._replace(recompute="none", offload=())
-        key = plain, pipeline, step.data, step.shard, step.reshard, step.unit
+        key = plain, pipeline, step.data, step.shard, *units_of(step)
         if key not in self._known:
             try:
                 plan = resolve_plan(

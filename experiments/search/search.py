@@ -22,6 +22,7 @@ from experiments.search.certificate import Certificate
 from experiments.search.counting.empty import explain_empty, explain_excluded
 from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
 from experiments.search.groups import GroupBounds, Known, OpenGroup
+from experiments.search.keys.scheme_keys import units_of
 from experiments.search.objectives import FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from simulator.forecast.shared_work import SharedWork
@@ -348,7 +349,7 @@ def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
     """Choices with one data scheme by what of its collectives overlaps, and by its units."""
     found: dict[tuple[Any, ...], list[StepChoice]] = {}
     for one in steps:
-        found.setdefault((one.overlap_dp, one.updated_weights, one.reshard, one.unit), []).append(one)
+        found.setdefault((one.overlap_dp, one.updated_weights, *units_of(one)), []).append(one)
     return [*found.values()]
 
 

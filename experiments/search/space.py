@@ -25,6 +25,7 @@ from experiments.search.fields import (
     check_values,
     data_name,
     list_fields,
+    opens_plan,
     schedule_name,
     split_open_fields,
     state_values,
@@ -36,9 +37,11 @@ from experiments.search.keys.partitions import UNLIKE_ENDS
 from experiments.search.keys.scheme_keys import (
     DEFAULTS,
     FSDP_UNITS,
-    NAMED_ALONE,
+    PREFETCHED,
+    UNITS,
     accompanies_others,
     changes_kernels,
+    find_named,
     offloads_states,
     scheme_namer,
     write_scheme_keys,
@@ -160,6 +163,8 @@ class StepChoice(NamedTuple):
     """Whether FSDP frees weights between the forward and the backward pass."""
     unit: int = 1
     """Layers of a unit of FSDP."""
+    prefetch: int | None = None
+    """Units of FSDP gathered ahead of the one that computes; None: as the framework does."""
 
 
 class Space:
@@ -181,14 +186,13 @@ class Space:
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         check_experts(self.loaded, job)
-        if job.get("plan", AUTO) == AUTO:
+        if opens_plan(job):
             for field in without_choice(self.loaded):
-                del given[field]
+                given.pop(field, None)
         self.open = tuple(given)
         self.fields = list_fields(given, self.job["plan"])
         """The fields in `FIELDS` with their names in a point, of two that state the data scheme one."""
-        stated = {f"plan.{key}" for key, value in self.job["plan"].items() if value is not None}
-        self.named = frozenset(field for field in NAMED_ALONE if field in given or field in stated)
+        self.named = find_named(given, self.job["plan"])
         """Fields that the job opens or states of those that ``plan: auto`` leaves alone."""
         self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
@@ -229,8 +233,7 @@ class Space:
                 }
                 one_of = ways.get(name, lambda one: one)
                 found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
-        stated = self.job["plan"].get("schedule") is not None
-        if "plan.chunks" in given and "plan.schedule" not in given and not stated:
+        if "plan.chunks" in given and "plan.schedule" not in given and self.job["plan"].get("schedule") is None:
             found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
 
@@ -277,6 +280,7 @@ class Space:
             "overlap_pp": (True, False),
             "reshard": (True, False),
             "unit": FSDP_UNITS,
+            "prefetch": PREFETCHED,
             **{one: (default,) for one, default in DEFAULTS.items()},
         }
         return tuple(ranges[name])
@@ -390,7 +394,7 @@ class Space:
                     *units,
                 )
                 for data in (v["data"] if key[0] else self._data_of_one_rank)
-                for units in (product(v["reshard"], v["unit"]) if data in self.with_units else ((True, 1),))
+                for units in (product(*(v[key] for key in UNITS)) if data in self.with_units else (UNITS.values(),))
                 for shard in self._shards(data, *shards)
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]

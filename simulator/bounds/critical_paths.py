@@ -54,7 +54,11 @@ class CriticalPaths:
 
     def seconds(self, times: StageTimes) -> np.ndarray:
         """Lengths of the chains [chains] [s]. times: least durations of passes."""
-        return np.einsum("cpkw,pkw->c", self.passes, ways(times)) + self.hops * times.hop
+        durations = ways(times)
+        none = np.isneginf(durations)
+        found = np.einsum("cpkw,pkw->c", self.passes, np.where(none, 0.0, durations)) + self.hops * times.hop
+        # Other durations may be those of passes without kernels, which no chain runs through.
+        return np.where(np.einsum("cpkw,pkw->c", self.passes, none) > 0, 0.0, found)
 
     def last_reduction(
         self, times: StageTimes, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float
@@ -179,9 +183,8 @@ class _Replay:
         """For the end of the kernels and for the result of a pass: the pass before, whether it was waited for by a
         message, and whether that came from another device."""
         self.partner: list[int] = []
-        """The forward pass whose kernels run beside those of a backward pass, -1 for none."""
-        self.paired = set[int]()
-        """The passes of pairs."""
+        """The forward pass whose kernels, with its own, take longer than a backward pass that runs beside it; -1 for
+        none."""
         self.action: list[Action] = []
         self.before: list[int] = []
         """The pass before on the device, -1 for none."""
@@ -219,8 +222,10 @@ class _Replay:
                             if moment > came:
                                 came, source, far = moment, result[1], device[other] != device[action.stage]
                         durations = seconds[self.part[action.stage]][kind]
-                        busy += durations[BUSY if len(pair) > 1 else STREAM]
-                        own, given = begin + busy, begin + durations[RESULT]
+                        busy += durations[BUSY]
+                        # A pair takes no less than the kernels of both passes, and no less than either pass alone.
+                        together = busy > durations[STREAM] and action is not pair[0]
+                        own, given = begin + (busy if together else durations[STREAM]), begin + durations[RESULT]
                         steps = [(previous, False, False), (previous, False, False)]
                         if source >= 0 and came + durations[INPUT] > own:
                             own, steps[0] = came + durations[INPUT], (source, True, far)
@@ -228,8 +233,7 @@ class _Replay:
                             given, steps[1] = came + durations[THROUGH], (source, True, far)
                         self.came.append((steps[0], steps[1]))
                         self.action.append(action)
-                        self.paired |= {this} if len(pair) > 1 else set()
-                        self.partner.append(this - 1 if len(pair) > 1 and action is pair[-1] else -1)
+                        self.partner.append(this - 1 if together else -1)
                         self.before.append(previous)
                         waited = source >= 0 and came > begin
                         self.begun.append((source, True, far) if waited else (previous, False, False))
@@ -285,10 +289,9 @@ class _Replay:
             action = self.action[number]
             source, message, far = self.came[number][to_result]
             way = (THROUGH if to_result else INPUT) if message else (RESULT if to_result else STREAM)
-            if way == STREAM and (number in self.paired):
+            if way == STREAM and (partner := self.partner[number]) >= 0:
                 way = BUSY
-                if (partner := self.partner[number]) >= 0:
-                    passes[self.part[self.action[partner].stage], FORWARD, BUSY] += 1
+                passes[self.part[self.action[partner].stage], FORWARD, BUSY] += 1
             passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
             hops += far
             number, to_result = source, message

@@ -156,7 +156,19 @@ class PipelineTable:
     def _passes(self, mode: Mode, rows: np.ndarray, units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
         """When devices are done with all passes, and begin the last backward pass, at the earliest [devices] [s]:
         `bound_devices` of sums of units."""
-        seconds = units.busy if mode.pairs else units.stream
+        if not mode.pairs:
+            return self._passes_of(mode, rows, units, units.stream)
+        # Of passes that run as a pair one is a backward pass, and a pair takes no less than that alone.
+        alone = units.stream.copy()
+        alone[:, FORWARD] = 0.0
+        both = (self._passes_of(mode, rows, units, seconds) for seconds in (units.busy, alone))
+        passes, opened = (np.maximum(*one) for one in zip(*both, strict=True))
+        return passes, opened
+
+    def _passes_of(
+        self, mode: Mode, rows: np.ndarray, units: StageTimes, seconds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`_passes`, one after another. seconds: of a pass on each stream [kinds, passes, streams]."""
         forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
         backward, inputs, gradient = whole, whole, units.path[:, WHOLE]
         if mode.split or mode.mixed:

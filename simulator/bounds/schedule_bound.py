@@ -31,7 +31,9 @@ class StageTimes:
     from_input: from the input of a pass to the end of its ops on each stream, as `stream` has them; -inf where none of
         them waits for the input, as on the host, which launches ahead.
     to_result: from the begin of the ops of a pass on each stream to its result; -inf where it needs none of them.
-        Both are 0 or more on the compute stream, the first one.
+        Both are 0 or more on the compute stream, the first one, where the pass has kernels: one without, such as the
+        gradient of the input of an embedding, puts off nothing that follows, and its result follows nothing but its
+        input.
     hop: a message between two stages.
     """
 
@@ -108,8 +110,28 @@ def bound_devices(
 
     blocking: a device waits for each message that it sends.
     """
+    if not schedule.pairs_passes:
+        return _bound_passes(schedule, shape, place, times, times.stream, blocking)
+    # The ops of both passes of a pair follow each other on each stream.
+    kernels = _bound_passes(schedule, shape, place, times, times.busy, False)
+    if shape.forward_only or not schedule.barrier:
+        return kernels
+    # One of them is a backward pass, whose ops keep their order: the pair takes no less than that pass alone.
+    bounds = kernels, _bound_backward_passes(place, times)
+    return DeviceBound(*(np.maximum(*ends) for ends in zip(*bounds, strict=True)))
+
+
+def _bound_passes(
+    schedule: Schedule,
+    shape: PipelineShape,
+    place: StagePlaces,
+    times: StageTimes,
+    seconds: np.ndarray,
+    blocking: bool,
+) -> DeviceBound:
+    """The bound of all passes of a device, one after another. seconds: of a pass on each stream [parts, passes,
+    streams]."""
     split = schedule.backward_kinds == ("B", "W")
-    seconds = times.busy if schedule.pairs_passes else times.stream
     forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
     mixed = len(schedule.backward_kinds) > 2
     backward = halves if split else np.minimum(halves, whole) if mixed else whole
@@ -124,7 +146,7 @@ def bound_devices(
 
     # A device that waits for its messages computes nothing meanwhile; collectives of its pass may go on.
     waits = np.zeros((shape.p, seconds.shape[2]))
-    if blocking and not schedule.pairs_passes:
+    if blocking:
         # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
         left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD, 0], 0.0)
         every = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
@@ -149,6 +171,33 @@ def bound_devices(
     computed, opened = ((begins + one).max(axis=1) for one in (sums, sums - last))
     returned = (begins + on_devices(forward + inputs) + waits - ends).max(axis=1) + tail
     return DeviceBound(computed, returned, opened)
+
+
+def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound:
+    """The bound of the backward passes of a device, which may compute gradients of weights with those of inputs or
+    apart: no two of them run together, and the first one begins once a gradient has come to the device."""
+    part, seconds, path = place.part, times.stream, times.path
+    inputs = np.minimum(seconds[:, INPUTS], seconds[:, WHOLE])
+    backward = np.minimum(seconds[:, INPUTS] + seconds[:, WEIGHTS], seconds[:, WHOLE])
+    gradient = np.minimum(path[:, INPUTS], path[:, WHOLE])
+    kinds = [INPUTS, WHOLE]
+
+    def on_devices(values: np.ndarray) -> np.ndarray:
+        """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
+        return place.sum(place.turns[:, None] * values[part])
+
+    after = 1.0 - place.passed
+    after[np.arange(len(part)), part] = 0.0
+    hops = 2 * place.hops.max() - place.hops
+    head = place.least(path[:, FORWARD].sum() + after @ gradient + hops * times.hop)
+    tail = place.least(place.passed @ gradient + place.hops * times.hop)
+    own = seconds[part][:, kinds]
+    early = place.most(np.maximum(own - times.from_input[part][:, kinds], 0.0).max(axis=1))
+    ends = place.most(np.maximum(own - times.to_result[part][:, kinds], 0.0).max(axis=1))
+    begins, sums = np.maximum(head[:, None] - early, 0.0), on_devices(backward)
+    last = place.most(np.maximum(backward, seconds[:, WHOLE])[part])
+    computed, opened = ((begins + one).max(axis=1) for one in (sums, sums - last))
+    return DeviceBound(computed, (begins + on_devices(inputs) - ends).max(axis=1) + tail, opened)
 
 
 def shortest_step(

@@ -166,7 +166,8 @@ class UnitPrices:
             delay[j] = np.maximum(whole.diagonal()[:streams], 0.0)
             path[j] = max(whole[axes.port, axes.port], 0.0)
             from_input[j], to_result[j] = whole[:streams, axes.port], whole[axes.port, :streams]
-            from_input[j, 0], to_result[j, 0] = max(from_input[j, 0], 0.0), max(to_result[j, 0], 0.0)
+            if any(self._busy[kind][j][0] > 0.0 for kind, _ in stage):
+                from_input[j, 0], to_result[j, 0] = max(from_input[j, 0], 0.0), max(to_result[j, 0], 0.0)
             for kind, n in stage:
                 busy[j, : len(axes.streams)] += n * self._busy[kind][j]
         self._rows[stage] = found = delay, busy, path, from_input, to_result

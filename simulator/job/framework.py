@@ -55,6 +55,11 @@ class CommunicationOverlap(FrameworkPart):
     ep: bool = False
     """Backward token dispatch overlaps with the weight gradients of the experts; otherwise it follows them."""
 
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether sharded weights are all-gathered ahead of use."""
+        return self.dp if self.sharded_weights is None else self.sharded_weights
+
 
 OVERLAPS = tuple(name for name in CommunicationOverlap.model_fields if name != "updated_weights")
 """Fields of `CommunicationOverlap` that overlap something on their own; `updated_weights` needs `dp`."""

@@ -87,19 +87,22 @@ class ShortStage(JobPart):
     offload: tuple[Literal["activations", "optimizer"], ...] = ()
     """What is kept in host memory: memory/offload."""
     sequence_parallel: bool = True
-    tp_scheme: str | None = None
-    """Tensor scheme by its name, such as summa-2d, where tp is above 1; or one that overlaps the communication of
-    tensor/megatron-sp or tensor/megatron, such as async-tp. Default: see `tp`."""
-    cp_scheme: str | None = None
+    tp_scheme: str | dict[str, Any] | None = None
+    """Tensor scheme by its name, such as summa-2d, or ``use:`` with its options, as the next three may be, where tp is
+    above 1; or one that overlaps the communication of tensor/megatron-sp or tensor/megatron, such as async-tp. Default:
+    see `tp`."""
+    cp_scheme: str | dict[str, Any] | None = None
     """Sequence scheme by its name, such as ulysses, where cp is above 1. Default: all-gather."""
-    ep_scheme: str | None = None
+    ep_scheme: str | dict[str, Any] | None = None
     """Expert scheme by its name, such as deepep. Default: all-to-all."""
-    dp_scheme: str | None = None
+    dp_scheme: str | dict[str, Any] | None = None
     """Data scheme by its name, such as mics, in place of `zero` and `fsdp`."""
     reshard: bool | None = None
     """Of data/fsdp: whether weights are freed between the forward and the backward pass. Default: they are."""
     unit: Count | None = None
     """Of data/fsdp: layers whose weights are gathered together. Default: 1."""
+    prefetch: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
+    """Of data/fsdp: units gathered ahead of the one that computes. Default: 1 where the framework overlaps, else 0."""
 
 
 LayerCount = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]

@@ -1,7 +1,7 @@
 """Schemes that a plan in short form names: `tp_scheme`, `cp_scheme`, `ep_scheme` and `dp_scheme`.
 
-A scheme over several axes gets them from the degree of its family. Schemes without options alone can be named so; the
-long form of a plan states all others.
+A name alone has the default options; ``{use: NAME, option: value}`` states others. A scheme over several axes gets them
+from the degree of its family.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from hardware.errors import PlanError, nearest
+from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from simulator.ir.scheme import Scheme
 from simulator.job.job import ShortStage
@@ -17,27 +18,49 @@ from simulator.job.job import ShortStage
 FAMILIES = {"tp_scheme": "tensor", "cp_scheme": "sequence", "ep_scheme": "expert", "dp_scheme": "data"}
 """Keys of a plan in short form, and the families whose schemes they name."""
 
-LONG_FORM = "Write the plan in long form, of mesh and schemes (docs/job.md)"
+LONG_FORM = "The long form of a plan, of mesh and schemes, states axes (docs/job.md)"
+
+UNITS = ("reshard", "unit", "prefetch")
+"""Keys of a plan in short form that are options of units of FSDP."""
 
 StatedScheme = tuple[dict[str, Any], dict[str, int]]
 """An entry of `schemes`, and the axes of the mesh that it is over, outermost first."""
 
 
+def stated_options(short: ShortStage, key: str) -> dict[str, Any]:
+    """The options of a scheme that a plan states beside its name."""
+    given = getattr(short, key)
+    return {option: value for option, value in given.items() if option != "use"} if isinstance(given, dict) else {}
+
+
 def named_scheme(short: ShortStage, key: str, where: str) -> type[Scheme] | None:
-    """The scheme that a key names; None if the plan leaves it out. Raises PlanError for one that does not exist, or
-    that needs options."""
+    """The scheme that a key names; None if the plan leaves it out. Raises PlanError for one that does not exist, and
+    for options that it does not have, or that would state axes, which follow from degrees."""
     if (given := getattr(short, key)) is None:
         return None
-    family = FAMILIES[key]
-    use = f"{family}/{given.removeprefix(f'{family}/')}"
+    family, name, place = FAMILIES[key], given, f"{where}.{key}"
+    if isinstance(given, dict):
+        name, place = given.get("use"), f"{where}.{key}.use"
+        if not isinstance(name, str):
+            rule = f"it is the name of a scheme of the family {family}, and the other keys are its options"
+            raise PlanError(place, rule, f"Write for example {key}: {{use: {find_example(family)}}}", name)
+    use = f"{family}/{name.removeprefix(f'{family}/')}"
     if not is_scheme(use):
         known = [one.partition("/")[2] for one in scheme_names() if one.startswith(f"{family}/")]
-        raise PlanError(f"{where}.{key}", f"no such {family} scheme", nearest(use.partition("/")[2], known), given)
-    kind = find_scheme(use)
-    if needed := [name for name, field in kind.Options.model_fields.items() if field.is_required()]:
-        rule = f"{use} needs the option {', '.join(needed)}, which a name does not state"
-        raise PlanError(f"{where}.{key}", rule, LONG_FORM, given)
+        raise PlanError(place, f"no such {family} scheme", nearest(use.partition("/")[2], known), name)
+    kind, options = find_scheme(use), stated_options(short, key)
+    for option in ("over", *kind.names_axes):
+        if option in options:
+            rule = "the axes of a plan in short form follow from its degrees"
+            remedy = "State shard, the ranks that share one copy" if option == "replicate" else LONG_FORM
+            raise PlanError(f"{where}.{key}.{option}", rule, f"Leave it out. {remedy}", options[option])
+    validate_data(kind.Options, options, f"{where}.{key}", PlanError)
     return kind
+
+
+def find_example(family: str) -> str:
+    """The name of a scheme of a family, for messages."""
+    return next(one.partition("/")[2] for one in scheme_names() if one.startswith(f"{family}/"))
 
 
 def accompanies_others(kind: type[Scheme]) -> bool:
@@ -78,10 +101,11 @@ def tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]],
         raise PlanError(f"{where}.tp_scheme", rule, "Leave sequence_parallel out, or tp_scheme", short.tp_scheme)
     if kind is None or short.tp == 1:
         return [default], {"tp": short.tp}
+    options = stated_options(short, "tp_scheme")
     if accompanies_others(kind):
-        return [{"use": f"tensor/{kind.name}"}, default], {"tp": short.tp}
+        return [{"use": f"tensor/{kind.name}", **options}, default], {"tp": short.tp}
     entry, axes = state_scheme(kind, short.tp, short.tp, "tp", (f"{where}.tp_scheme", short.tp_scheme))
-    return [entry], axes
+    return [entry | options], axes
 
 
 def sequence_schemes(short: ShortStage, near: int, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -90,7 +114,7 @@ def sequence_schemes(short: ShortStage, near: int, where: str) -> tuple[list[dic
     if short.cp == 1:
         return [], {}
     entry, axes = state_scheme(kind, short.cp, near, "cp", (f"{where}.cp_scheme", short.cp_scheme))
-    return [entry], axes
+    return [entry | stated_options(short, "cp_scheme")], axes
 
 
 def expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[dict[str, Any]]:
@@ -98,12 +122,13 @@ def expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where:
     kind = named_scheme(short, "ep_scheme", where)
     if kind is not None and not has_experts:
         raise PlanError(f"{where}.ep_scheme", "the model has no experts", "Leave it out", short.ep_scheme)
+    options = stated_options(short, "ep_scheme")
     if not axes:
-        return [{"use": f"expert/{kind.name}"}] if kind is not None and kind.changes_kernels else []
+        return [{"use": f"expert/{kind.name}", **options}] if kind is not None and kind.changes_kernels else []
     if kind is not None and kind.most_axes is not None and kind.most_axes < len(axes):
         rule = f"expert/{kind.name} keeps experts whole, and the plan has etp = {short.etp}"
         raise PlanError(f"{where}.ep_scheme", rule, "Leave etp out", short.ep_scheme)
-    return [{"use": f"expert/{kind.name}" if kind is not None else "expert/all-to-all", "over": axes}]
+    return [{"use": f"expert/{kind.name}" if kind is not None else "expert/all-to-all", "over": axes, **options}]
 
 
 def data_scheme(short: ShortStage, where: str) -> type[Scheme]:
@@ -124,11 +149,16 @@ def data_schemes(
     """The entry of data parallelism, and its axes. shard: ranks that share one copy of the states. near: how many
     neighbours among the data-parallel ranks share a node."""
     kind = data_scheme(short, where)
-    options = {key: value for key in ("reshard", "unit") if (value := getattr(short, key)) is not None}
+    options = {key: value for key in UNITS if (value := getattr(short, key)) is not None}
     if unknown := [key for key in options if key not in kind.Options.model_fields]:
         rule = f"data/{kind.name} has no such option; data/fsdp has"
         remedy = "Write fsdp: true, or leave it out"
         raise PlanError(f"{where}.{unknown[0]}", rule, remedy, options[unknown[0]])
+    stated = stated_options(short, "dp_scheme")
+    if twice := [key for key in options if key in stated]:
+        rule = "the plan states this option as an option of dp_scheme as well"
+        raise PlanError(f"{where}.{twice[0]}", rule, "Leave one of them out", options[twice[0]])
+    options |= stated
     if shard < dp:
         entry = {"use": f"data/{kind.name}", "over": "shard", "replicate": "replicate"}
         return [entry | options], {"replicate": dp // shard, "shard": shard}

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.search.comparison.short_form import ShortForm
 from experiments.search.fields import FIELDS, PARTITIONS
 from experiments.search.keys.partitions import UNLIKE_ENDS
-from experiments.search.keys.scheme_keys import DEFAULTS
+from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from experiments.search.limits import LimitedSpace
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 
@@ -104,7 +104,7 @@ def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeli
     if found["ep"] == 1 and (found["etp"] or 1) == 1 and values["ep_scheme"] is None:
         found["ep_scheme"] = DEFAULTS["ep_scheme"]
     if found["data"] not in space.with_units:
-        found |= {"reshard": True, "unit": 1}
+        found |= UNITS
     layers, recomputed = space.loaded.model.layers, values["recomputed"]
     if found["pp"] > 1:
         layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))

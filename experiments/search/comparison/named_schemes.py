@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, accompanies_others
+from experiments.search.keys.scheme_keys import DEFAULTS, UNITS, accompanies_others
 from simulator.ir.registry import find_scheme
 from simulator.job.framework import Framework
 from simulator.job.job import LongPlan, SchemeEntry
@@ -12,8 +12,6 @@ from simulator.job.shorthand import family_degree
 
 BY_SEQUENCE_PARALLEL = ("tensor/megatron-sp", "tensor/megatron")
 """Tensor schemes that a plan in short form states by `sequence_parallel`."""
-
-UNITS = ("reshard", "unit")
 
 
 def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
@@ -37,6 +35,8 @@ def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[st
         for key in UNITS:
             if f"plan.{key}" in named and key in options.model_fields:
                 found[key] = getattr(options.model_validate(entry.model_extra or {}), key)
+        if "plan.prefetch" in named and "prefetch" in options.model_fields and found["prefetch"] is None:
+            found["prefetch"] = int(framework.overlap.gathers_ahead)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.search.comparison.named_schemes import read_named_schemes
 from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS, state_sharding
 from experiments.search.keys.data_schemes import DATA
-from experiments.search.keys.scheme_keys import DEFAULTS
+from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from hardware.errors import MeshcastError
 from simulator.ir.registry import find_scheme
 from simulator.job.job import Job, LongPlan, SchemeEntry
@@ -69,6 +69,8 @@ def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
     values = _read_values(job) | read_named_schemes(job.plan, job.framework, named)
     written = {key: value for key, value in job.as_written.items() if key not in ("id", "published", "noise")}
     written["plan"] = _write_plan(values, named)
+    if not any("prefetch" in (entry.model_extra or {}) for entry in _family(plan, "data")):
+        written["plan"].pop("prefetch", None)  # it is left to the framework
     try:
         made = load_job(written, base=job.folder)
     except MeshcastError as error:
@@ -179,7 +181,7 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
 def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
     """A plan in short form."""
     keys = ("tp", "pp", "cp", "ep", "etp", "schedule", "chunks", "partition", "recompute", "sequence_parallel", "shard")
-    keys_of_schemes = (*DEFAULTS, "reshard", "unit")
+    keys_of_schemes = (*DEFAULTS, *UNITS)
     plan = {key: values[key] for key in (*keys, *keys_of_schemes) if values[key] is not None}
     plan |= {"order": values["mesh_order"]} if values["mesh_order"] else {}
     if values["data"]:

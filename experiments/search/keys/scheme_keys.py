@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol
 
@@ -15,10 +15,16 @@ DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_sc
 DEFAULT_DATA = "zero-1"
 """The data scheme of a plan that states none."""
 
+UNITS: dict[str, Any] = {"reshard": True, "unit": 1, "prefetch": None}
+"""Keys of units of FSDP, with what a plan has without them; of `prefetch` the framework says."""
+
 FSDP_UNITS = (1, 2, 4)
 """Layers of a unit that are tried by default."""
 
-NAMED_ALONE = ("plan.tp_scheme", "plan.cp_scheme", "plan.ep_scheme", "plan.dp_scheme", "plan.reshard", "plan.unit")
+PREFETCHED = (0, 1, 2)
+"""Units gathered ahead that are tried by default."""
+
+NAMED_ALONE = tuple(f"plan.{key}" for key in (*DEFAULTS, "dp_scheme", *UNITS))
 """Fields that ``plan: auto`` leaves alone: they are searched where a job names them."""
 
 
@@ -31,6 +37,19 @@ class Units(Protocol):
     def reshard(self) -> bool: ...
     @property
     def unit(self) -> int: ...
+    @property
+    def prefetch(self) -> int | None: ...
+
+
+def units_of(step: Units) -> tuple[Any, ...]:
+    """What a choice says of units of FSDP, in the order of `UNITS`."""
+    return tuple(getattr(step, key) for key in UNITS)
+
+
+def find_named(given: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[str]:
+    """The fields in `NAMED_ALONE` that a job opens, or that its plan states. given: the open fields."""
+    stated = {f"plan.{key}" for key, value in plan.items() if value is not None}
+    return frozenset(field for field in NAMED_ALONE if field in given or field in stated)
 
 
 def scheme_namer(key: str) -> Callable[[str | None], str | None]:
@@ -69,7 +88,7 @@ def write_scheme_keys(plan: dict[str, Any], tensor: str | None, step: Units) -> 
         plan.pop("sequence_parallel", None)
     elif tensor is None:
         plan.pop("tp_scheme", None)
-    for key, value, default in (("reshard", step.reshard, True), ("unit", step.unit, 1)):
+    for key, default in UNITS.items():
         plan.pop(key, None)
-        if value != default:
+        if (value := getattr(step, key)) != default:
             plan[key] = value

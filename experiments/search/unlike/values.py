@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, schedule_name
+from experiments.search.fields import AUTO, opens_plan, schedule_name
 from experiments.search.keys.job_checks import check_batch
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
@@ -39,6 +39,7 @@ CLOSED = {
     "dp_scheme": "states are those of zero 0 and 1",
     "reshard": "states are those of zero 0 and 1, and no weights are gathered in layers",
     "unit": "states are those of zero 0 and 1, and no weights are gathered in layers",
+    "prefetch": "states are those of zero 0 and 1, and no weights are gathered in layers",
     "chunks": "a device has one part of the model",
     "partition": "the search finds the layers of every stage",
     "order": "the ranks of a stage follow those of the stage before",
@@ -150,16 +151,15 @@ class UnlikeFields:
         """Takes the open fields from the plan of the job, and returns what it gives for each of them."""
         plan = self.job.get("plan", AUTO)
         fields = ("tp", "dp", "pp", "ep", "recompute", "zero", "schedule")
-        if plan == AUTO:
-            self.job["plan"] = {}
-            return {"dp": None, "pp": None, **dict.fromkeys(("tp", "ep", "recompute", "zero", "schedule"), AUTO)}
+        opened = dict.fromkeys(("tp", "ep", "recompute", "zero", "schedule"), AUTO) if opens_plan(self.job) else {}
+        plan = {} if plan == AUTO else plan
         if not isinstance(plan, Mapping):
             raise PlanError("plan", "it is auto, or a mapping of keys to values", "Write plan: auto", plan)
         for key, reason in CLOSED.items():
             if plan.get(key) is not None and plan[key] not in IDLE.get(key, ()):
                 raise PlanError(f"plan.{key}", f"with --unlike {reason}", "Leave it out", plan[key])
-        self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED)}
-        return {name: plan.get(name) for name in fields}
+        self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
+        return {name: plan.get(name, opened.get(name)) for name in fields}
 
     def _read_values(self, given: Mapping[str, Any]) -> FieldValues:
         model, gpus = self.loaded.model, self.loaded.cluster.gpus

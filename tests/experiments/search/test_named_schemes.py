@@ -13,6 +13,8 @@ from experiments.search.bounds import Bounds
 from experiments.search.groups import GroupBounds
 from experiments.search.space import Space
 from hardware.errors import PlanError
+from simulator.forecast.step import forecast_step
+from simulator.job.load import load_job
 from tests.experiments.search.test_bounds import hold_bounds
 from tests.experiments.search.test_search import check_against_brute_force
 
@@ -42,6 +44,7 @@ SPACES: dict[str, dict[str, Any]] = {
         **NODE,
         "plan": {"tp": [1, 4], "pp": [1, 2], "zero": "auto", "reshard": "auto", "unit": "auto"},
     },
+    "prefetch": {**NODE, "plan": {"tp": [1, 4], "pp": [1, 2], "fsdp": True, "unit": [1, 2], "prefetch": "auto"}},
 }  # fmt: skip
 
 
@@ -98,6 +101,30 @@ def test_units_vary_with_fsdp_alone() -> None:
     }  # fmt: skip
 
 
+def test_prefetch_varies_with_fsdp_alone() -> None:
+    one = {**NODE, "batch": {**NODE["batch"], "micro": 1}}
+    plans = plans_of(space_of(one, zero="auto", prefetch="auto"))
+    assert [plan["prefetch"] for plan in plans if plan["fsdp"]] == [0, 1, 2]
+    assert all("prefetch" not in plan for plan in plans if not plan["fsdp"])
+    several = {**NODE, "cluster": "dgx-h100:4", "batch": {"global": 32, "micro": 1, "sequence": 1024}}
+    none, two = (forecast_step(load_job({**several, "plan": {"fsdp": True, "prefetch": one}})) for one in (0, 2))
+    assert none.step_time > two.step_time and none.peak_device < two.peak_device
+
+
+def test_auto_opens_the_fields_that_a_plan_does_not_state() -> None:
+    whole, beside = space_of(NODE, auto=None), space_of(NODE, auto=True, tp=4, cp_scheme=["all-gather", "ring"])
+    assert whole.open == Space({**NODE, "plan": "auto"}, Path(".")).open
+    assert {*beside.open} == {*whole.open} - {"plan.tp"} | {"plan.cp_scheme"}
+    assert beside.values["tp"] == (4,) and beside.values["pp"] == whole.values["pp"]
+    assert {group.cp_scheme for group in beside.groups()} == {"all-gather", "ring"}
+    schemes = space_of(NODE, auto=True, dp_scheme=["zero-1", "mics"])
+    assert {*schemes.open} == {*whole.open} - {"plan.zero"} | {"plan.dp_scheme"}
+    assert "plan.zero" not in space_of(NODE, auto=True, fsdp=True, prefetch="auto").open
+    assert space_of(NODE, auto=False, tp="auto").open == ("plan.tp", "batch.micro")
+    found = meshcast.search({**NODE, "plan": {"auto": True, "pp": 2, "cp_scheme": ["all-gather", "ring"]}}, within=0.5)
+    assert found.best[0].job["plan"]["pp"] == 2
+
+
 def test_auto_is_what_a_plan_without_the_key_has() -> None:
     keys = {"tp_scheme": "auto", "cp_scheme": "auto", "ep_scheme": "auto"}
     space = space_of(EXPERTS, tp=[1, 2], cp=[1, 2], ep=[1, 2], **keys)
@@ -110,6 +137,8 @@ def test_auto_is_what_a_plan_without_the_key_has() -> None:
     ("plan", "words"),
     [
         ({"cp_scheme": ["ring", "rings"]}, "plan.cp_scheme is 'rings': no such sequence scheme"),
+        ({"cp_scheme": {"use": "ring"}, "tp": "auto"}, "a search takes a scheme by its name, without options"),
+        ({"cp_scheme": [{"use": "ring"}]}, "its values are words"),
         ({"cp_scheme": [1]}, "plan.cp_scheme is 1: its values are words"),
         ({"dp_scheme": ["mics"], "zero": "auto"}, "listed in one field, and the job opens plan.zero as well"),
         ({"dp_scheme": ["mics"], "fsdp": True}, "it names the data scheme, and so does fsdp"),
@@ -117,6 +146,8 @@ def test_auto_is_what_a_plan_without_the_key_has() -> None:
         ({"ep_scheme": ["deepep"]}, "the model has no experts"),
         ({"unit": [0], "fsdp": True}, "plan.unit is 0: its values are 1 or more"),
         ({"reshard": [1], "fsdp": True}, "plan.reshard is 1: its values are true or false"),
+        ({"prefetch": [-1], "fsdp": True}, "plan.prefetch is -1: its values are 0 or more"),
+        ({"auto": 3}, "plan.auto is 3: it opens the fields that the plan does not state"),
     ],
 )
 def test_wrong_values_are_refused(plan: dict[str, Any], words: str) -> None:
@@ -143,6 +174,7 @@ def test_constraints_name_schemes() -> None:
     ("searched", "given"),
     [
         ({"fsdp": True, "reshard": "auto", "unit": "auto"}, {"fsdp": True, "reshard": False, "unit": 2}),
+        ({"fsdp": True, "prefetch": [0, 1]}, {"fsdp": True}),
         ({"tp": [4], "tp_scheme": [None, "summa-2d"]}, {"tp": 4, "tp_scheme": "summa-2d"}),
         ({"tp": [4], "tp_scheme": [None, "flux"]}, {"tp": 4, "tp_scheme": "flux"}),
         ({"cp": [1, 2], "cp_scheme": ["all-gather", "ring"]}, {"cp": 2, "cp_scheme": "ring"}),
@@ -186,7 +218,10 @@ DRAWN: dict[str, dict[str, Any]] = {
         "cluster": "dgx-h100:2",
         "plan": {"dp_scheme": ["mics", "zero-plus-plus", "byteps", "gemini", "cephalo", "diloco", "zero-infinity"]},
     },
-    "units": {"cluster": "dgx-h100:2", "plan": {"zero": 1, "fsdp": True, "reshard": "auto", "unit": [1, 2, 3]}},
+    "units": {
+        "cluster": "dgx-h100:2",
+        "plan": {"zero": 1, "fsdp": True, "reshard": "auto", "unit": [1, 2, 3], "prefetch": [0, 1, 2, 3]},
+    },
 }
 
 

@@ -73,9 +73,9 @@ ZERO_1, MEGATRON = {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatro
             [{"use": "data/mics", "over": "shard", "replicate": "replicate"}, MEGATRON],
         ),
         (
-            {"fsdp": True, "reshard": False, "unit": 2},
+            {"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0},
             {"pp": 1, "dp": 16, "tp": 1},
-            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2}, MEGATRON],
+            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2, "prefetch": 0}, MEGATRON],
         ),
     ],
 )
@@ -91,6 +91,31 @@ def test_expert_schemes_are_over_the_axes_of_the_experts() -> None:
     assert grid == {"use": "expert/tutel", "over": ["ep", "etp"]}
     assert stated({"ep_scheme": "deepep"}, EXPERTS)[1] == [ZERO_1, MEGATRON]
     assert stated({"ep_scheme": "scattermoe"}, EXPERTS)[1][-1] == {"use": "expert/scattermoe"}
+
+
+def test_a_scheme_is_named_with_its_options() -> None:
+    plan = {
+        "tp": 2,
+        "tp_scheme": {"use": "async-tp", "directions": 2},
+        "cp": 2,
+        "cp_scheme": {"use": "ring", "balance": "striped"},
+    }
+    assert stated(plan)[1] == [
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "sequence/ring", "over": "cp", "balance": "striped"},
+        {"use": "tensor/async-tp", "directions": 2},
+        MEGATRON,
+    ]
+    assert stated({"ep": 4, "ep_scheme": {"use": "expert/deepep", "sms": 24}}, EXPERTS)[1][-1]["sms"] == 24
+    fsdp = {"dp_scheme": {"use": "fsdp", "offload": True}, "unit": 2, "shard": 4}
+    assert (
+        stated(fsdp)[1][0].items() >= {"use": "data/fsdp", "offload": True, "unit": 2, "replicate": "replicate"}.items()
+    )
+    assert stated({"dp_scheme": {"use": "mics"}}) == stated({"dp_scheme": "mics"})
+    one, two = (
+        forecast_step(load_job({**DENSE, "plan": {"tp": 2, "tp_scheme": {"use": "flux", "wave": n}}})) for n in (8, 132)
+    )
+    assert one.step_time != two.step_time
 
 
 def test_default_schemes_may_be_named() -> None:
@@ -114,6 +139,24 @@ def test_stages_name_schemes_of_their_own() -> None:
         (
             {"tp": 4, "tp_scheme": "summa-2d", "sequence_parallel": True},
             "tensor/summa-2d says itself how activations are sharded, and the plan states sequence_parallel",
+        ),
+        ({"tp_scheme": {"wave": 8}}, "plan.tp_scheme.use: it is the name of a scheme of the family tensor"),
+        ({"tp_scheme": {"use": "fluxx"}}, "plan.tp_scheme.use is 'fluxx': no such tensor scheme. Did you mean 'flux'?"),
+        (
+            {"tp_scheme": {"use": "async-tp", "direction": 1}},
+            "plan.tp_scheme.direction: no such key. Did you mean 'directions'?",
+        ),
+        (
+            {"dp_scheme": {"use": "mics", "replicate": "dp"}},
+            "the axes of a plan in short form follow from its degrees. Leave it out. State shard",
+        ),
+        (
+            {"cp_scheme": {"use": "ring", "over": "cp"}},
+            "plan.cp_scheme.over is 'cp': the axes of a plan in short form follow from its degrees",
+        ),
+        (
+            {"dp_scheme": {"use": "fsdp", "unit": 2}, "unit": 2},
+            "plan.unit is 2: the plan states this option as an option of dp_scheme as well",
         ),
         ({"dp_scheme": "mics", "zero": 3}, "it names the data scheme, and so does zero. Leave zero out, or dp_scheme"),
         ({"dp_scheme": "horovod", "shard": 2}, "data/horovod keeps no copies of what it shards"),

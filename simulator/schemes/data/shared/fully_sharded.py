@@ -92,8 +92,7 @@ class ShardedScheme(DataScheme):
     @property
     def gathers_ahead(self) -> bool:
         """Whether weights are gathered during the computation of the units before."""
-        overlap = self.framework.overlap
-        return overlap.dp if overlap.sharded_weights is None else overlap.sharded_weights
+        return self.framework.overlap.gathers_ahead
 
     def prefetch_depth(self, forward: bool) -> int:
         """How many of the following units are gathered during the computation of one."""
