@@ -329,14 +329,14 @@ class Job(JobPart):
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
-            "plan": _plan_to_dict(self.plan),
+            "plan": plan_to_dict(self.plan),
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }
 
 
-def _plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
+def plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
     """A plan, or a stage of one, without what it does not use."""
     optional = {key for key in ("views", "pad_heads", "stages", "replicas") if not getattr(plan, key, True)}
     optional |= {key for key, idle in (("share", "even"), ("layers", None)) if getattr(plan, key, idle) == idle}
@@ -346,11 +346,11 @@ def _plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
         for entry in plan.schemes
     ]
     if isinstance(plan, LongPlan) and plan.stages:
-        found["stages"] = [_plan_to_dict(stage) for stage in plan.stages]
+        found["stages"] = [plan_to_dict(stage) for stage in plan.stages]
     if isinstance(plan, LongPlan) and plan.replicas:
         found["replicas"] = [
             one.model_dump(mode="json", exclude={"stages"}, exclude_none=True)
-            | ({"stages": [_plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
+            | ({"stages": [plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
             for one in plan.replicas
         ]
     return found

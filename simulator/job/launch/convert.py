@@ -1,0 +1,157 @@
+"""Imports launch files as jobs, and exports jobs as launch files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hardware import load_cluster
+from hardware.errors import PlanError, nearest
+from simulator.job.job import Job
+from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
+from simulator.job.launch.keys import compose_job, flatten_job
+from simulator.job.launch.megatron import MEGATRON
+from simulator.job.launch.table import Keys, Reading
+
+FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON,)}
+"""All formats by their names."""
+
+NODE, NODE_GPUS = "dgx-h100", 8
+"""The node that is assumed: no launch file says what GPUs it runs on."""
+
+
+def import_text(text: str, where: str, form: str, cluster: Any = None, model: Any = None, gpus: int | None = None) -> ImportedJob:
+    """The job of a launch file.
+
+    text, where: content and name of the file. form: name of its format.
+    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
+    Raises PlanError for a file that cannot be read, or that does not say what a job needs.
+    """
+    chosen = find_format(form)
+    reading = Reading(chosen.program, chosen.read(text, where))
+    if not reading.stated:
+        raise PlanError(where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}")
+    chosen.interpret(reading)
+    keys = reading.keys
+    if model is None and "model.preset" in keys:
+        model = keys["model.preset"]
+    elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
+        rule = f"it does not state the layers, hidden size and heads of a model, which {chosen.program} takes from elsewhere"
+        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+    cluster = _choose_cluster(reading, cluster, gpus)
+    total = load_cluster(cluster).gpus
+    _fill_batch(reading, total)
+    job = compose_job(keys, cluster, model)
+    ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
+    comments = {key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()}
+    comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
+    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form)
+
+
+def find_format(name: str) -> LaunchFormat:
+    """The format of this name."""
+    if name not in FORMATS:
+        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
+    return FORMATS[name]
+
+
+def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
+    """The cluster of the job: given, or as many GPUs of the usual kind as the file, or its degrees, say."""
+    keys = reading.keys
+    if cluster is not None:
+        return cluster
+    why = f"{reading.program} does not say which GPUs"
+    stated = gpus or keys.get("cluster.gpus")
+    least = _fewest_gpus(keys)
+    total = stated if gpus or (stated and stated % least == 0) else math.lcm(least, NODE_GPUS) if least > NODE_GPUS // 2 else least
+    if stated is None:
+        why = f"{why}, nor how many: the fewest for its degrees"
+    elif total != stated:
+        why = f"{why}; of the {stated} that it states its degrees are no divisor: the fewest for them"
+    nodes = -(-total // NODE_GPUS)
+    made: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
+    reading.assume("cluster", made, why)
+    return made
+
+
+def _fewest_gpus(keys: Keys) -> int:
+    """The fewest GPUs for the degrees of a plan."""
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp", "dp"))
+    if "plan.dp" not in keys:
+        ranks *= keys.get("plan.replicate", 1)
+    return math.lcm(ranks, keys.get("plan.pp", 1) * keys.get("plan.ep", 1) * keys.get("plan.etp", 1))
+
+
+def _fill_batch(reading: Reading, gpus: int) -> None:
+    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
+    keys = reading.keys
+    accumulated = keys.pop("batch.accumulated", 1)
+    if keys.get("batch.global") is not None:
+        return
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    if gpus % ranks == 0:
+        reading.put("batch.global", gpus // ranks * keys.get("batch.micro", 1) * accumulated, "batch.accumulated")
+
+
+def export_job(job: Job, form: str, cluster: Any = None) -> Exported:
+    """A job as a launch file, with a header that lists what the file cannot say.
+
+    cluster: of the job, to read the file back with; default: as the job states it.
+    What it cannot say is found by reading it back: every key that then differs.
+    """
+    chosen = find_format(form)
+    keys = flatten_job(job)
+    keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
+    text = chosen.write(keys, [])
+    unsaid = compare_keys(keys, read_back(text, job, form))
+    header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
+    header += describe_unsaid(unsaid, chosen.program, job)
+    return Exported(chosen.write(keys, header), unsaid)
+
+
+def read_back(text: str, job: Job, form: str) -> Keys:
+    """The keys of an exported file on the cluster of its job."""
+    from simulator.job.load import load_job
+
+    cluster = job.as_written["cluster"]
+    model = job.as_written["model"] if form in ("torchtitan", "deepspeed") else None
+    found = import_text(text, "exported file", form, cluster, model)
+    return flatten_job(load_job(found.job, base=job.folder))
+
+
+def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two jobs differ, with both values; the traits of another framework count as one."""
+    differing = {
+        key: (wanted.get(key), found.get(key))
+        for key in {**wanted, **found}
+        if key != "cluster.gpus_per_node" and wanted.get(key) != found.get(key)
+    }
+    if "framework.name" in differing:
+        differing = {key: one for key, one in differing.items() if not key.startswith("framework.set.")}
+    return differing
+
+
+def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Job) -> list[str]:
+    """The lines of a header on what a file cannot say."""
+    lines = [f"{program} is not told which GPUs to run on: {job.cluster.name}."]
+    if unsaid:
+        lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
+        lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
+    else:
+        lines.append("It says everything else of the job.")
+    return lines
+
+
+def _show(value: Any) -> str:
+    """A value in one line."""
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def import_file(path: Path, form: str, **given: Any) -> ImportedJob:
+    """The job of a launch file on disk; see `import_text`."""
+    from simulator.bridges.files import text
+
+    return import_text(text(path, "Name a launch file"), str(path), form, **given)
