@@ -13,6 +13,7 @@ from hardware.load import read_yaml, validate_data
 from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Job, JobFile, LongPlan, Precision, SchemeEntry, Train
+from simulator.job.launch.detect import has_launch_suffix, import_path, is_launch_data
 from simulator.job.locate import locate_errors
 from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
@@ -57,13 +58,26 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
     else:
         path = Path(source)
-        data, text, where = read_yaml(path, str(source), PlanError)
         folder = path.parent
+        if has_launch_suffix(path):
+            return _read_launch_file(path, changes)
+        data, text, where = read_yaml(path, str(source), PlanError)
+        if is_launch_data(data):
+            return _read_launch_file(path, changes)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
     for change in changes:
         _apply_change(data, change)
     return ReadJob(data, text, where, folder)
+
+
+def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
+    """The job of a launch file of a training program, with the changes made."""
+    changes = list(changes)
+    data = copy.deepcopy(import_path(path, changes).job)
+    for change in changes:
+        _apply_change(data, change)
+    return ReadJob(data, "", str(path), path.parent)
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hardware import load_cluster
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
+from simulator.job.launch.programs.accelerate import ACCELERATE
+from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
 from simulator.job.launch.keys import compose_job, flatten_job
-from simulator.job.launch.megatron import MEGATRON
+from simulator.job.launch.programs.megatron import MEGATRON
+from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.table import Keys, Reading
+from simulator.job.launch.programs.torchtitan import TORCHTITAN
 
-FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON,)}
+FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
 """All formats by their names."""
+
+EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
+"""Names of the formats that a job can be exported to."""
+
+MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
+"""Programs whose models are code beside the launch file."""
 
 NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
@@ -41,8 +51,9 @@ def import_text(text: str, where: str, form: str, cluster: Any = None, model: An
         rule = f"it does not state the layers, hidden size and heads of a model, which {chosen.program} takes from elsewhere"
         raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
     cluster = _choose_cluster(reading, cluster, gpus)
-    total = load_cluster(cluster).gpus
-    _fill_batch(reading, total)
+    loaded = load_cluster(cluster)
+    _fill_batch(reading, loaded.gpus)
+    _fill_sharding(keys, loaded.gpus, loaded.gpus_per_node)
     job = compose_job(keys, cluster, model)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()}
@@ -65,9 +76,9 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
     least = _fewest_gpus(keys)
-    total = stated if gpus or (stated and stated % least == 0) else math.lcm(least, NODE_GPUS) if least > NODE_GPUS // 2 else least
+    total = stated if gpus or (stated and stated % least == 0) else least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
     if stated is None:
-        why = f"{why}, nor how many: the fewest for its degrees"
+        why = f"{why}, nor how many: the fewest nodes for its degrees"
     elif total != stated:
         why = f"{why}; of the {stated} that it states its degrees are no divisor: the fewest for them"
     nodes = -(-total // NODE_GPUS)
@@ -87,38 +98,43 @@ def _fewest_gpus(keys: Keys) -> int:
 def _fill_batch(reading: Reading, gpus: int) -> None:
     """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
     keys = reading.keys
-    accumulated = keys.pop("batch.accumulated", 1)
-    if keys.get("batch.global") is not None:
-        return
+    accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
-    if gpus % ranks == 0:
-        reading.put("batch.global", gpus // ranks * keys.get("batch.micro", 1) * accumulated, "batch.accumulated")
+    if gpus % ranks:
+        return
+    replicas = gpus // ranks
+    if own is not None and keys["batch.global"] % (own * replicas) == 0:
+        reading.put("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
+    if keys.get("batch.global") is None:
+        reading.put("batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
 
 
-def export_job(job: Job, form: str, cluster: Any = None) -> Exported:
+def _fill_sharding(keys: Keys, gpus: int, node: int) -> None:
+    """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
+    size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    if size and gpus % (ranks * size) == 0:
+        keys["plan.replicate"] = gpus // (ranks * size)
+
+
+def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job]) -> Exported:
     """A job as a launch file, with a header that lists what the file cannot say.
 
-    cluster: of the job, to read the file back with; default: as the job states it.
-    What it cannot say is found by reading it back: every key that then differs.
+    load: reads a job in a folder (`simulator.job.load.load_job`).
+    What the file cannot say is found by reading it back, on the cluster of the job: every key that then differs.
     """
     chosen = find_format(form)
+    if chosen.write is None:
+        raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
     keys = flatten_job(job)
     keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
     text = chosen.write(keys, [])
-    unsaid = compare_keys(keys, read_back(text, job, form))
+    model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
+    back = import_text(text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model)
+    unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += describe_unsaid(unsaid, chosen.program, job)
     return Exported(chosen.write(keys, header), unsaid)
-
-
-def read_back(text: str, job: Job, form: str) -> Keys:
-    """The keys of an exported file on the cluster of its job."""
-    from simulator.job.load import load_job
-
-    cluster = job.as_written["cluster"]
-    model = job.as_written["model"] if form in ("torchtitan", "deepspeed") else None
-    found = import_text(text, "exported file", form, cluster, model)
-    return flatten_job(load_job(found.job, base=job.folder))
 
 
 def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -148,10 +164,3 @@ def _show(value: Any) -> str:
     """A value in one line."""
     text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) < 60 else text[:57] + "..."
-
-
-def import_file(path: Path, form: str, **given: Any) -> ImportedJob:
-    """The job of a launch file on disk; see `import_text`."""
-    from simulator.bridges.files import text
-
-    return import_text(text(path, "Name a launch file"), str(path), form, **given)

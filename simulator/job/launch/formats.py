@@ -17,7 +17,7 @@ class LaunchFormat:
     recognise: whether data of a YAML, JSON or TOML file, or the text of another one, are of this format.
     read: settings of a text by their normalised names, from a text and its place.
     interpret: fills a `Reading` with keys.
-    write: the text of a launch file from the keys of a job and comment lines of a header.
+    write: the text of a launch file from the keys of a job and the lines of a header; None: files are read only.
     without_influence: pattern of the names of settings that change neither time nor memory.
     reasons: patterns of names that are known and have no place in a job, with the reason.
     """
@@ -28,7 +28,7 @@ class LaunchFormat:
     recognise: Callable[[Any, str], bool]
     read: Callable[[str, str], dict[str, Stated]]
     interpret: Callable[[Reading], None]
-    write: Callable[[Keys, list[str]], str]
+    write: Callable[[Keys, list[str]], str] | None
     without_influence: str
     reasons: Mapping[str, str] = field(default_factory=dict)
 

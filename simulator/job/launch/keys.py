@@ -71,7 +71,8 @@ def flatten_job(job: Job) -> Keys:
     keys |= flatten_framework(job.framework)
     keys |= flatten_plan(job.plan)
     if job.run.tokens is not None:
-        keys["run.tokens"] = job.run.tokens
+        steps = job.run.tokens / (keys["batch.global"] * keys.get("batch.sequence", 1))
+        keys |= {"run.steps": int(steps)} if steps == int(steps) else {"run.tokens": job.run.tokens}
     if job.noise is not None:
         keys |= flatten("noise", job.noise.model_dump())
     return keys
@@ -237,7 +238,7 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     elif tensor != "megatron-sp":
         short["tp_scheme"] = tensor
     for key in ("reshard", "unit"):
-        if f"plan.data.{key}" in given:
+        if given.get(f"plan.data.{key}", _usual(f"plan.data.{key}", given)) != _usual(f"plan.data.{key}", given):
             short[key] = given[f"plan.data.{key}"]
     if "plan.recompute" in given:
         short["recompute"] = given["plan.recompute"]

@@ -227,9 +227,11 @@ class Reading:
         for name, stated in self.stated.items():
             if name in self.used:
                 continue
-            if (why := next((why for pattern, why in reasons.items() if re.fullmatch(pattern, name)), None)) is not None:
+            if stated.value is False or is_null(stated.value):  # what is off
+                ignored.append(stated.shown)
+            elif (why := next((why for pattern, why in reasons.items() if re.fullmatch(pattern, name)), None)) is not None:
                 self.reject(stated, why)
-            elif re.fullmatch(without_influence, name) or is_null(stated.value):
+            elif re.fullmatch(without_influence, name):
                 ignored.append(stated.shown)
             else:
                 self.reject(stated, "meshcast does not know it")

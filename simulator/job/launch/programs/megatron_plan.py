@@ -259,8 +259,8 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
         if modules != ["core_attn"]:
             settings["recompute_modules"] = modules
     if "activations" in keys.get("plan.offload", ()):
-        settings["cpu_offloading"] = True
-        settings["cpu_offloading_num_layers"] = keys.get("plan.offload.layers") or max(1, keys["model.layers"] // keys["plan.pp"] - 1)
+        layers = keys.get("plan.offload.layers")
+        settings |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers} if layers else {"fine_grained_activation_offloading": True}
     if "optimizer" in keys.get("plan.offload", ()):
         settings["optimizer_cpu_offload"] = True
     partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)

@@ -12,8 +12,8 @@ from typing import Any
 from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.megatron_model import COMMAND_LINE, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
-from simulator.job.launch.megatron_plan import DEGREES, TRAITS, only_active, read_plan, read_recipe, write_plan, write_recipe
+from simulator.job.launch.programs.megatron_model import COMMAND_LINE, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
+from simulator.job.launch.programs.megatron_plan import DEGREES, TRAITS, only_active, read_plan, read_recipe, write_plan, write_recipe
 from simulator.job.launch.shell import read_arguments
 from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, Row, Stated, write_rows
 
