@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
@@ -274,6 +274,17 @@ class JobFile(JobPart):
     """A published figure of this run, to compare the forecast with."""
 
 
+class Origin(NamedTuple):
+    """Where a job was read.
+
+    where, text: path and text of the job file. places: of a launch file, the setting behind each key of the job.
+    """
+
+    where: str = ""
+    text: str = ""
+    places: Mapping[str, str] = {}
+
+
 class Job(JobPart):
     """A job with its model, cluster and framework loaded, and its plan in long form."""
 
@@ -295,8 +306,8 @@ class Job(JobPart):
     """Folder of the relative paths in it."""
     step: int = 0
     """The step that is forecast, where steps differ (`Scheme.steps`)."""
-    origin: tuple[str, str] = ("", "")
-    """Path and text of the job file, from which errors get their line."""
+    origin: Origin = Origin()
+    """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both jobs mean the same, in whatever form they were written."""

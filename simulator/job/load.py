@@ -12,8 +12,8 @@ from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
 from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, JobFile, LongPlan, Precision, SchemeEntry, Train
-from simulator.job.launch.detect import has_launch_suffix, import_path, is_launch_data
+from simulator.job.job import Job, JobFile, LongPlan, Origin, Precision, SchemeEntry, Train
+from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.locate import locate_errors
 from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
@@ -33,20 +33,22 @@ def load_job(
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     changed = list(changes)
-    data, text, where, folder = read_job(source, changed)
+    data, text, where, folder, places = read_job(source, changed)
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
-    with locate_errors(where, text):
-        return _job(file, data, folder if base is None else Path(base), (where, text))
+    with locate_errors(where, text, places):
+        return _job(file, data, folder if base is None else Path(base), Origin(where, text, places))
 
 
 class ReadJob(NamedTuple):
-    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths."""
+    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
+    places: of a launch file, the setting behind each key."""
 
     data: dict[str, Any]
     text: str
     where: str
     folder: Path
+    places: Mapping[str, str] = {}
 
 
 def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
@@ -59,10 +61,10 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     else:
         path = Path(source)
         folder = path.parent
-        if has_launch_suffix(path):
+        if path.suffix.lower() in LAUNCH_SUFFIXES:
             return _read_launch_file(path, changes)
         data, text, where = read_yaml(path, str(source), PlanError)
-        if is_launch_data(data):
+        if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
             return _read_launch_file(path, changes)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
@@ -71,16 +73,27 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     return ReadJob(data, text, where, folder)
 
 
+def _is_launch_data(data: dict[str, Any]) -> bool:
+    """Whether a mapping that is no job is a launch file of a training program."""
+    from simulator.job.launch.detect import is_launch_data
+
+    return is_launch_data(data)
+
+
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     """The job of a launch file of a training program, with the changes made."""
+    from simulator.job.launch.detect import import_path  # only launch files need the modules of all programs
+
     changes = list(changes)
-    data = copy.deepcopy(import_path(path, changes).job)
+    found = import_path(path, changes)
+    data = copy.deepcopy(found.job)
     for change in changes:
         _apply_change(data, change)
-    return ReadJob(data, "", str(path), path.parent)
+    changed = {change.partition("=")[0].strip() for change in changes}
+    return ReadJob(data, "", str(path), path.parent, {key: one for key, one in found.places.items() if key not in changed})
 
 
-def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: Origin) -> Job:
     """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set, choice.release)

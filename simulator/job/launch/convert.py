@@ -13,7 +13,7 @@ from simulator.job.job import Job
 from simulator.job.launch.programs.accelerate import ACCELERATE
 from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
-from simulator.job.launch.keys import compose_job, flatten_job
+from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job
 from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.table import Keys, Reading
@@ -58,7 +58,13 @@ def import_text(text: str, where: str, form: str, cluster: Any = None, model: An
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()}
     comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
-    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form)
+    comments.pop("framework.name", None)
+    if "run.steps" in comments:
+        comments["run.tokens"] = comments["run.steps"]
+    if model is None and isinstance(job["model"], str):
+        comments["model"] = "the preset of the shape that the file states"
+    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places)
 
 
 def find_format(name: str) -> LaunchFormat:
@@ -80,7 +86,7 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
     if stated is None:
         why = f"{why}, nor how many: the fewest nodes for its degrees"
     elif total != stated:
-        why = f"{why}; of the {stated} that it states its degrees are no divisor: the fewest for them"
+        why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
     nodes = -(-total // NODE_GPUS)
     made: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
     reading.assume("cluster", made, why)
@@ -138,20 +144,30 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
 
 
 def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two jobs differ, with both values; the traits of another framework count as one."""
+    """The keys in which two jobs differ, with both values.
+
+    Traits of another framework, and options of another scheme, do not count on top of its name.
+    """
+    wanted, found = drop_inactive(wanted), drop_inactive(found)
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}
         if key != "cluster.gpus_per_node" and wanted.get(key) != found.get(key)
     }
-    if "framework.name" in differing:
-        differing = {key: one for key, one in differing.items() if not key.startswith("framework.set.")}
-    return differing
+    if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
+        for key in ("model.seq", "model.position_rows"):
+            differing.pop(key, None)
+    names = {key: "framework.set." if key == "framework.name" else f"{key}." for key in differing}
+    return {
+        key: one for key, one in differing.items() if not any(key.startswith(below) for name, below in names.items())
+    }
 
 
 def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Job) -> list[str]:
     """The lines of a header on what a file cannot say."""
-    lines = [f"{program} is not told which GPUs to run on: {job.cluster.name}."]
+    cluster = job.as_written["cluster"]
+    named = f": {cluster}" if isinstance(cluster, str) else ""
+    lines = [f"{program} is not told which GPUs to run on{named}."]
     if unsaid:
         lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
         lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
@@ -162,5 +178,6 @@ def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Jo
 
 def _show(value: Any) -> str:
     """A value in one line."""
-    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) < 60 else text[:57] + "..."

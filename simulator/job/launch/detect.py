@@ -6,26 +6,31 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hardware.documents.input_file import DESCRIPTION
 from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.bridges.files import text as read_file
+from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.launch.convert import FORMATS, import_text
 from simulator.job.launch.formats import ImportedJob
-
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".toml")
-"""Endings of files that are no job: scripts, lists of arguments, TOML."""
 
 REMEDY = "Name a launch script, a TOML, YAML or JSON file of a training program, or a job"
 
 
-def has_launch_suffix(path: Path) -> bool:
-    """Whether a file is a launch file by its ending."""
-    return path.suffix.lower() in SUFFIXES
+def is_launch_data(data: Mapping[str, Any]) -> bool:
+    """Whether what a YAML or JSON file holds is of a training program."""
+    return _find_form(data, "") is not None
 
 
-def is_launch_data(data: Any) -> bool:
-    """Whether what a YAML or JSON file holds is of a training program, and no job."""
-    return isinstance(data, Mapping) and not {"model", "cluster"} <= data.keys() and _find_form(data, "") is not None
+def is_launch_file(path: Path) -> bool:
+    """Whether a file is a launch file: by its ending, or by what it holds. A file that cannot be read is none."""
+    if path.suffix.lower() in LAUNCH_SUFFIXES:
+        return True
+    try:
+        data = read_yaml(path, str(path), PlanError).data
+    except PlanError:
+        return False
+    return isinstance(data, Mapping) and not {"model", "cluster"} <= data.keys() and is_launch_data(data)
 
 
 def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
@@ -35,8 +40,8 @@ def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
     file need not say them.
     Raises PlanError for a file of no program that is known.
     """
-    text = read_file(path, REMEDY)
-    data = None if has_launch_suffix(path) else read_yaml(text + "\n", str(path), PlanError).data
+    text = read_file(path, REMEDY, DESCRIPTION)
+    data = None if path.suffix.lower() in LAUNCH_SUFFIXES else read_yaml(text + "\n", str(path), PlanError).data
     form = _find_form(data, text, path.suffix.lower() == ".toml")
     if form is None:
         known = ", ".join(one.program for one in FORMATS.values())

@@ -40,6 +40,7 @@ class ImportedJob:
     job: the keys of a job file. comments: what is behind its dotted keys.
     assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
     ignored: settings without influence on time or memory. where: the file. form: name of its format.
+    places: file, line and name of the setting behind each key.
     """
 
     job: dict[str, Any]
@@ -49,6 +50,7 @@ class ImportedJob:
     ignored: tuple[str, ...]
     where: str
     form: str
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""

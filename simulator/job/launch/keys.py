@@ -129,6 +129,19 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     return {f"plan.{family}": name} | flatten(f"plan.{family}", options)
 
 
+def drop_inactive(keys: Mapping[str, Any]) -> Keys:
+    """The keys without schemes and options that have no effect: those of degree 1."""
+    found = dict(keys)
+    inactive = {"plan.cp": "plan.sequence", "plan.ep": "plan.expert", "plan.pp": "plan.pipeline", "plan.tp": "plan.tensor"}
+    for degree, scheme in inactive.items():
+        if found.get(degree, 1) == 1:
+            overlap = found.get("plan.pipeline.overlap_passes")
+            found = {key: one for key, one in found.items() if key != scheme and not key.startswith(f"{scheme}.")}
+            if degree == "plan.pp" and overlap:
+                found["plan.pipeline.overlap_passes"] = overlap
+    return found
+
+
 # ------------------------------------------------------------------------------------- keys to job
 
 

@@ -83,4 +83,6 @@ def to_flow(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {to_flow(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_flow, value)) + "]"
+    if isinstance(value, float) and value == int(value) and abs(value) < 1e18:
+        return str(int(value))
     return json.dumps(value)

@@ -127,7 +127,7 @@ class Row:
         if value == self.silent:
             return UNSTATED
         if self.words is None:
-            return value
+            return int(value) if isinstance(value, float) and value == int(value) and self.kind == "number" and value > 1 else value
         return next((theirs for theirs, ours in self.words.items() if ours == value), UNSTATED)
 
 

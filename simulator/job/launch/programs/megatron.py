@@ -12,8 +12,9 @@ from typing import Any
 from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch.keys import drop_inactive
 from simulator.job.launch.programs.megatron_model import COMMAND_LINE, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
-from simulator.job.launch.programs.megatron_plan import DEGREES, TRAITS, only_active, read_plan, read_recipe, write_plan, write_recipe
+from simulator.job.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe, write_plan, write_recipe
 from simulator.job.launch.shell import read_arguments
 from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, Row, Stated, write_rows
 
@@ -38,7 +39,7 @@ WITHOUT_INFLUENCE = (
     r"|rotary_seq.*|rotary_inter.*|use_rope_scaling|rope_.*|mscale.*|norm_epsilon|attention_softmax_in_fp32|group_query_attention"
     r"|apply_query_key.*|no_masked_softmax.*|no_bias_.*fusion|no_rope_fusion|no_persist.*|bias_.*fusion|squared_relu|calculate_per_token.*"
     r"|moe_aux.*|moe_z_loss.*|moe_router_load.*|moe_router_score.*|moe_router_topk_.*|moe_router_num_groups|moe_router_group.*"
-    r"|moe_router_pre.*|moe_router_bias.*|moe_router_dtype|moe_per_layer.*|moe_token_drop_policy|mtp_loss.*|glu_linear.*|activation_func_clamp.*"
+    r"|moe_router_pre.*|moe_router_bias.*|moe_router_dtype|moe_per_layer.*|moe_grouped_gemm|moe_token_drop_policy|mtp_loss.*|glu_linear.*|activation_func_clamp.*"
     r"|master_.*|node_rank|rdzv.*|max_restarts|local_ranks.*|tee|log_dir|role|manual_gc.*|empty_unused.*|check_.*|no_check_.*"
     r"|rerun_.*|error_injection.*|straggler.*|profile.*|use_pytorch_profiler|nvtx_.*|test_mode|deterministic_mode|disable_gloo.*"
     r"|ddp_average.*|no_gradient_reduce_div.*|cross_entropy_fusion_impl|te_rng_tracker|inference_.*|ckpt_convert.*|num_tokens_to_.*"
@@ -58,7 +59,7 @@ REASONS = {
     "defer_embedding_wgrad_compute|wgrad_deferral_limit": "weight gradients of the output layer are not deferred",
     "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
     "moe_shared_expert_gate": "the gate of shared experts is left out",
-    "moe_grouped_gemm|moe_permute_fusion|moe_router_fusion|no_moe_.*": "experts run as grouped products, with the kernels of the profile",
+    "moe_permute_fusion|moe_router_fusion|no_moe_.*": "routing and permutation have the kernels of the profile",
     "microbatch_group_size_per_virtual_pipeline_stage": "interleaving goes by groups of as many micro-batches as stages",
     "overlap_p2p_communication_warmup_flush": "messages of warm-up and flush overlap as those between",
     "overlap_param_gather_with_optimizer_step": "weights are gathered behind the whole update",
@@ -171,7 +172,7 @@ def write_flag(name: str, value: Any) -> str:
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a job, by their names with ``_``."""
-    keys = only_active(omit_derived(dict(keys)))
+    keys = drop_inactive(omit_derived(dict(keys)))
     parts = [*SHAPE, *COMMAND_LINE, *DEGREES, *TRAITS, *OWN]
     if "model.moe.experts" in keys:
         parts += EXPERTS

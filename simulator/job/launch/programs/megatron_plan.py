@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, Keys, Reading, Row, is_null, read_words
+from simulator.job.launch.table import ON, Reading, Row, is_null, read_words
 
 DEGREES = (
     Row("micro_batch_size", "batch.micro", silent=1),
@@ -328,13 +328,3 @@ def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[s
     if recipe is None:
         return (compute if compute in ("bf16", "fp16", "fp32") else "bf16"), {}
     return "bf16", {format_name: "hybrid", **({} if recipe == "delayed" else {"fp8_recipe": recipe})}
-
-
-def only_active(keys: Keys) -> Keys:
-    """The keys without those that have no effect: context, expert and pipeline options of degree 1."""
-    found = dict(keys)
-    for degree, prefix in (("plan.cp", "plan.sequence"), ("plan.ep", "plan.expert"), ("plan.pp", "plan.pipeline.chunks"), ("plan.tp", "plan.tensor")):
-        if found.get(degree, 1) == 1:
-            for key in [key for key in found if key == prefix or key.startswith(f"{prefix}.")]:
-                del found[key]
-    return found

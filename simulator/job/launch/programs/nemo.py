@@ -16,8 +16,9 @@ from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.programs.deepspeed import flatten_settings
 from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch.keys import drop_inactive
 from simulator.job.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
-from simulator.job.launch.programs.megatron_plan import DEGREES, only_active, read_plan, read_recipe, write_plan
+from simulator.job.launch.programs.megatron_plan import DEGREES, read_plan, read_recipe, write_plan
 from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_switch, write_rows
 
 SECTIONS = (
@@ -181,7 +182,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job by their names."""
-    keys = only_active(omit_derived(keys))
+    keys = drop_inactive(omit_derived(keys))
     parts = [*SHAPE, *CONFIGURATION, *(row for row in OWN if row.name not in ("rotary_percentage", "use_flash_attention", "encoder_seq_length")), *DEGREES]
     for key, rows in (("model.moe.experts", EXPERTS), ("model.mla.kv_lora_rank", LATENT), ("model.ssm.pattern", MAMBA)):
         if key in keys:
