@@ -1,4 +1,4 @@
-"""``meshcast import PROGRAM FILE``, ``meshcast export JOB --to PROGRAM``, and what ``predict`` says of a launch file."""
+"""``meshcast import PROGRAM FILE``, ``meshcast export JOB --to PROGRAM``, and what `predict` says of a launch file."""
 
 from __future__ import annotations
 
@@ -40,25 +40,22 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     _write(found.text, out)
     if found.unsaid:
         keys = ", ".join(found.unsaid)
-        typer.echo(escape_controls(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True)
+        typer.echo(
+            escape_controls(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True
+        )
 
 
 def tell_launch(job: Path, changes: Sequence[str]) -> None:
     """Says on stderr what a launch file does not state, and what of it was not understood."""
-    from simulator.job.launch import LAUNCH_SUFFIXES
+    from simulator.job.load import read_job
 
-    if job.suffix.lower() not in (*LAUNCH_SUFFIXES, ".yaml", ".yml", ".json") or not job.is_file():
+    found = read_job(job, changes).launch
+    if found is None:
         return
-    from simulator.job.launch.convert import FORMATS
-    from simulator.job.launch.detect import import_path, is_launch_file
-
-    if not is_launch_file(job):
-        return
-    found = import_path(job, changes)
     lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
     lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
     more = f"the job it makes: meshcast import {found.form} {job}"
-    for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
+    for line in (f"{job} is read as a launch file of {found.form}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
 
 

@@ -308,7 +308,7 @@ def import_(
         if form not in (*LAUNCH_FORMS, *FORMS):
             raise PlanError("FORM", "there is no format of this name", nearest(form, (*LAUNCH_FORMS, *FORMS)), form)
         if form in LAUNCH_FORMS:
-            others = {"job": job, "calibration": calibration, "set": change, "operation": operation}
+            others: dict[str, Any] = {"job": job, "calibration": calibration, "set": change, "operation": operation}
             others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
             _select_options(form, others, ("gpus", "cluster", "model", "out"))
             import_launch(form, file, out, cluster, model, gpus, as_json)

@@ -1,4 +1,4 @@
-"""``meshcast list schedule`` and ``meshcast export``: orders as a table, and as a CSV file for torch; jobs for programs."""
+"""``meshcast list schedule`` and ``meshcast export``: orders as a table or a CSV file for torch; jobs for programs."""
 
 from __future__ import annotations
 

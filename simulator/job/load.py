@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from hardware import load_cluster
 from hardware.errors import PlanError, shorten
@@ -21,6 +22,9 @@ from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
 from simulator.models.model import Model
 
+if TYPE_CHECKING:
+    from simulator.job.launch.formats import ImportedJob
+
 
 def load_job(
     source: str | Path | Mapping[str, Any], changes: Iterable[str] = (), base: str | Path | None = None
@@ -33,7 +37,8 @@ def load_job(
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     changed = list(changes)
-    data, text, where, folder, places = read_job(source, changed)
+    data, text, where, folder, launch = read_job(source, changed)
+    places = launch.places if launch is not None else {}
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(where, text, places):
@@ -42,13 +47,13 @@ def load_job(
 
 class ReadJob(NamedTuple):
     """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
-    places: of a launch file, the setting behind each key."""
+    launch: what a launch file of a training program says, if it is one."""
 
     data: dict[str, Any]
     text: str
     where: str
     folder: Path
-    places: Mapping[str, str] = {}
+    launch: ImportedJob | None = None
 
 
 def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
@@ -90,7 +95,8 @@ def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     for change in changes:
         _apply_change(data, change)
     changed = {change.partition("=")[0].strip() for change in changes}
-    return ReadJob(data, "", str(path), path.parent, {key: one for key, one in found.places.items() if key not in changed})
+    places = {key: place for key, place in found.places.items() if key not in changed}
+    return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: Origin) -> Job:

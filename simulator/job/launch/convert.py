@@ -10,14 +10,14 @@ from typing import Any
 from hardware import load_cluster
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
-from simulator.job.launch.programs.accelerate import ACCELERATE
-from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
 from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job
+from simulator.job.launch.programs.accelerate import ACCELERATE
+from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
-from simulator.job.launch.table import Keys, Reading
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
+from simulator.job.launch.table import Keys, Reading
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
 """All formats by their names."""
@@ -32,7 +32,9 @@ NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
 
 
-def import_text(text: str, where: str, form: str, cluster: Any = None, model: Any = None, gpus: int | None = None) -> ImportedJob:
+def import_text(
+    text: str, where: str, form: str, cluster: Any = None, model: Any = None, gpus: int | None = None
+) -> ImportedJob:
     """The job of a launch file.
 
     text, where: content and name of the file. form: name of its format.
@@ -42,13 +44,17 @@ def import_text(text: str, where: str, form: str, cluster: Any = None, model: An
     chosen = find_format(form)
     reading = Reading(chosen.program, chosen.read(text, where))
     if not reading.stated:
-        raise PlanError(where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}")
+        raise PlanError(
+            where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
+        )
     chosen.interpret(reading)
     keys = reading.keys
     if model is None and "model.preset" in keys:
         model = keys["model.preset"]
     elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
-        rule = f"it does not state the layers, hidden size and heads of a model, which {chosen.program} takes from elsewhere"
+        rule = "it does not state the layers, hidden size and heads of a model"
+        rule += f", which {chosen.program} takes from elsewhere" if form in MODELS_ELSEWHERE else ""
+        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
         raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster)
@@ -56,7 +62,9 @@ def import_text(text: str, where: str, form: str, cluster: Any = None, model: An
     _fill_sharding(keys, loaded.gpus, loaded.gpus_per_node)
     job = compose_job(keys, cluster, model)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
-    comments = {key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()}
+    comments = {
+        key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
+    }
     comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
     comments.pop("framework.name", None)
     if "run.steps" in comments:
@@ -82,7 +90,9 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
     least = _fewest_gpus(keys)
-    total = stated if gpus or (stated and stated % least == 0) else least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
+    total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
+    if stated and (gpus or stated % least == 0):
+        total = stated
     if stated is None:
         why = f"{why}, nor how many: the fewest nodes for its degrees"
     elif total != stated:

@@ -22,22 +22,11 @@ def is_launch_data(data: Mapping[str, Any]) -> bool:
     return _find_form(data, "") is not None
 
 
-def is_launch_file(path: Path) -> bool:
-    """Whether a file is a launch file: by its ending, or by what it holds. A file that cannot be read is none."""
-    if path.suffix.lower() in LAUNCH_SUFFIXES:
-        return True
-    try:
-        data = read_yaml(path, str(path), PlanError).data
-    except PlanError:
-        return False
-    return isinstance(data, Mapping) and not {"model", "cluster"} <= data.keys() and is_launch_data(data)
-
-
 def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
     """The job of a launch file whose program is found by its content.
 
-    changes: changes to the job, such as ``cluster=dgx-h100:64``; those of the whole model or cluster count here, for the
-    file need not say them.
+    changes: changes to the job, such as ``cluster=dgx-h100:64``; those of the whole model or cluster count here, for
+        the file need not say them.
     Raises PlanError for a file of no program that is known.
     """
     text = read_file(path, REMEDY, DESCRIPTION)

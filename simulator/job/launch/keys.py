@@ -1,9 +1,9 @@
 """A job as a flat mapping of dotted keys, and back: what tables of launch files read and write.
 
-Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``). Schemes
-have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
-``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective or full, ``run.steps`` the steps of the
-training.
+Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``).
+Schemes have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
+``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective or full, ``run.steps`` the steps of
+the training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, get_args
 from hardware import load_cluster
 from simulator.ir.registry import find_scheme, is_scheme
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, LongPlan, SchemeEntry, ShortPlan, plan_to_dict
+from simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
 from simulator.job.launch.table import Keys
 from simulator.job.shorthand import expand_plan, family_degree
 from simulator.models.load import PRESETS, load_model
@@ -63,7 +63,7 @@ def nest(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def flatten_job(job: Job) -> Keys:
     """All keys of a checked job, every default filled."""
     model = job.model.model_dump(exclude_none=True)
-    keys = {"framework.name": job.framework.name, "cluster.gpus": job.cluster.gpus}
+    keys: Keys = {"framework.name": job.framework.name, "cluster.gpus": job.cluster.gpus}
     keys |= flatten("model", {key: one for key, one in model.items() if key != "name"})
     keys |= flatten("batch", job.batch.to_dict())
     keys |= flatten("precision", job.precision.model_dump())
@@ -132,7 +132,12 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
 def drop_inactive(keys: Mapping[str, Any]) -> Keys:
     """The keys without schemes and options that have no effect: those of degree 1."""
     found = dict(keys)
-    inactive = {"plan.cp": "plan.sequence", "plan.ep": "plan.expert", "plan.pp": "plan.pipeline", "plan.tp": "plan.tensor"}
+    inactive = {
+        "plan.cp": "plan.sequence",
+        "plan.ep": "plan.expert",
+        "plan.pp": "plan.pipeline",
+        "plan.tp": "plan.tensor",
+    }
     for degree, scheme in inactive.items():
         if found.get(degree, 1) == 1:
             overlap = found.get("plan.pipeline.overlap_passes")
@@ -155,7 +160,9 @@ def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any) -> dict[str, 
     sequence = keys.get("batch.sequence")
     named = model if model is not None else compose_model(nest(keys, "model"))
     job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
-    traits = nest({key: one for key, one in keys.items() if flatten_framework(profile).get(key, one) != one}, "framework.set")
+    traits = nest(
+        {key: one for key, one in keys.items() if flatten_framework(profile).get(key, one) != one}, "framework.set"
+    )
     if traits:
         job["framework"] = {"name": framework, "set": traits}
     job["batch"] = {key: one for key, one in nest(keys, "batch").items() if one is not None}
@@ -219,7 +226,7 @@ def compose_plan(keys: Mapping[str, Any], model: Any, gpus: int, node: int) -> d
 def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a short plan that name schemes, where they are not the defaults."""
     short: dict[str, Any] = {}
-    options = {
+    options: dict[str, Any] = {
         key.rpartition(".")[2]: list(one) if isinstance(one, tuple) else one
         for key, one in given.items()
         if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or one != _usual(key, given))
@@ -227,10 +234,10 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     chunks = options.pop("chunks", 1)
     schedule = given.get("plan.pipeline", "1f1b")
     default = "interleaved-1f1b" if chunks > 1 else "1f1b"
-    if chunks > 1 or schedule not in ("1f1b", "interleaved-1f1b"):
-        fixed = find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default
-        if chunks not in (1, fixed):
-            short["chunks"] = chunks
+    if chunks not in (1, find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default) or (
+        schedule == "interleaved-1f1b" and chunks > 1
+    ):
+        short["chunks"] = chunks
     if options:
         short["schedule"] = {"use": schedule, **options}
     elif schedule != default:
@@ -286,7 +293,9 @@ def compose_model(fields: dict[str, Any]) -> Any:
     skeleton = {key: one for key, one in fields.items() if getattr(Model.model_fields[key], "default", None) != one}
     for file in sorted(PRESETS.glob("*.yaml")):
         text = file.read_text("utf-8")
-        if not re.search(rf"^hidden: {wanted.hidden}$", text, re.M) or not re.search(rf"^layers: {wanted.layers}$", text, re.M):
+        if not re.search(rf"^hidden: {wanted.hidden}$", text, re.M) or not re.search(
+            rf"^layers: {wanted.layers}$", text, re.M
+        ):
             continue
         preset = load_model(file.stem)
         changes = {

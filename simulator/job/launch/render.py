@@ -1,4 +1,4 @@
-"""The text of a job file that was imported: every key with the setting behind it, and lists of what was not understood."""
+"""The text of an imported job file: every key with the setting behind it, and lists of what was not understood."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from simulator.job.launch.formats import ImportedJob
 WIDTH = 118
 
 BEHIND = {
-    **{"schedule": "pipeline", "schedule.use": "pipeline", "chunks": "pipeline.chunks", "cp_scheme": "sequence", "ep_scheme": "expert"},
+    **{
+        "schedule": "pipeline",
+        "schedule.use": "pipeline",
+        "chunks": "pipeline.chunks",
+        "cp_scheme": "sequence",
+        "ep_scheme": "expert",
+    },
     **{"zero": "data", "fsdp": "data", "dp_scheme": "data", "reshard": "data.reshard", "shard": "replicate"},
     **{"sequence_parallel": "tensor", "tp_scheme": "tensor", "recompute_layers": "recompute.layers"},
 }
@@ -22,7 +28,9 @@ BEHIND = {
 
 def render_job(imported: ImportedJob) -> str:
     """A job file, YAML with comments."""
-    lines = [f"# Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."]
+    lines = [
+        f"# Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."
+    ]
     if imported.assumed:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():
@@ -42,13 +50,20 @@ def render_job(imported: ImportedJob) -> str:
 def _wrap(text: str) -> list[str]:
     """Comment lines of at most `WIDTH` letters."""
     text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
-    return textwrap.wrap(text, WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth: int) -> list[str]:
     """The lines of one key."""
     margin = "  " * depth
-    if isinstance(value, Mapping) and value and "use" not in value and (depth == 0 or len(str(value)) > 50 or _has_comment(path, comments)):
+    if (
+        isinstance(value, Mapping)
+        and value
+        and "use" not in value
+        and (depth == 0 or len(str(value)) > 50 or _has_comment(path, comments))
+    ):
         lines = [f"{margin}{key}:"]
         for inner, one in value.items():
             lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
@@ -77,7 +92,15 @@ def to_flow(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in ("null", "true", "false", "yes", "no", "on", "off")
+        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in (
+            "null",
+            "true",
+            "false",
+            "yes",
+            "no",
+            "on",
+            "off",
+        )
         return value if plain and not re.search(r": |:$| $|^-", value) else json.dumps(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {to_flow(one)}" for key, one in value.items()) + "}"

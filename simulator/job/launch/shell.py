@@ -28,10 +28,17 @@ class Word:
 _PIECE = re.compile(
     r"""(?P<single>'[^']*') | (?P<double>"(?:\\.|\$\(\(.*?\)\)|\$\([^)]*\)|[^"\\])*")
       | (?P<math>\$\(\(.*?\)\)) | (?P<command>\$\([^)]*\)|`[^`]*`) | (?P<braces>\$\{[^}]*(?:\{[^}]*\}[^}]*)*\})
-      | (?P<escaped>\\.) | (?P<comment>(?:(?<=[\s;(])|^)\#[^\n]*) | (?P<array>(?<==)\() | (?P<end>\n|;;|;|&&|\|\||\||&|\(|\))
+      | (?P<escaped>\\.) | (?P<comment>(?:(?<=[\s;(])|^)\#[^\n]*) | (?P<array>(?<==)\()
+      | (?P<end>\n|;;|;|&&|\|\||\||&|\(|\))
       | (?P<space>[ \t\r]+) | (?P<plain>[^\s'"$`\\;|&()]+|\$[A-Za-z_0-9@*#?]*|.)""",
     re.VERBOSE | re.DOTALL,
 )
+
+_VARIABLE = re.compile(
+    r"\$\{(?P<name>\w+)(?:\[[@*]\])?(?:(?P<sign>:?[-=])(?P<default>(?:[^{}]|\{[^{}]*\})*))?\}"
+    r"|\$(?P<plain>[A-Za-z_]\w*)"
+)
+"""A variable, an array, or a variable with its default."""
 
 _MATH = {
     ast.Add: operator.add,
@@ -58,7 +65,8 @@ _TESTS = {
 def split_statements(text: str) -> Iterator[list[Word | str]]:
     """The statements of a script, each a list of words; arrays have the marks "(" and ")" around their words."""
     text = re.sub(r"\\\r?\n", lambda found: " \x00", text)  # a joined line; \x00 counts it
-    line, statement, current, quoted, literal, depth = 1, [], None, False, True, 0
+    line, current, quoted, literal, depth = 1, None, False, True, 0
+    statement: list[Word | str] = []
     at = 1
 
     def close() -> None:
@@ -147,7 +155,9 @@ class Script:
 
     def _run(self, words: list[Word | str]) -> None:
         """Keeps assignments, and commands with their variables expanded."""
-        while words and isinstance(words[0], Word) and words[0].text in ("export", "local", "declare", "readonly", "-a"):
+        while (
+            words and isinstance(words[0], Word) and words[0].text in ("export", "local", "declare", "readonly", "-a")
+        ):
             words = words[1:]
         if not words or not isinstance(words[0], Word):
             return
@@ -171,7 +181,9 @@ class Script:
             return [word]
         whole = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
         if whole and whole[1] in self.variables:  # an array, or a variable alone: its words keep their lines
-            return [part for one in self.variables[whole[1]] for part in _divide(one, word.quoted and "[" not in word.text)]
+            return [
+                part for one in self.variables[whole[1]] for part in _divide(one, word.quoted and "[" not in word.text)
+            ]
         text = self.replace(word.text)
         return [Word(text, word.line, True)] if word.quoted else [Word(part, word.line) for part in text.split()]
 
@@ -185,8 +197,7 @@ class Script:
                 return " ".join(one.text for one in self.variables[name])
             return self.replace(default.strip("\"'")) if default is not None else found[0]
 
-        pattern = r"\$\{(?P<name>\w+)(?:\[[@*]\])?(?:(?P<sign>:?[-=])(?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|\$(?P<plain>[A-Za-z_]\w*)"
-        return re.sub(pattern, value, text)
+        return _VARIABLE.sub(value, text)
 
     def _holds(self, words: list[Word]) -> bool:
         """Whether a test such as ``[ "$X" = fp8 ]`` or ``[[ -n $X ]]`` holds; other commands: no."""

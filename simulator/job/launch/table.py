@@ -119,7 +119,7 @@ class Row:
         value = READERS[self.kind](stated)
         if self.words is None:
             return value
-        plain = {_in_small(theirs): ours for theirs, ours in reversed(self.words.items())}
+        plain = {_in_small(theirs): ours for theirs, ours in reversed(list(self.words.items()))}
         return plain.get(_in_small(value), UNSTATED)
 
     def write(self, value: Any) -> Any:
@@ -127,7 +127,11 @@ class Row:
         if value == self.silent:
             return UNSTATED
         if self.words is None:
-            return int(value) if isinstance(value, float) and value == int(value) and self.kind == "number" and value > 1 else value
+            return (
+                int(value)
+                if isinstance(value, float) and value == int(value) and self.kind == "number" and value > 1
+                else value
+            )
         return next((theirs for theirs, ours in self.words.items() if ours == value), UNSTATED)
 
 
@@ -201,7 +205,7 @@ class Reading:
 
     def read_rows(self, rows: Iterable[Row]) -> None:
         """Reads all settings of a table; keys of settings that the file does not have get their silent value."""
-        silent = {}
+        silent: Keys = {}
         for row in rows:
             stated = self.take(row.name)
             if stated is None or is_null(stated.value):
@@ -229,7 +233,9 @@ class Reading:
                 continue
             if stated.value is False or is_null(stated.value):  # what is off
                 ignored.append(stated.shown)
-            elif (why := next((why for pattern, why in reasons.items() if re.fullmatch(pattern, name)), None)) is not None:
+            elif (
+                why := next((why for pattern, why in reasons.items() if re.fullmatch(pattern, name)), None)
+            ) is not None:
                 self.reject(stated, why)
             elif re.fullmatch(without_influence, name):
                 ignored.append(stated.shown)

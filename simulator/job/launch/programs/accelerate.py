@@ -1,8 +1,8 @@
 """Hugging Face: YAML files of Accelerate (FSDP, DeepSpeed, DDP), and arguments of the Trainer as TRL, Axolotl and
 LLaMA-Factory state them.
 
-Source: huggingface/accelerate @16cb6eb8, src/accelerate/utils/dataclasses.py and commands/config; huggingface/transformers,
-src/transformers/training_args.py.
+Source: huggingface/accelerate @16cb6eb8, src/accelerate/utils/dataclasses.py and commands/config; and
+huggingface/transformers, src/transformers/training_args.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml
-from simulator.job.launch.programs.deepspeed import flatten_settings
 from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch.programs.deepspeed import flatten_settings
 from simulator.job.launch.table import Reading, Row, Stated, is_null, read_count, read_switch
 from simulator.models.load import ALIASES, presets
 
@@ -49,7 +49,7 @@ WITHOUT_INFLUENCE = (
 REASONS = {
     r"use_peft|lora_.*|adapter|load_in_.*|use_bnb.*": "adapters and quantised weights: state train.mode in the job",
     r"deepspeed_config\.deepspeed_config_file": "import that file itself: meshcast import deepspeed",
-    r"attn_implementation|flash_attention|sdp_attention|flash_attn": "the profile has FlashAttention 2; see framework.set.attention",
+    r"attn_implementation|flash_attention|sdp_attention|flash_attn": "the profile has FlashAttention 2",
     r"use_liger_kernel|plugins|liger_.*": "fused kernels of Liger are not those of the profile",
     r"fsdp_config\.(fsdp_)?forward_prefetch": "the next unit is gathered ahead in either case",
 }
@@ -80,12 +80,22 @@ def interpret(reading: Reading) -> None:
         _read_fsdp(reading)
     else:
         reading.put("plan.data", "ddp", "distributed_type")
-    if reading.take_switch("gradient_checkpointing") or reading.take_switch("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"):
-        reading.put("plan.recompute", "full", "gradient_checkpointing", "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
+    if reading.take_switch("gradient_checkpointing") or reading.take_switch(
+        "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"
+    ):
+        reading.put(
+            "plan.recompute",
+            "full",
+            "gradient_checkpointing",
+            "fsdp_config.fsdp_activation_checkpointing",
+            "fsdp_config.activation_checkpointing",
+        )
     for name, key in (("tp_size", "plan.tp"), ("cp_size", "plan.cp")):
         if size := reading.take_count(f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}"):
             reading.put(key, size, f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}")
-    copies = reading.take_count("parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size")
+    copies = reading.take_count(
+        "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size"
+    )
     reading.take("parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size")
     if copies and copies > 1:
         reading.put("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
@@ -96,7 +106,15 @@ def _read_model(reading: Reading) -> None:
     stated = reading.take("model_name_or_path", "base_model")
     if stated is None or is_null(stated.value):
         return
-    word = str(stated.value).rstrip("/").rpartition("/")[2].lower().replace("meta-", "").replace("llama-3", "llama3").replace("llama-2", "llama2")
+    word = (
+        str(stated.value)
+        .rstrip("/")
+        .rpartition("/")[2]
+        .lower()
+        .replace("meta-", "")
+        .replace("llama-3", "llama3")
+        .replace("llama-2", "llama2")
+    )
     known = sorted({*presets(), *ALIASES}, key=len, reverse=True)
     name = next((one for one in known if word == one or word.startswith(f"{one}-") or word.startswith(f"{one}_")), None)
     if name is None:
@@ -146,7 +164,10 @@ def _read_fsdp(reading: Reading) -> None:
             reading.put("plan.data.backward_prefetch", False, "fsdp_config.fsdp_backward_prefetch")
     if take("offload_params") == "true":
         reading.put("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
-        reading.reject(reading.take("fsdp_config.fsdp_offload_params"), "of what FSDP offloads, only the optimizer states are forecast in host memory")
+        reading.reject(
+            reading.take("fsdp_config.fsdp_offload_params"),
+            "of what FSDP offloads, only the optimizer states are forecast in host memory",
+        )
 
 
 def _read_deepspeed(reading: Reading) -> None:
@@ -159,15 +180,25 @@ def _read_deepspeed(reading: Reading) -> None:
             reading.put("batch.accumulated", read_count(accumulated), "deepspeed_config.gradient_accumulation_steps")
     reading.put("plan.data", f"zero-{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
     if offload in ("cpu", "nvme"):
-        reading.put("plan.data", "zero-infinity" if stage == 3 else "zero-offload", "deepspeed_config.offload_optimizer_device")
+        reading.put(
+            "plan.data", "zero-infinity" if stage == 3 else "zero-offload", "deepspeed_config.offload_optimizer_device"
+        )
         if stage == 3:
-            reading.put("plan.data.parameters", parameters if parameters in ("cpu", "nvme") else "gpu", "deepspeed_config.offload_param_device")
+            reading.put(
+                "plan.data.parameters",
+                parameters if parameters in ("cpu", "nvme") else "gpu",
+                "deepspeed_config.offload_param_device",
+            )
             reading.put("plan.data.optimizer", offload, "deepspeed_config.offload_optimizer_device")
 
 
 def recognise(data: Any, text: str) -> bool:
     """A mapping with keys of Accelerate, or of the Trainer."""
-    return isinstance(data, Mapping) and bool({"distributed_type", "fsdp_config", "per_device_train_batch_size", "base_model"} & data.keys())
+    return isinstance(data, Mapping) and bool(
+        {"distributed_type", "fsdp_config", "per_device_train_batch_size", "base_model"} & data.keys()
+    )
 
 
-ACCELERATE = LaunchFormat("accelerate", "Hugging Face Accelerate", ".yaml", recognise, read, interpret, None, WITHOUT_INFLUENCE, REASONS)
+ACCELERATE = LaunchFormat(
+    "accelerate", "Hugging Face Accelerate", ".yaml", recognise, read, interpret, None, WITHOUT_INFLUENCE, REASONS
+)

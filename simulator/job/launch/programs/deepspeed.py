@@ -1,7 +1,7 @@
 """DeepSpeed: its JSON configuration. The model, sequences and most of the parallelism are code beside it.
 
-Source: microsoft/DeepSpeed @38327e07f, deepspeed/runtime/config.py, runtime/zero/config.py and constants of both. ``auto``
-is a value that Hugging Face's Trainer fills in from its own arguments.
+Source: microsoft/DeepSpeed @38327e07f, deepspeed/runtime/config.py, runtime/zero/config.py and constants of both.
+``auto`` is a value that Hugging Face's Trainer fills in from its own arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from typing import Any
 from hardware.errors import PlanError
 from hardware.load import line_of, read_yaml
 from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_count, read_number, read_switch, write_rows
+from simulator.job.launch.table import (
+    ON,
+    Keys,
+    Reading,
+    Row,
+    Stated,
+    is_null,
+    read_count,
+    read_number,
+    read_switch,
+    write_rows,
+)
 
 ROWS = (
     Row("train_batch_size", "batch.global"),
@@ -33,7 +44,9 @@ COORDINATOR = (
 )
 """Settings of the stages that shard weights."""
 
-PERSISTENCE = Row("zero_optimization.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000)
+PERSISTENCE = Row(
+    "zero_optimization.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000
+)
 
 OVERLAP = Row("zero_optimization.overlap_comm", "framework.set.overlap.dp", "switch", ON)
 
@@ -48,10 +61,10 @@ WITHOUT_INFLUENCE = (
 )
 
 REASONS = {
-    r"activation_checkpointing\..*": "whether layers are recomputed is a matter of the model's code: state plan.recompute",
+    r"activation_checkpointing\..*": "whether layers are recomputed is code of the model: state plan.recompute",
     r"optimizer\.type": "Adam is the only optimizer so far",
-    r"zero_optimization\.reduce_scatter|zero_optimization\.allgather_partitions": "gradients are reduce-scattered and weights all-gathered",
-    r"sparse_attention.*|compression_training.*|progressive_layer_drop.*|quantize_training.*|eigenvalue.*": "it is not described",
+    r"zero_optimization\.(reduce_scatter|allgather_partitions)": "gradients are reduce-scattered, weights all-gathered",
+    r"(sparse_attention|compression_training|progressive_layer_drop|quantize_training|eigenvalue).*": "not described",
     r"zero_optimization\.mics_hierarchical_params_gather": "all-gathers are forecast in one step",
     r"pipeline.*": "stages of a PipelineModule are code: state plan.pp",
     r"hybrid_engine.*": "generation is not described; a step of training is forecast",
@@ -103,7 +116,13 @@ def interpret(reading: Reading) -> None:
     accumulate = reading.take_word("data_types.grad_accum_dtype")
     if accumulate in ("fp32", "bf16", "fp16"):
         reading.put("precision.gradients", accumulate, "data_types.grad_accum_dtype")
-    if (kind := reading.take_word("optimizer.type")) and kind not in ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam"):
+    if (kind := reading.take_word("optimizer.type")) and kind not in (
+        "adam",
+        "adamw",
+        "fusedadam",
+        "cpuadam",
+        "deepspeedcpuadam",
+    ):
         reading.reject(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
     _read_zero(reading)
     for name, key in (("train_micro_batch_size_per_gpu", "batch.micro"), ("train_batch_size", "batch.global")):
@@ -128,7 +147,10 @@ def _read_zero(reading: Reading) -> None:
     if "framework.set.overlap.dp" not in reading.keys:
         reading.put("framework.set.overlap.dp", stage == 3)
     hpz = reading.take_count(f"{section}.zero_hpz_partition_size") or 1
-    quantised = {key: reading.take_switch(f"{section}.zero_quantized_{name}") for key, name in (("qwz", "weights"), ("qgz", "gradients"))}
+    quantised = {
+        key: reading.take_switch(f"{section}.zero_quantized_{name}")
+        for key, name in (("qwz", "weights"), ("qgz", "gradients"))
+    }
     mics = reading.take(f"{section}.mics_shard_size")
     if stage == 3 and mics is not None and read_number(mics) > 1:
         reading.put("plan.data", "mics", f"{section}.mics_shard_size")
@@ -137,10 +159,20 @@ def _read_zero(reading: Reading) -> None:
         reading.put("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
         for key, value in {"hpz": hpz > 1, **quantised}.items():
             reading.put(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
-    elif stage == 3 and "cpu" in devices.values() or "nvme" in devices.values():
-        reading.put("plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device")
-        reading.put("plan.data.parameters", devices["param"] if devices["param"] in ("cpu", "nvme") else "gpu", f"{section}.offload_param.device")
-        reading.put("plan.data.optimizer", devices["optimizer"] if devices["optimizer"] in ("cpu", "nvme") else "cpu", f"{section}.offload_optimizer.device")
+    elif (stage == 3 and "cpu" in devices.values()) or "nvme" in devices.values():
+        reading.put(
+            "plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device"
+        )
+        reading.put(
+            "plan.data.parameters",
+            devices["param"] if devices["param"] in ("cpu", "nvme") else "gpu",
+            f"{section}.offload_param.device",
+        )
+        reading.put(
+            "plan.data.optimizer",
+            devices["optimizer"] if devices["optimizer"] in ("cpu", "nvme") else "cpu",
+            f"{section}.offload_optimizer.device",
+        )
     elif devices["optimizer"] == "cpu":
         reading.put("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
     if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
@@ -167,7 +199,10 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif data == "zero-plus-plus":
         each = keys.get("cluster.gpus_per_node", 8)
         settings["zero_optimization.zero_hpz_partition_size"] = each if keys.get("plan.data.hpz", True) else 1
-        settings |= {f"zero_optimization.zero_quantized_{name}": keys.get(f"plan.data.{key}", True) for key, name in (("qwz", "weights"), ("qgz", "gradients"))}
+        settings |= {
+            f"zero_optimization.zero_quantized_{name}": keys.get(f"plan.data.{key}", True)
+            for key, name in (("qwz", "weights"), ("qgz", "gradients"))
+        }
     elif data == "mics":
         settings["zero_optimization.mics_shard_size"] = dp // keys.get("plan.replicate", 1)
     if stage == 3 and data != "mics":
@@ -205,4 +240,6 @@ def recognise(data: Any, text: str) -> bool:
     )
 
 
-DEEPSPEED = LaunchFormat("deepspeed", "DeepSpeed", ".json", recognise, read, interpret, write, rf"_meshcast.*|{WITHOUT_INFLUENCE}", REASONS)
+DEEPSPEED = LaunchFormat(
+    "deepspeed", "DeepSpeed", ".json", recognise, read, interpret, write, rf"_meshcast.*|{WITHOUT_INFLUENCE}", REASONS
+)

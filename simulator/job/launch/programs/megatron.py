@@ -1,4 +1,4 @@
-"""Megatron-LM: the arguments of ``pretrain_gpt.py`` in a shell script, in a plain list, or as ``MODEL_ARGS`` of its tests.
+"""Megatron-LM: the arguments of ``pretrain_gpt.py`` in a shell script, in a list, or as ``MODEL_ARGS`` of its tests.
 
 Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/training/arguments.py.
 """
@@ -13,14 +13,36 @@ from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.formats import LaunchFormat
 from simulator.job.launch.keys import drop_inactive
-from simulator.job.launch.programs.megatron_model import COMMAND_LINE, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
-from simulator.job.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe, write_plan, write_recipe
+from simulator.job.launch.programs.megatron_model import (
+    COMMAND_LINE,
+    EXPERTS,
+    LATENT,
+    MAMBA,
+    SHAPE,
+    omit_derived,
+    read_shape,
+    write_shape,
+)
+from simulator.job.launch.programs.megatron_plan import (
+    DEGREES,
+    TRAITS,
+    read_plan,
+    read_recipe,
+    write_plan,
+    write_recipe,
+)
 from simulator.job.launch.shell import read_arguments
 from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, Row, Stated, write_rows
 
 OWN = (
     Row("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
-    Row("attention_backend", "framework.set.attention", "text", {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash", "auto": "flash"}, silent="flash"),
+    Row(
+        "attention_backend",
+        "framework.set.attention",
+        "text",
+        {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash", "auto": "flash"},
+        silent="flash",
+    ),
     Row("main_params_dtype", "precision.main_weights", "text", {"fp32": "fp32", "fp16": "fp16"}, silent="fp32"),
     Row("exp_avg_dtype", "precision.moments", "text", {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}, silent="fp32"),
     Row("no_overlap_p2p_communication", "framework.set.overlap.pp", "switch", OFF, silent=True),
@@ -50,7 +72,7 @@ WITHOUT_INFLUENCE = (
 
 REASONS = {
     "step_batch_size_schedule|rampup_batch_size": "the forecast is of a step with the full global batch",
-    "experimental_attention_variant|linear_.*|dsa_.*|attention_output_gate": "linear and sparse attention are not described; full attention is forecast",
+    "experimental_attention_variant|linear_.*|dsa_.*|attention_output_gate": "full attention is forecast",
     "optimizer|muon_.*": "Adam is the only optimizer so far",
     "first_last_layers_bf16|num_layers_at_.*_in_bf16": "all layers are forecast in the format of the recipe",
     "offload_modules|activation_offload_fraction": "activations are offloaded as a whole",
@@ -60,14 +82,14 @@ REASONS = {
     "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
     "moe_shared_expert_gate": "the gate of shared experts is left out",
     "moe_permute_fusion|moe_router_fusion|no_moe_.*": "routing and permutation have the kernels of the profile",
-    "microbatch_group_size_per_virtual_pipeline_stage": "interleaving goes by groups of as many micro-batches as stages",
+    "microbatch_group_size_per_virtual_pipeline_stage": "interleaving goes by groups of pp micro-batches",
     "overlap_p2p_communication_warmup_flush": "messages of warm-up and flush overlap as those between",
     "overlap_param_gather_with_optimizer_step": "weights are gathered behind the whole update",
     "ddp_num_buckets|ddp_bucket_size": "buckets have the size of the framework's profile",
     "fp8_param_gather|fp4_param_gather|fp8_param": "weights are gathered in 16 bits",
-    "outer_dp_sharding_strategy|megatron_fsdp_.*|use_nccl_ub|nccl_ub|fsdp_.*": "Megatron FSDP is forecast as data/fsdp with its defaults",
+    "outer_dp_sharding_strategy|megatron_fsdp_.*|use_nccl_ub|nccl_ub|fsdp_.*": "data/fsdp has its defaults",
     "tp_comm_overlap_.*|tp_comm_.*": "tensor overlap is forecast with its defaults",
-    "perform_rl_step|rl_.*|grpo_.*|langrl.*": "reinforcement learning is not described; a step of pre-training is forecast",
+    "perform_rl_step|rl_.*|grpo_.*|langrl.*": "a step of pre-training is forecast",
     "export_.*|flextron|.*_int_list|budget_.*": "distillation and elastic training are not described",
     "enable_cuda_graph|cuda_graph_.*|external_cuda_graph": "see cuda_graph_impl",
 }
@@ -109,7 +131,14 @@ def interpret(reading: Reading) -> None:
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     """The number of GPUs, from the arguments of the launcher or those of the resource manager."""
     count = next((found for name in (nodes, "sbatch_nodes") if (found := _count(reading, name))), None)
-    width = next((found for name in (each, "sbatch_gpus_per_node", "sbatch_ntasks_per_node") if (found := _count(reading, name))), None)
+    width = next(
+        (
+            found
+            for name in (each, "sbatch_gpus_per_node", "sbatch_ntasks_per_node")
+            if (found := _count(reading, name))
+        ),
+        None,
+    )
     if width:
         reading.put("cluster.gpus", (count or 1) * width, each)
 
@@ -139,10 +168,20 @@ def _read_precision(reading: Reading) -> None:
 def _read_graphs(reading: Reading) -> None:
     """CUDA graphs: of the whole step, or of all but the experts."""
     kind = reading.take_word("cuda_graph_impl")
-    on = (kind not in ("", "none")) or reading.take_switch("enable_cuda_graph") or reading.take_switch("external_cuda_graph")
+    on = (
+        (kind not in ("", "none"))
+        or reading.take_switch("enable_cuda_graph")
+        or reading.take_switch("external_cuda_graph")
+    )
     scope = reading.take("cuda_graph_modules", "cuda_graph_scope")
     experts = "model.moe.experts" in reading.keys
-    reading.put("framework.set.cuda_graphs", ("outside-experts" if experts and scope is not None else True) if on else False, "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+    reading.put(
+        "framework.set.cuda_graphs",
+        ("outside-experts" if experts and scope is not None else True) if on else False,
+        "cuda_graph_impl",
+        "enable_cuda_graph",
+        "external_cuda_graph",
+    )
 
 
 def write(keys: Keys, header: list[str]) -> str:
@@ -154,7 +193,9 @@ def write(keys: Keys, header: list[str]) -> str:
     lines += [f"GPUS_PER_NODE={each}", "", "ARGS=("]
     lines += [f"    {write_flag(name, value)}" for name, value in settings.items()]
     lines += [")", "", "torchrun --nnodes $NNODES --nproc-per-node $GPUS_PER_NODE \\"]
-    lines += ["    --master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} --node-rank ${NODE_RANK:-0} \\"]
+    lines += [
+        "    --master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} --node-rank ${NODE_RANK:-0} \\"
+    ]
     lines += ['    pretrain_gpt.py "${ARGS[@]}" --mock-data --tokenizer-type NullTokenizer']
     return "\n".join(lines) + "\n"
 

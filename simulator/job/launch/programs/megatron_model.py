@@ -1,7 +1,7 @@
 """The shape of a model in the words of Megatron-Core's ``TransformerConfig``, which NeMo and Megatron-Bridge share.
 
-Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core/transformer/transformer_config.py and megatron/training/arguments.py,
-with their defaults.
+Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core/transformer/transformer_config.py and
+megatron/training/arguments.py, with their defaults.
 """
 
 from __future__ import annotations
@@ -86,7 +86,12 @@ CONFIGURATION = (
         silent="layernorm",
     ),
     Row("gated_linear_unit", "model.gated", "switch", ON, silent=False),
-    Row("activation", "model.gated", "text", {"swiglu": True, "fast-swiglu": True, "geglu": True, "fast-geglu": True, "gelu": False, "squared-relu": False}),
+    Row(
+        "activation",
+        "model.gated",
+        "text",
+        {"swiglu": True, "fast-swiglu": True, "geglu": True, "fast-geglu": True, "gelu": False, "squared-relu": False},
+    ),
     Row("share_embeddings_and_output_weights", "model.tied", "switch", ON, silent=True),
     Row("add_bias_linear", "model.mlp_bias", "switch", ON, silent=True),
     Row("bias", "model.mlp_bias", "switch", ON),
@@ -106,7 +111,10 @@ TOKENIZERS = {
 
 def read_shape(reading: Reading, rows: tuple[Row, ...]) -> None:
     """Reads the shape of the model. rows: `COMMAND_LINE` or `CONFIGURATION`."""
-    if reading.take("num_layers", "num_moe_experts", "num_experts", "hybrid_layer_pattern", "hybrid_override_pattern") is None:
+    if (
+        reading.take("num_layers", "num_moe_experts", "num_experts", "hybrid_layer_pattern", "hybrid_override_pattern")
+        is None
+    ):
         return  # the model is given by other means
     reading.read_rows((*SHAPE, *rows))
     keys = reading.keys
@@ -114,7 +122,9 @@ def read_shape(reading: Reading, rows: tuple[Row, ...]) -> None:
         if "group_query_attention" in reading.stated:
             keys.pop("model.kv_heads", None)
     _read_biases(reading)
-    if keys.get("model.norm") == "layernorm" and reading.take_switch("apply_layernorm_1p", "layernorm_zero_centered_gamma"):
+    if keys.get("model.norm") == "layernorm" and reading.take_switch(
+        "apply_layernorm_1p", "layernorm_zero_centered_gamma"
+    ):
         reading.put("model.norm", "layernorm1p", "apply_layernorm_1p", "layernorm_zero_centered_gamma")
     reading.take("no_position_embedding", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "attention_dropout")
     hidden = keys.get("model.hidden", 0)
@@ -139,7 +149,11 @@ def read_shape(reading: Reading, rows: tuple[Row, ...]) -> None:
     if "model.vocab" not in keys:
         tokenizer = reading.take("tokenizer_type")
         known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
-        why = f"the usual vocabulary of {tokenizer.value}" if tokenizer and known else "no vocabulary is stated; that of GPT-2"
+        why = (
+            f"the usual vocabulary of {tokenizer.value}"
+            if tokenizer and known
+            else "no vocabulary is stated; that of GPT-2"
+        )
         reading.assume("model.vocab", known or 50257, why)
 
 
@@ -165,7 +179,9 @@ def _read_experts(reading: Reading) -> None:
     width = reading.take_count("moe_shared_expert_intermediate_size")
     if width:
         each = keys["model.moe.expert_ffn"]
-        reading.put("model.moe.shared_experts", width // each if width % each == 0 else 1, "moe_shared_expert_intermediate_size")
+        reading.put(
+            "model.moe.shared_experts", width // each if width % each == 0 else 1, "moe_shared_expert_intermediate_size"
+        )
         reading.put("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
     reading.take("moe_pad_expert_input_to_capacity")
     stated = reading.take("moe_layer_freq")
@@ -184,7 +200,7 @@ def _read_experts(reading: Reading) -> None:
 
 
 def _expert_layers(value: Any, layers: int) -> list[bool] | None:
-    """Which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list such as ([0]*1+[1]*15)."""
+    """Which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list like ([0]*1+[1]*15)."""
     if isinstance(value, str) and not re.fullmatch(r"[\d\s()\[\]*+,]+", value):
         return None
     try:
@@ -242,7 +258,9 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
             settings["window_attn_skip_freq"] = keys["model.full_every"]
     if keys.get("model.moe.shared_ffn"):
         settings["moe_shared_expert_intermediate_size"] = keys["model.moe.shared_ffn"]
-    layers, dense, every = (keys.get(f"model.{key}", usual) for key, usual in (("layers", 0), ("moe.first_dense", 0), ("moe.every", 1)))
+    layers, dense, every = (
+        keys.get(f"model.{key}", usual) for key, usual in (("layers", 0), ("moe.first_dense", 0), ("moe.every", 1))
+    )
     if "model.moe.experts" in keys and dense:
         settings["moe_layer_freq"] = f"([0]*{dense}+[1]*{layers - dense})"
     elif "model.moe.experts" in keys and every > 1:
@@ -263,4 +281,15 @@ def omit_derived(keys: Mapping[str, Any]) -> Keys:
     return found
 
 
-__all__ = ["COMMAND_LINE", "CONFIGURATION", "EXPERTS", "LATENT", "MAMBA", "SHAPE", "UNSTATED", "omit_derived", "read_shape", "write_shape"]
+__all__ = [
+    "COMMAND_LINE",
+    "CONFIGURATION",
+    "EXPERTS",
+    "LATENT",
+    "MAMBA",
+    "SHAPE",
+    "UNSTATED",
+    "omit_derived",
+    "read_shape",
+    "write_shape",
+]

@@ -75,7 +75,13 @@ def read_plan(reading: Reading) -> None:
         if reading.take_switch(*names)
     ]
     if offload:
-        reading.put("plan.offload", tuple(offload), "fine_grained_activation_offloading", "cpu_offloading", "optimizer_cpu_offload")
+        reading.put(
+            "plan.offload",
+            tuple(offload),
+            "fine_grained_activation_offloading",
+            "cpu_offloading",
+            "optimizer_cpu_offload",
+        )
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.put("plan.offload.layers", layers, "cpu_offloading_num_layers")
 
@@ -86,7 +92,7 @@ def _read_pipeline(reading: Reading) -> None:
     layers = keys.get("model.layers")
     chunks, split = 1, None
     each = reading.take_count("num_layers_per_virtual_pipeline_stage")
-    names = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    names: tuple[str, ...] = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
     if (stated := reading.take_count(*names)) is not None:
         chunks = stated
     elif each and layers and pp > 1:
@@ -101,14 +107,21 @@ def _read_pipeline(reading: Reading) -> None:
         else:
             chunks, names = len(split) // pp, ("pipeline_model_parallel_layout",)
             reading.put("plan.partition", split, *names)
-    first, last = reading.take_count("decoder_first_pipeline_num_layers"), reading.take_count("decoder_last_pipeline_num_layers")
+    first, last = (
+        reading.take_count("decoder_first_pipeline_num_layers"),
+        reading.take_count("decoder_last_pipeline_num_layers"),
+    )
     if (first or last) and pp > 1 and split is None and layers:
         uneven = _uneven_layers(layers, pp, first, last) if chunks == 1 else None
         if uneven is None:
             for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
-                reading.reject(reading.take(name), "the other layers do not divide over the other stages, or stages have chunks")
+                reading.reject(
+                    reading.take(name), "the other layers do not divide over the other stages, or stages have chunks"
+                )
         else:
-            reading.put("plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+            reading.put(
+                "plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+            )
     ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if all(ends):
         reading.put("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
@@ -172,7 +185,9 @@ def _read_context(reading: Reading) -> None:
     if set(words) <= {"p2p", "all_gather", "a2a"} and len(set(words)) <= 1:
         reading.put("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
     else:
-        reading.reject(stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken")
+        reading.reject(
+            stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken"
+        )
 
 
 def _read_experts(reading: Reading) -> None:
@@ -192,20 +207,32 @@ def _read_experts(reading: Reading) -> None:
         return
     if kind == "flex" or deep:
         if backend not in BACKENDS:
-            reading.reject(reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken")
+            reading.reject(
+                reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
+            )
             backend = "deepep"
         reading.put("plan.expert", BACKENDS[backend], *names)
         if backend == "deepep":
             for key, value in DEEPEP.items():
                 reading.put(key, value)
-        reading.put("plan.expert.sms", sms or {"deepep": 20}.get(backend, 16), "moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_flex_dispatcher_num_sms")
+        reading.put(
+            "plan.expert.sms",
+            sms or {"deepep": 20}.get(backend, 16),
+            "moe_deepep_num_sms",
+            "moe_hybridep_num_sms",
+            "moe_flex_dispatcher_num_sms",
+        )
     elif kind == "allgather" and keys["plan.etp"] > 1:
-        reading.reject(reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken")
+        reading.reject(
+            reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken"
+        )
         reading.put("plan.expert", "all-to-all")
     elif kind in DISPATCHERS:
         reading.put("plan.expert", DISPATCHERS[kind], *names)
     else:
-        reading.reject(reading.take("moe_token_dispatcher_type"), "there is no scheme of this kind; all-to-all is taken")
+        reading.reject(
+            reading.take("moe_token_dispatcher_type"), "there is no scheme of this kind; all-to-all is taken"
+        )
 
 
 def _read_recompute(reading: Reading) -> None:
@@ -214,7 +241,11 @@ def _read_recompute(reading: Reading) -> None:
     kind = reading.take_word(*names)
     method = reading.take_word("recompute_method", "activations_checkpoint_method")
     stated = reading.take("recompute_num_layers", "activations_checkpoint_num_layers")
-    number = None if stated is None or is_null(stated.value) or str(stated.value) == "0" else reading.take_count("recompute_num_layers", "activations_checkpoint_num_layers")
+    number = (
+        None
+        if stated is None or is_null(stated.value) or str(stated.value) == "0"
+        else reading.take_count("recompute_num_layers", "activations_checkpoint_num_layers")
+    )
     modules = reading.take("recompute_modules")
     if reading.take_switch("recompute_activations", "checkpoint_activations") and not kind:
         kind, names = "selective", ("recompute_activations", "checkpoint_activations")
@@ -260,7 +291,11 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
             settings["recompute_modules"] = modules
     if "activations" in keys.get("plan.offload", ()):
         layers = keys.get("plan.offload.layers")
-        settings |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers} if layers else {"fine_grained_activation_offloading": True}
+        settings |= (
+            {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+            if layers
+            else {"fine_grained_activation_offloading": True}
+        )
     if "optimizer" in keys.get("plan.offload", ()):
         settings["optimizer_cpu_offload"] = True
     partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)
@@ -277,7 +312,7 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_layout(partition: tuple[int, ...], mtp: int) -> str:
-    """Layers of the stages as a ``pipeline_model_parallel_layout``; the last `mtp` of them are multi-token prediction."""
+    """Layers of the stages as a ``pipeline_model_parallel_layout``; the last `mtp` are multi-token prediction."""
     stages = ["t" * layers for layers in partition]
     stages[-1] = stages[-1][: max(0, len(stages[-1]) - mtp)] + "m" * min(mtp, len(stages[-1]))
     return "|".join(["E" + stages[0], *stages[1:]]) + "L"
@@ -320,7 +355,7 @@ def read_recipe(reading: Reading, base: str) -> None:
 
 
 def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[str, Any]]:
-    """The 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: setting of the format."""
+    """The 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
     compute = keys.get("precision.compute", "bf16")
     if compute == "nvfp4":
         return "bf16", {format_name.replace("8", "4"): "e2m1"}

@@ -1,7 +1,8 @@
-"""NeMo: YAML files of NeMo 1 (``trainer``, ``model``), overrides of NeMo 2, and of Megatron-Bridge (``model``, ``train``, ``ddp``).
+"""NeMo: YAML files of NeMo 1, overrides of NeMo 2, and of Megatron-Bridge.
 
-Source: NVIDIA/NeMo-Framework-Launcher @26e42fa9, launcher_scripts/conf/training; NVIDIA-NeMo/Megatron-Bridge @067f987df,
-src/megatron/bridge/training/config.py and mixed_precision.py. Exported files are overrides of a Megatron-Bridge recipe.
+Source: NVIDIA/NeMo-Framework-Launcher @26e42fa9, launcher_scripts/conf/training; NVIDIA-NeMo/Megatron-Bridge
+@067f987df, src/megatron/bridge/training/config.py and mixed_precision.py. Exported files are overrides of a
+Megatron-Bridge recipe.
 """
 
 from __future__ import annotations
@@ -14,17 +15,43 @@ import yaml
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml
-from simulator.job.launch.programs.deepspeed import flatten_settings
 from simulator.job.launch.formats import LaunchFormat
 from simulator.job.launch.keys import drop_inactive
-from simulator.job.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, MAMBA, SHAPE, omit_derived, read_shape, write_shape
+from simulator.job.launch.programs.deepspeed import flatten_settings
+from simulator.job.launch.programs.megatron_model import (
+    CONFIGURATION,
+    EXPERTS,
+    LATENT,
+    MAMBA,
+    SHAPE,
+    omit_derived,
+    read_shape,
+    write_shape,
+)
 from simulator.job.launch.programs.megatron_plan import DEGREES, read_plan, read_recipe, write_plan
 from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_switch, write_rows
 
-SECTIONS = (
-    "model|model.config|model.optim|model.data|train|training|ddp|trainer|trainer.strategy|trainer.strategy.ddp|optim|optim.config"
-    "|optimizer|data|dataset|comm_overlap|dist|mixed_precision|trainer.plugins"
-).split("|")
+SECTIONS = [
+    "model",
+    "model.config",
+    "model.optim",
+    "model.data",
+    "train",
+    "training",
+    "ddp",
+    "trainer",
+    "trainer.strategy",
+    "trainer.strategy.ddp",
+    "optim",
+    "optim.config",
+    "optimizer",
+    "data",
+    "dataset",
+    "comm_overlap",
+    "dist",
+    "mixed_precision",
+    "trainer.plugins",
+]
 """Sections whose settings are known by their names alone."""
 
 OWN = (
@@ -37,7 +64,12 @@ OWN = (
     Row("make_vocab_size_divisible_by", "framework.set.vocab_multiple"),
     Row("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),
     Row("use_flash_attention", "framework.set.attention", "switch", {True: "flash", False: "unfused"}),
-    Row("attention_backend", "framework.set.attention", "text", {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash"}),
+    Row(
+        "attention_backend",
+        "framework.set.attention",
+        "text",
+        {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash"},
+    ),
     Row("encoder_seq_length", "batch.sequence"),
     Row("rotary_percentage", "model.rope_share", "number"),
     Row("max_steps", "run.steps"),
@@ -50,7 +82,15 @@ RECIPES = {
 }
 """Compute formats by the names of Megatron-Bridge's mixed-precision recipes."""
 
-PRECISIONS = {"bf16": "bf16", "16": "fp16", "fp16": "fp16", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
+PRECISIONS = {
+    "bf16": "bf16",
+    "16": "fp16",
+    "fp16": "fp16",
+    "32": "fp32",
+    "bf16-mixed": "bf16",
+    "16-mixed": "fp16",
+    "32-true": "fp32",
+}
 """Formats by ``trainer.precision``."""
 
 NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gamma"}
@@ -58,11 +98,27 @@ NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gam
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
     **dict.fromkeys(
-        "overlap_grad_reduce overlap_param_gather use_distributed_optimizer use_megatron_fsdp data_parallel_sharding_strategy"
-        " num_distributed_optimizer_instances grad_reduce_in_fp32".split(),
+        [
+            "overlap_grad_reduce",
+            "overlap_param_gather",
+            "use_distributed_optimizer",
+            "use_megatron_fsdp",
+            "data_parallel_sharding_strategy",
+            "num_distributed_optimizer_instances",
+            "grad_reduce_in_fp32",
+        ],
         "ddp",
     ),
-    **dict.fromkeys(("use_precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_cpu_offload"), "optimizer"),
+    **dict.fromkeys(
+        (
+            "use_precision_aware_optimizer",
+            "main_params_dtype",
+            "exp_avg_dtype",
+            "exp_avg_sq_dtype",
+            "optimizer_cpu_offload",
+        ),
+        "optimizer",
+    ),
     **{"tp_comm_overlap": "comm_overlap", "use_tp_pp_dp_mapping": "dist"},
 }
 """Sections of Megatron-Bridge other than ``model``."""
@@ -84,7 +140,7 @@ REASONS = {
     "rampup_batch_size": "the forecast is of a step with the full global batch",
     "cross_entropy_loss_fusion": "the loss has the kernels of the framework's profile",
     "defer_embedding_wgrad_compute|wgrad_deferral_limit": "weight gradients of the output layer are not deferred",
-    "activations_checkpoint_layers_per_pipeline|num_micro_batches_with_partial.*": "all micro-batches and stages are recomputed alike",
+    "activations_checkpoint_layers_per.*|num_micro_batches_with_.*": "all stages and micro-batches recompute alike",
     "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
     "delay_wgrad_compute": "weight gradients are not moved behind other passes",
     r"(model\.)?peft.*|peft\..*": "adapters: state train.mode in the job",
@@ -116,8 +172,17 @@ def interpret(reading: Reading) -> None:
     reading.read_rows((*DEGREES, *OWN))
     keys = reading.keys
     read_shape(reading, CONFIGURATION)
-    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in ("", "distributed_fused_adam", "mcore_distributed_optim"):
-        reading.stated = {**reading.stated, "use_distributed_optimizer": Stated(True, reading.stated["name"].shown if "name" in reading.stated else "recipe")}
+    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in (
+        "",
+        "distributed_fused_adam",
+        "mcore_distributed_optim",
+    ):
+        reading.stated = {
+            **reading.stated,
+            "use_distributed_optimizer": Stated(
+                True, reading.stated["name"].shown if "name" in reading.stated else "recipe"
+            ),
+        }
     read_plan(reading)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_switch("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
@@ -126,10 +191,18 @@ def interpret(reading: Reading) -> None:
         reading.put("plan.data.reshard", strategy == "full", "fsdp_sharding_strategy")
     reading.put("framework.name", "nemo")
     _read_precision(reading)
-    graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch("enable_cuda_graph", "external_cuda_graph")
+    graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(
+        "enable_cuda_graph", "external_cuda_graph"
+    )
     experts = "model.moe.experts" in keys and reading.take("cuda_graph_modules", "cuda_graph_scope") is not None
     if graphs:
-        reading.put("framework.set.cuda_graphs", "outside-experts" if experts else True, "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+        reading.put(
+            "framework.set.cuda_graphs",
+            "outside-experts" if experts else True,
+            "cuda_graph_impl",
+            "enable_cuda_graph",
+            "external_cuda_graph",
+        )
     nodes, devices = reading.take_count("num_nodes"), reading.take_count("devices")
     if devices:
         reading.put("cluster.gpus", (nodes or 1) * devices, "devices")
@@ -148,11 +221,19 @@ def _read_precision(reading: Reading) -> None:
         fp8 = reading.take("fp8")
         if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
             on, formats = read_switch(fp8), ("fp8_hybrid", "fp8_e4m3")
-            reading.put("precision.compute", "fp8-delayed" if on and reading.take_switch(*formats) is not None else base, "fp8" if on else "precision")
+            reading.put(
+                "precision.compute",
+                "fp8-delayed" if on and reading.take_switch(*formats) is not None else base,
+                "fp8" if on else "precision",
+            )
         else:
             read_recipe(reading, base)
         if word:
-            reading.origins["precision.compute"] = reading.stated["precision"] if reading.keys["precision.compute"] == base else reading.origins["precision.compute"]
+            reading.origins["precision.compute"] = (
+                reading.stated["precision"]
+                if reading.keys["precision.compute"] == base
+                else reading.origins["precision.compute"]
+            )
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.put("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
@@ -177,13 +258,20 @@ def write(keys: Keys, header: list[str]) -> str:
     elif compute == "fp32":
         body["trainer"] = {"precision": 32}
     lines = [f"# {line}".rstrip() for line in header]
-    return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=120)
+    return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
+        body, sort_keys=False, default_flow_style=None, width=120
+    )
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job by their names."""
     keys = drop_inactive(omit_derived(keys))
-    parts = [*SHAPE, *CONFIGURATION, *(row for row in OWN if row.name not in ("rotary_percentage", "use_flash_attention", "encoder_seq_length")), *DEGREES]
+    parts = [
+        *SHAPE,
+        *CONFIGURATION,
+        *(row for row in OWN if row.name not in ("rotary_percentage", "use_flash_attention", "encoder_seq_length")),
+        *DEGREES,
+    ]
     for key, rows in (("model.moe.experts", EXPERTS), ("model.mla.kv_lora_rank", LATENT), ("model.ssm.pattern", MAMBA)):
         if key in keys:
             parts += rows
@@ -197,8 +285,16 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get("plan.data") == "ddp":
         settings["use_distributed_optimizer"] = False
     settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"
-    if (formats := (keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32"))) != ("fp32", "fp32"):
-        settings |= {"use_precision_aware_optimizer": True, "main_params_dtype": formats[0], "exp_avg_dtype": formats[1], "exp_avg_sq_dtype": formats[1]}
+    if (formats := (keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32"))) != (
+        "fp32",
+        "fp32",
+    ):
+        settings |= {
+            "use_precision_aware_optimizer": True,
+            "main_params_dtype": formats[0],
+            "exp_avg_dtype": formats[1],
+            "exp_avg_sq_dtype": formats[1],
+        }
     if graphs := keys.get("framework.set.cuda_graphs"):
         settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
         if graphs == "outside-experts":
@@ -210,9 +306,12 @@ def recognise(data: Any, text: str) -> bool:
     """A mapping with the sections of NeMo or Megatron-Bridge."""
     if not isinstance(data, Mapping) or "cluster" in data:
         return False
-    inner = data.get("training") if isinstance(data.get("training"), Mapping) and "model" in data["training"] else data
+    training = data.get("training")
+    inner: Mapping[Any, Any] = training if isinstance(training, Mapping) and "model" in training else data
     named = any(re.match(r"(trainer|model|data)\.", str(key)) for key in data)
-    return named or (isinstance(inner.get("model"), Mapping) and bool({"trainer", "train", "ddp", "dataset"} & inner.keys()))
+    return named or (
+        isinstance(inner.get("model"), Mapping) and bool({"trainer", "train", "ddp", "dataset"} & inner.keys())
+    )
 
 
 NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS)

@@ -1,7 +1,7 @@
 """torchtitan: its TOML files (until February 2026), and the same settings as arguments of its command line.
 
-Source: pytorch/torchtitan @238fa9953e, torchtitan/config/job_config.py, and @b5bcd76c6, torchtitan/config/configs.py, whose
-batches are in tokens. Models are flavors in Python code; a file names one.
+Source: pytorch/torchtitan @238fa9953e, torchtitan/config/job_config.py, and @b5bcd76c6, torchtitan/config/configs.py,
+whose batches are in tokens. Models are flavors in Python code; a file names one.
 """
 
 from __future__ import annotations
@@ -13,67 +13,28 @@ from typing import Any
 
 from hardware.errors import PlanError
 from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch.programs.torchtitan_export import write
+from simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, SCHEDULES
 from simulator.job.launch.shell import read_arguments
-from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_words, write_rows
+from simulator.job.launch.table import Reading, Stated, is_null, read_words
 from simulator.models.load import load_model
-
-FLAVORS: Mapping[tuple[str, str], Any] = {
-    ("llama3", "8b"): "llama3-8b",
-    ("llama3", "70b"): "llama3-70b",
-    ("llama3", "405b"): "llama3-405b",
-    ("deepseek_v3", "16b"): "deepseek-v2-lite",
-    ("deepseek_v3", "236b"): "deepseek-v2",
-    ("deepseek_v3", "671b"): {"preset": "deepseek-v3", "mtp": 0},
-    ("llama4", "17bx16e"): "llama4-scout",
-    ("gpt_oss", "20b"): "gpt-oss-20b",
-    ("gpt_oss", "120b"): "gpt-oss-120b",
-    **{("qwen3", size): f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")},
-    ("llama3", "debugmodel"): {
-        **{"layers": 6, "hidden": 256, "heads": 16, "ffn": 768, "vocab": 2048, "seq": 2048},
-        **{"gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm"},
-    },
-}
-"""Models by torchtitan's name and flavor, which may have a suffix for the kind of attention (``8B_flex``)."""
-
-ROWS = (
-    Row("training.seq_len", "batch.sequence"),
-    Row("training.max_context_length", "batch.sequence"),
-    Row("training.steps", "run.steps"),
-    Row("parallelism.tensor_parallel_degree", "plan.tp", silent=1),
-    Row("parallelism.pipeline_parallel_degree", "plan.pp", silent=1),
-    Row("parallelism.context_parallel_degree", "plan.cp", silent=1),
-    Row("parallelism.expert_parallel_degree", "plan.ep", silent=1),
-    Row("parallelism.enable_sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, silent="megatron-sp"),
-    Row("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
-    Row("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", {True: True}),
-    Row("compile.enable", "framework.set.compile", "switch", ON, silent=False),
-)
 
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    **{f"training.{one}": f"parallelism.{one}" for one in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")},
+    **{
+        f"training.{one}": f"parallelism.{one}"
+        for one in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+    },
     "training.compile": "compile.enable",
     "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
     "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
-    **{f"experimental.pipeline_parallel_{one}": f"parallelism.pipeline_parallel_{one}" for one in ("degree", "schedule", "schedule_csv", "microbatch_size")},
+    **{
+        f"experimental.pipeline_parallel_{one}": f"parallelism.pipeline_parallel_{one}"
+        for one in ("degree", "schedule", "schedule_csv", "microbatch_size")
+    },
 }
 """Settings of earlier releases, and what they are called since."""
-
-SCHEDULES = {
-    **{"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b", "loopedbfs": "breadth-first"},
-    **{"zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v"},
-}
-"""Schedules by torch's names in small letters, without "Schedule"."""
-
-TORCH_NAMES = {
-    **{"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "breadth-first": "LoopedBFS"},
-    **{"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"},
-}
-
-EXPERTS = {"standard": "all-to-all", "deepep": "deepep", "hybridep": "hybrid-ep"}
-
-FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 WITHOUT_INFLUENCE = (
     r"(job|profiling|profiler|metrics|optimizer|lr_scheduler|checkpoint|comm|fault_tolerance|validation|debug|memory_estimation|dataloader|experimental)\..*"
@@ -136,7 +97,11 @@ def interpret(reading: Reading) -> None:
         reading.take("parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method")
     else:
         rotate = reading.take_word("parallelism.context_parallel_rotate_method") or "allgather"
-        reading.put("plan.sequence", "ring" if rotate == "alltoall" else "all-gather", "parallelism.context_parallel_rotate_method")
+        reading.put(
+            "plan.sequence",
+            "ring" if rotate == "alltoall" else "all-gather",
+            "parallelism.context_parallel_rotate_method",
+        )
         if rotate == "alltoall":
             reading.put("plan.sequence.merge", "eager")
         if reading.take_word("parallelism.context_parallel_load_balancer") == "headtail":
@@ -185,7 +150,10 @@ def _read_pipeline(reading: Reading) -> None:
     schedule = SCHEDULES.get(word)
     if schedule is None:
         schedule = "interleaved-1f1b"
-        reading.reject(reading.take("parallelism.pipeline_parallel_schedule"), "there is no schedule of this kind; Interleaved1F1B is taken")
+        reading.reject(
+            reading.take("parallelism.pipeline_parallel_schedule"),
+            "there is no schedule of this kind; Interleaved1F1B is taken",
+        )
     layers = keys.get("model.layers", 0)
     looped = schedule in ("interleaved-1f1b", "breadth-first")
     chunks = 2 if looped or schedule in ("zb-v", "dualpipe-v") else 1
@@ -202,7 +170,12 @@ def _read_pipeline(reading: Reading) -> None:
         reading.put("plan.pipeline.path", str(csv.value), "parallelism.pipeline_parallel_schedule_csv")
         return
     reading.put("plan.pipeline", schedule, "parallelism.pipeline_parallel_schedule")
-    reading.put("plan.pipeline.chunks", chunks, "parallelism.pipeline_parallel_layers_per_stage", "parallelism.pipeline_parallel_schedule")
+    reading.put(
+        "plan.pipeline.chunks",
+        chunks,
+        "parallelism.pipeline_parallel_layers_per_stage",
+        "parallelism.pipeline_parallel_schedule",
+    )
 
 
 def _divide_layers(layers: int, stages: int, first: int, last: int) -> Any:
@@ -252,7 +225,12 @@ def _read_batch(reading: Reading) -> None:
     size = reading.take_count("parallelism.pipeline_parallel_microbatch_size") or 1
     if pp > 1 and "parallelism.num_pp_microbatches" in reading.stated:
         size = max(1, local // pieces)
-    reading.put("batch.micro", size if pp > 1 else local, "parallelism.pipeline_parallel_microbatch_size" if pp > 1 else names[0], names[1])
+    reading.put(
+        "batch.micro",
+        size if pp > 1 else local,
+        "parallelism.pipeline_parallel_microbatch_size" if pp > 1 else names[0],
+        names[1],
+    )
     reading.put("batch.accumulated", max(1, local // size) if pp > 1 else 1, *names)
     total = reading.take("training.global_batch_size")
     in_tokens = reading.take("training.num_tokens_per_train_step")
@@ -294,7 +272,10 @@ def _read_checkpoints(reading: Reading) -> None:
             reading.put("plan.recompute.layers", layers, "activation_checkpoint.selective_ac_option")
     elif mode == "selective":
         reading.put("plan.recompute", "selective", *names)
-        reading.reject(reading.stated.get("activation_checkpoint.selective_ac_option"), "attention is recomputed, not every second product")
+        reading.reject(
+            reading.stated.get("activation_checkpoint.selective_ac_option"),
+            "attention is recomputed, not every second product",
+        )
     elif mode == "memory_budget":
         reading.reject(budget or reading.take(*names), "what a compiler would recompute is not known; nothing is")
 
@@ -313,122 +294,17 @@ def _read_precision(reading: Reading) -> None:
             reading.put(key, "bf16", "training.dtype")
     stated = reading.take("model.converters")
     converters = read_words(stated) if stated is not None else ()
-    recipe = reading.take_word("quantize.linear.float8.recipe_name") or reading.take_word("float8.recipe_name") or "tensorwise"
+    recipe = (
+        reading.take_word("quantize.linear.float8.recipe_name")
+        or reading.take_word("float8.recipe_name")
+        or "tensorwise"
+    )
     if "quantize.linear.mx" in converters or "mx" in converters:
         reading.put("precision.compute", "mxfp8", "model.converters")
     elif any("float8" in one for one in converters):
-        reading.put("precision.compute", "fp8-rowwise" if recipe.startswith("rowwise") else "fp8-tensorwise", "model.converters")
-
-
-# ------------------------------------------------------------------------------------------ writing
-
-
-def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a job by section and name."""
-    rows = [row for row in ROWS if not (row.key == "plan.tensor" and keys.get("plan.tp", 1) == 1)]
-    settings = write_rows(rows, keys)
-    pp, dp, copies = keys.get("plan.pp", 1), keys.get("plan.dp", 1), keys.get("plan.replicate", 1)
-    local = keys["batch.global"] // dp if pp > 1 else keys["batch.micro"]
-    settings |= {"training.local_batch_size": local, "training.global_batch_size": keys["batch.global"]}
-    if keys.get("plan.data") == "fsdp":
-        settings |= {"parallelism.data_parallel_replicate_degree": copies, "parallelism.data_parallel_shard_degree": dp // copies if copies > 1 else -1}
-        settings["parallelism.fsdp_reshard_after_forward"] = "always" if keys.get("plan.data.reshard", True) else "never"
-    else:
-        settings |= {"parallelism.data_parallel_replicate_degree": dp, "parallelism.data_parallel_shard_degree": 1}
-    if keys.get("plan.cp", 1) > 1 and keys.get("plan.sequence") == "ring":
-        settings["parallelism.context_parallel_rotate_method"] = "alltoall"
-    if pp > 1:
-        settings |= _write_pipeline(keys)
-    if keys.get("plan.ep", 1) > 1:
-        backend = next((word for word, ours in EXPERTS.items() if ours == keys.get("plan.expert")), "standard")
-        settings |= {"parallelism.expert_parallel_comm_backend": backend, "parallelism.expert_tensor_parallel_degree": keys.get("plan.etp", 1)}
-    settings |= _write_checkpoints(keys)
-    formats = {ours: theirs for theirs, ours in FORMATS.items()}
-    compute = keys.get("precision.compute", "bf16")
-    converter = "quantize.linear.mx" if compute == "mxfp8" else "quantize.linear.float8" if str(compute).startswith("fp8") else None
-    if converter:
-        settings["model.converters"] = [converter]
-        if compute == "fp8-rowwise":
-            settings["quantize.linear.float8.recipe_name"] = "rowwise"
-    elif compute in ("bf16", "fp32"):
-        settings["training.mixed_precision_param"] = formats[compute]
-    settings["training.mixed_precision_reduce"] = formats.get(keys.get("precision.gradients", "fp32"), "float32")
-    if keys.get("precision.main_weights") == "bf16" == keys.get("precision.moments"):
-        settings["training.dtype"] = "bfloat16"
-    if keys.get("plan.offload") == ("optimizer",):
-        settings["training.enable_cpu_offload"] = True
-    return settings
-
-
-def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Schedule, micro-batches and the layers of stages."""
-    section = "parallelism.pipeline_parallel"
-    schedule, chunks = keys.get("plan.pipeline", "1f1b"), keys.get("plan.pipeline.chunks", 1)
-    found: dict[str, Any] = {f"{section}_schedule": TORCH_NAMES.get(schedule, "1F1B"), f"{section}_microbatch_size": keys["batch.micro"]}
-    if schedule == "from-file":
-        found[f"{section}_schedule_csv"] = keys.get("plan.pipeline.path")
-    partition, layers, stages = keys.get("plan.partition"), keys["model.layers"], keys["plan.pp"] * chunks
-    ends = 1 if partition == "ends-as-layers" else 0
-    if isinstance(partition, tuple):
-        starts = [sum(partition[:stage]) for stage in range(len(partition))]
-        parts = [[f"layers.{start + i}" for i in range(count)] for start, count in zip(starts, partition, strict=True)]
-        parts[0].insert(0, "tok_embeddings")
-        parts[-1] += ["norm", "output"]
-        found["parallelism.module_fqns_per_model_part"] = parts
-        return found
-    found |= {f"{section}_{end}_stage_less_layers": ends for end in ("first", "last")}
-    if chunks > 1:
-        found[f"{section}_layers_per_stage"] = -(-(layers + 2 * ends) // stages)
-    return found
-
-
-def _write_checkpoints(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Activation checkpointing."""
-    mode = str(keys.get("plan.recompute", "none"))
-    found: dict[str, Any] = {"activation_checkpoint.mode": mode}
-    layers, each = keys.get("plan.recompute.layers"), keys["model.layers"] // keys.get("plan.pp", 1)
-    if mode == "full" and layers and layers < each:
-        every = next((n for n in range(1, each + 1) if each // n == layers), None)
-        if every:
-            found = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": str(every)}
-    elif mode == "selective":
-        found["activation_checkpoint.selective_ac_option"] = "op"
-    return found
-
-
-def write(keys: Keys, header: list[str]) -> str:
-    """A TOML file. A flavor is named where torchtitan has one of this shape."""
-    settings = write_settings(keys)
-    lines = [f"# {line}".rstrip() for line in header]
-    lines += ["", "[model]", *_write_flavor(keys)]
-    if "model.converters" in settings:
-        lines.append(f"converters = {_to_toml(settings.pop('model.converters'))}")
-    sections: dict[str, list[str]] = {}
-    for name, value in settings.items():
-        section, _, key = name.rpartition(".")
-        sections.setdefault(section, []).append(f"{key} = {_to_toml(value)}")
-    for section, rows in sections.items():
-        lines += ["", f"[{section}]", *rows]
-    return "\n".join(lines) + "\n"
-
-
-def _write_flavor(keys: Mapping[str, Any]) -> list[str]:
-    """Name and flavor of the model with these keys."""
-    for (name, flavor), preset in FLAVORS.items():
-        shape = load_model(preset)
-        if (shape.layers, shape.hidden, shape.vocab) == tuple(keys.get(f"model.{key}") for key in ("layers", "hidden", "vocab")):
-            spelled = flavor.upper() if flavor[0].isdigit() and name != "gpt_oss" and "x" not in flavor else flavor
-            return [f'name = "{name}"', f'flavor = "{spelled}"']
-    return ["# no flavor of torchtitan has this shape: register one, and name it here", 'name = "llama3"', 'flavor = "custom"']
-
-
-def _to_toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"[{', '.join(map(_to_toml, value))}]" if isinstance(value, list | tuple) else str(value)
+        reading.put(
+            "precision.compute", "fp8-rowwise" if recipe.startswith("rowwise") else "fp8-tensorwise", "model.converters"
+        )
 
 
 def recognise(data: Any, text: str) -> bool:
@@ -438,4 +314,6 @@ def recognise(data: Any, text: str) -> bool:
     return re.search(r"--(parallelism|training)\.\w", text) is not None
 
 
-TORCHTITAN = LaunchFormat("torchtitan", "torchtitan", ".toml", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS)
+TORCHTITAN = LaunchFormat(
+    "torchtitan", "torchtitan", ".toml", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS
+)
