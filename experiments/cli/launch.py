@@ -23,7 +23,7 @@ def import_launch(
 
     given = {"cluster": cluster, "model": model}
     options = {key: read_yaml(word, f"--{key}", PlanError).data for key, word in given.items() if word is not None}
-    found = import_text(read_file(file, REMEDY), str(file), form, gpus=gpus, **options)
+    found = import_text(read_file(file, REMEDY), str(file), form, gpus=gpus, folder=file.parent, **options)
     load_job(found.job, base=file.parent)  # a job that would be refused is refused here
     if as_json:
         emit(found.to_dict())

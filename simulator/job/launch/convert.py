@@ -11,13 +11,14 @@ from hardware import load_cluster
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
-from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job
+from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job, flatten_model
 from simulator.job.launch.programs.accelerate import ACCELERATE
 from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
 from simulator.job.launch.table import Keys, Reading
+from simulator.models.load import load_model
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
 """All formats by their names."""
@@ -33,12 +34,19 @@ NODE, NODE_GPUS = "dgx-h100", 8
 
 
 def import_text(
-    text: str, where: str, form: str, cluster: Any = None, model: Any = None, gpus: int | None = None
+    text: str,
+    where: str,
+    form: str,
+    cluster: Any = None,
+    model: Any = None,
+    gpus: int | None = None,
+    folder: Path = Path(),
 ) -> ImportedJob:
     """The job of a launch file.
 
     text, where: content and name of the file. form: name of its format.
     cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
+    folder: of relative paths.
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
     chosen = find_format(form)
@@ -47,6 +55,8 @@ def import_text(
         raise PlanError(
             where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
         )
+    if model is not None:
+        reading.keys |= flatten_model(load_model(model, base=folder))
     chosen.interpret(reading)
     keys = reading.keys
     if model is None and "model.preset" in keys:
@@ -57,10 +67,10 @@ def import_text(
         rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
         raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
     cluster = _choose_cluster(reading, cluster, gpus)
-    loaded = load_cluster(cluster)
+    loaded = load_cluster(cluster, base=folder)
     _fill_batch(reading, loaded.gpus)
     _fill_sharding(keys, loaded.gpus, loaded.gpus_per_node)
-    job = compose_job(keys, cluster, model)
+    job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {
         key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
@@ -120,9 +130,11 @@ def _fill_batch(reading: Reading, gpus: int) -> None:
         return
     replicas = gpus // ranks
     if own is not None and keys["batch.global"] % (own * replicas) == 0:
-        reading.put("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
+        reading.set_key("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
     if keys.get("batch.global") is None:
-        reading.put("batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
+        reading.set_key(
+            "batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps"
+        )
 
 
 def _fill_sharding(keys: Keys, gpus: int, node: int) -> None:
@@ -146,7 +158,9 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
     text = chosen.write(keys, [])
     model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
-    back = import_text(text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model)
+    back = import_text(
+        text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model, folder=job.folder
+    )
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += describe_unsaid(unsaid, chosen.program, job)

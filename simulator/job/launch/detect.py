@@ -40,7 +40,7 @@ def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
         field, _, value = (word.strip() for word in change.partition("="))
         if field in ("model", "cluster"):
             given[field] = read_yaml(value, f"--set {field}", PlanError).data
-    return import_text(text, str(path), form, **given)
+    return import_text(text, str(path), form, folder=path.parent, **given)
 
 
 def _find_form(data: Any, text: str, is_toml: bool = False) -> str | None:

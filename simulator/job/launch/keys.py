@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from hardware import load_cluster
@@ -62,9 +63,8 @@ def nest(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def flatten_job(job: Job) -> Keys:
     """All keys of a checked job, every default filled."""
-    model = job.model.model_dump(exclude_none=True)
     keys: Keys = {"framework.name": job.framework.name, "cluster.gpus": job.cluster.gpus}
-    keys |= flatten("model", {key: one for key, one in model.items() if key != "name"})
+    keys |= flatten_model(job.model)
     keys |= flatten("batch", job.batch.to_dict())
     keys |= flatten("precision", job.precision.model_dump())
     keys |= flatten("train", job.train.model_dump(mode="json", exclude_none=True))
@@ -76,6 +76,11 @@ def flatten_job(job: Job) -> Keys:
     if job.noise is not None:
         keys |= flatten("noise", job.noise.model_dump())
     return keys
+
+
+def flatten_model(model: Model) -> Keys:
+    """The fields of a model but for its name; those that are null are left out."""
+    return flatten("model", model.model_dump(exclude_none=True, exclude={"name"}))
 
 
 def flatten_framework(framework: Framework) -> Keys:
@@ -150,10 +155,11 @@ def drop_inactive(keys: Mapping[str, Any]) -> Keys:
 # ------------------------------------------------------------------------------------- keys to job
 
 
-def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any) -> dict[str, Any]:
+def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path = Path()) -> dict[str, Any]:
     """The job file of some keys, without what meshcast fills in anyway.
 
     cluster: that of the job. model: preset or path, in place of the keys of the model; None: those.
+    folder: of relative paths.
     """
     framework = keys.get("framework.name", "megatron-core")
     profile = load_framework(framework)
@@ -170,8 +176,8 @@ def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any) -> dict[str, 
         job["precision"] = precision
     if (train := nest(keys, "train")).get("mode", "full") != "full":
         job["train"] = train
-    gpus = load_cluster(cluster)
-    if plan := compose_plan(keys, named, gpus.gpus, gpus.gpus_per_node):
+    gpus = load_cluster(cluster, base=folder)
+    if plan := compose_plan(keys, load_model(named, base=folder), gpus.gpus, gpus.gpus_per_node):
         job["plan"] = plan
     if keys.get("run.tokens"):
         job["run"] = {"tokens": keys["run.tokens"]}
@@ -190,7 +196,7 @@ def is_quantised(format_: Any) -> bool:
     return format_ in get_args(QuantisedRecipe)
 
 
-def compose_plan(keys: Mapping[str, Any], model: Any, gpus: int, node: int) -> dict[str, Any]:
+def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) -> dict[str, Any]:
     """The plan: in short form if that can say it, otherwise in long form. model: of the job. node: GPUs of a node."""
     said = {key: one for key, one in keys.items() if key.startswith("plan.") and one is not None}
     given = {key: one for key, one in said.items() if DEFAULTS.get(key) != one}
@@ -214,7 +220,7 @@ def compose_plan(keys: Mapping[str, Any], model: Any, gpus: int, node: int) -> d
     }
     if not rest:
         return short
-    long = plan_to_dict(expand_plan(short, gpus, load_model(model), node))
+    long = plan_to_dict(expand_plan(short, gpus, model, node))
     for key, value in rest.items():
         _, family, option = key.split(".")
         for entry in long["schemes"]:
@@ -234,9 +240,8 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     chunks = options.pop("chunks", 1)
     schedule = given.get("plan.pipeline", "1f1b")
     default = "interleaved-1f1b" if chunks > 1 else "1f1b"
-    if chunks not in (1, find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default) or (
-        schedule == "interleaved-1f1b" and chunks > 1
-    ):
+    usual = find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default
+    if chunks > 1 and (schedule == "interleaved-1f1b" or chunks != usual):
         short["chunks"] = chunks
     if options:
         short["schedule"] = {"use": schedule, **options}

@@ -122,6 +122,10 @@ class Row:
         plain = {_in_small(theirs): ours for theirs, ours in reversed(list(self.words.items()))}
         return plain.get(_in_small(value), UNSTATED)
 
+    def means(self, value: Any) -> bool:
+        """Whether a word of the table is meant, though it may look like a null (``none``)."""
+        return isinstance(value, str) and _in_small(value) in map(_in_small, self.words or ())
+
     def write(self, value: Any) -> Any:
         """The value of the setting; UNSTATED if it is left out, or if no value says this."""
         if value == self.silent:
@@ -187,7 +191,7 @@ class Reading:
         found = self.take(*names)
         return "" if found is None or is_null(found.value) else str(found.value).strip("'\"").lower()
 
-    def put(self, key: str, value: Any, *names: str) -> None:
+    def set_key(self, key: str, value: Any, *names: str) -> None:
         """Sets a key. names: the settings that say so; none: a default of the program."""
         self.keys[key] = value
         stated = next((self.stated[name] for name in names if name in self.stated), None)
@@ -208,7 +212,7 @@ class Reading:
         silent: Keys = {}
         for row in rows:
             stated = self.take(row.name)
-            if stated is None or is_null(stated.value):
+            if stated is None or (is_null(stated.value) and not row.means(stated.value)):
                 if row.silent is not UNSTATED:
                     silent.setdefault(row.key, row.silent)
                 continue
@@ -217,10 +221,10 @@ class Reading:
                 known = ", ".join(str(word) for word in row.words or ())
                 self.reject(stated, f"{stated.value!r} has no counterpart in a job; understood are {known}")
             elif row.key not in self.origins:
-                self.put(row.key, value, row.name)
+                self.set_key(row.key, value, row.name)
         for key, value in silent.items():
             if key not in self.keys:
-                self.put(key, value)
+                self.set_key(key, value)
 
     def sort_rest(self, without_influence: str, reasons: Mapping[str, str]) -> list[str]:
         """Lists the settings that nothing has read. Returns those without influence on time or memory.

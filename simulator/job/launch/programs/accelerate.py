@@ -67,11 +67,11 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     reading.read_rows(ROWS)
     kind = reading.take_word("distributed_type")
-    reading.put("framework.name", "deepspeed" if kind == "deepspeed" else "hf-trainer", "distributed_type")
+    reading.set_key("framework.name", "deepspeed" if kind == "deepspeed" else "hf-trainer", "distributed_type")
     _read_model(reading)
     gpus = reading.take_count("num_processes")
     if gpus:
-        reading.put("cluster.gpus", gpus, "num_processes")
+        reading.set_key("cluster.gpus", gpus, "num_processes")
     reading.take("num_machines")
     _read_precision(reading)
     if kind == "deepspeed":
@@ -79,11 +79,11 @@ def interpret(reading: Reading) -> None:
     elif kind == "fsdp" or any(name.startswith("fsdp") for name in reading.stated):
         _read_fsdp(reading)
     else:
-        reading.put("plan.data", "ddp", "distributed_type")
+        reading.set_key("plan.data", "ddp", "distributed_type")
     if reading.take_switch("gradient_checkpointing") or reading.take_switch(
         "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"
     ):
-        reading.put(
+        reading.set_key(
             "plan.recompute",
             "full",
             "gradient_checkpointing",
@@ -92,13 +92,13 @@ def interpret(reading: Reading) -> None:
         )
     for name, key in (("tp_size", "plan.tp"), ("cp_size", "plan.cp")):
         if size := reading.take_count(f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}"):
-            reading.put(key, size, f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}")
+            reading.set_key(key, size, f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}")
     copies = reading.take_count(
         "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size"
     )
     reading.take("parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size")
     if copies and copies > 1:
-        reading.put("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
+        reading.set_key("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
 
 
 def _read_model(reading: Reading) -> None:
@@ -129,12 +129,12 @@ def _read_precision(reading: Reading) -> None:
     for format_ in ("bf16", "fp16"):
         stated = reading.take(format_)
         if word == format_ or (stated is not None and not is_null(stated.value) and read_switch(stated)):
-            reading.put("precision.compute", format_, format_, "mixed_precision")
+            reading.set_key("precision.compute", format_, format_, "mixed_precision")
             return
     if word == "fp8":
-        reading.put("precision.compute", "fp8-delayed", "mixed_precision")
+        reading.set_key("precision.compute", "fp8-delayed", "mixed_precision")
     elif word == "no":
-        reading.put("precision.compute", "fp32", "mixed_precision")
+        reading.set_key("precision.compute", "fp32", "mixed_precision")
     elif "mixed_precision" not in reading.stated:
         reading.assume("precision.compute", "bf16", "no mixed precision is stated here")
 
@@ -152,18 +152,18 @@ def _read_fsdp(reading: Reading) -> None:
         strategy = str(words[0]).lower() if words else ""
     names = ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy", "fsdp")
     scheme, reshard = STRATEGIES.get(strategy, ("fsdp", True))
-    reading.put("plan.data", scheme, *names)
+    reading.set_key("plan.data", scheme, *names)
     if strategy in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"):
-        reading.put("plan.shard_nodes", True, *names)
+        reading.set_key("plan.shard_nodes", True, *names)
     again = take("reshard_after_forward")
     if again in ("true", "false"):
         reshard = again == "true"
     if scheme == "fsdp":
-        reading.put("plan.data.reshard", bool(reshard), "fsdp_config.fsdp_reshard_after_forward", *names)
+        reading.set_key("plan.data.reshard", bool(reshard), "fsdp_config.fsdp_reshard_after_forward", *names)
         if take("backward_prefetch") in ("backward_post", "no_prefetch"):
-            reading.put("plan.data.backward_prefetch", False, "fsdp_config.fsdp_backward_prefetch")
+            reading.set_key("plan.data.backward_prefetch", False, "fsdp_config.fsdp_backward_prefetch")
     if take("offload_params") == "true":
-        reading.put("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
+        reading.set_key("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
         reading.reject(
             reading.take("fsdp_config.fsdp_offload_params"),
             "of what FSDP offloads, only the optimizer states are forecast in host memory",
@@ -177,19 +177,21 @@ def _read_deepspeed(reading: Reading) -> None:
     parameters = reading.take_word("deepspeed_config.offload_param_device")
     if accumulated := reading.take("deepspeed_config.gradient_accumulation_steps"):
         if not is_null(accumulated.value):
-            reading.put("batch.accumulated", read_count(accumulated), "deepspeed_config.gradient_accumulation_steps")
-    reading.put("plan.data", f"zero-{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
+            reading.set_key(
+                "batch.accumulated", read_count(accumulated), "deepspeed_config.gradient_accumulation_steps"
+            )
+    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
     if offload in ("cpu", "nvme"):
-        reading.put(
+        reading.set_key(
             "plan.data", "zero-infinity" if stage == 3 else "zero-offload", "deepspeed_config.offload_optimizer_device"
         )
         if stage == 3:
-            reading.put(
+            reading.set_key(
                 "plan.data.parameters",
                 parameters if parameters in ("cpu", "nvme") else "gpu",
                 "deepspeed_config.offload_param_device",
             )
-            reading.put("plan.data.optimizer", offload, "deepspeed_config.offload_optimizer_device")
+            reading.set_key("plan.data.optimizer", offload, "deepspeed_config.offload_optimizer_device")
 
 
 def recognise(data: Any, text: str) -> bool:

@@ -27,13 +27,16 @@ from simulator.job.launch.table import (
     write_rows,
 )
 
+BUCKET = Row("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number")
+"""Gradient buckets, of the stages that do not shard weights."""
+
 ROWS = (
     Row("train_batch_size", "batch.global"),
     Row("train_micro_batch_size_per_gpu", "batch.micro"),
     Row("gradient_accumulation_steps", "batch.accumulated"),
     Row("tensor_parallel.autotp_size", "plan.tp", silent=1),
     Row("sequence_parallel_size", "plan.cp", silent=1),
-    Row("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number"),
+    BUCKET,
 )
 
 COORDINATOR = (
@@ -99,23 +102,23 @@ def read(text: str, where: str) -> dict[str, Stated]:
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     reading.read_rows(ROWS)
-    reading.put("framework.name", "deepspeed")
+    reading.set_key("framework.name", "deepspeed")
     keys = reading.keys
     if keys["plan.cp"] > 1:
-        reading.put("plan.sequence", "ulysses", "sequence_parallel_size")
+        reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
     for format_ in ("fp16", "bf16", "bfloat16"):
         stated = reading.take(f"{format_}.enabled")
         if stated is not None and not is_null(stated.value) and read_switch(stated):
-            reading.put("precision.compute", "fp16" if format_ == "fp16" else "bf16", f"{format_}.enabled")
+            reading.set_key("precision.compute", "fp16" if format_ == "fp16" else "bf16", f"{format_}.enabled")
     unsettled = [reading.stated.get(f"{one}.enabled") for one in ("fp16", "bf16", "bfloat16")]
     if "precision.compute" not in keys:
         if any(one is not None and str(one.value) == "auto" for one in unsettled):
             reading.assume("precision.compute", "bf16", "auto: the arguments of the Trainer decide")
         else:
-            reading.put("precision.compute", "fp32")
+            reading.set_key("precision.compute", "fp32")
     accumulate = reading.take_word("data_types.grad_accum_dtype")
     if accumulate in ("fp32", "bf16", "fp16"):
-        reading.put("precision.gradients", accumulate, "data_types.grad_accum_dtype")
+        reading.set_key("precision.gradients", accumulate, "data_types.grad_accum_dtype")
     if (kind := reading.take_word("optimizer.type")) and kind not in (
         "adam",
         "adamw",
@@ -142,10 +145,10 @@ def _read_zero(reading: Reading) -> None:
     devices = {what: reading.take_word(f"{section}.offload_{what}.device") for what in ("optimizer", "param")}
     if reading.take_switch(f"{section}.cpu_offload"):
         devices["optimizer"] = devices["optimizer"] or "cpu"
-    reading.put("plan.data", f"zero-{stage}" if stage else "ddp", *names)
+    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", *names)
     reading.read_rows([OVERLAP])
     if "framework.set.overlap.dp" not in reading.keys:
-        reading.put("framework.set.overlap.dp", stage == 3)
+        reading.set_key("framework.set.overlap.dp", stage == 3)
     hpz = reading.take_count(f"{section}.zero_hpz_partition_size") or 1
     quantised = {
         key: reading.take_switch(f"{section}.zero_quantized_{name}")
@@ -153,30 +156,31 @@ def _read_zero(reading: Reading) -> None:
     }
     mics = reading.take(f"{section}.mics_shard_size")
     if stage == 3 and mics is not None and read_number(mics) > 1:
-        reading.put("plan.data", "mics", f"{section}.mics_shard_size")
-        reading.put("plan.mics", read_count(mics), f"{section}.mics_shard_size")
+        reading.set_key("plan.data", "mics", f"{section}.mics_shard_size")
+        reading.set_key("plan.mics", read_count(mics), f"{section}.mics_shard_size")
     elif stage == 3 and (hpz > 1 or any(quantised.values())):
-        reading.put("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
+        reading.set_key("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
         for key, value in {"hpz": hpz > 1, **quantised}.items():
-            reading.put(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
+            reading.set_key(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
     elif (stage == 3 and "cpu" in devices.values()) or "nvme" in devices.values():
-        reading.put(
+        reading.set_key(
             "plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device"
         )
-        reading.put(
+        reading.set_key(
             "plan.data.parameters",
             devices["param"] if devices["param"] in ("cpu", "nvme") else "gpu",
             f"{section}.offload_param.device",
         )
-        reading.put(
+        reading.set_key(
             "plan.data.optimizer",
             devices["optimizer"] if devices["optimizer"] in ("cpu", "nvme") else "cpu",
             f"{section}.offload_optimizer.device",
         )
     elif devices["optimizer"] == "cpu":
-        reading.put("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
+        reading.set_key("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
     if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
         reading.read_rows(COORDINATOR)
+        reading.keys.pop(BUCKET.key, None)
     if reading.keys["plan.data"] == "zero-3":
         reading.read_rows([PERSISTENCE])
     reading.take(*(row.name for row in (*COORDINATOR, PERSISTENCE)))
@@ -206,7 +210,8 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif data == "mics":
         settings["zero_optimization.mics_shard_size"] = dp // keys.get("plan.replicate", 1)
     if stage == 3 and data != "mics":
-        settings |= {name: value for name, value in write_rows(COORDINATOR, keys).items() if name not in settings}
+        settings.pop(BUCKET.name, None)
+        settings |= write_rows(COORDINATOR, keys)
     if data == "zero-3":
         settings |= write_rows([PERSISTENCE], keys)
     compute = keys.get("precision.compute")

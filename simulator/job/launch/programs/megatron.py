@@ -115,9 +115,9 @@ def interpret(reading: Reading) -> None:
     read_shape(reading, COMMAND_LINE)
     read_plan(reading)
     if reading.take_switch("use_flash_attn"):
-        reading.put("framework.set.attention", "flash", "use_flash_attn")
+        reading.set_key("framework.set.attention", "flash", "use_flash_attn")
     if reading.take_word("attention_backend") == "fused":
-        reading.put("framework.set.attention_library", "cudnn", "attention_backend")
+        reading.set_key("framework.set.attention_library", "cudnn", "attention_backend")
     if (kernels := reading.take_word("transformer_impl")) not in ("", "transformer_engine"):
         why = f"kernels of {kernels!r} are forecast as if they were those of Transformer Engine"
         reading.reject(reading.take("transformer_impl"), why)
@@ -125,7 +125,7 @@ def interpret(reading: Reading) -> None:
     _read_graphs(reading)
     read_gpus(reading, "nnodes", "nproc_per_node")
     if (samples := reading.take_count("train_samples")) and "batch.global" in keys and "run.steps" not in keys:
-        reading.put("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
+        reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
 
 
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
@@ -140,7 +140,7 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
         None,
     )
     if width:
-        reading.put("cluster.gpus", (count or 1) * width, each)
+        reading.set_key("cluster.gpus", (count or 1) * width, each)
 
 
 def _count(reading: Reading, name: str) -> int | None:
@@ -159,10 +159,10 @@ def _read_precision(reading: Reading) -> None:
     main = reading.take_word("main_grads_dtype") or "fp32"
     low = main != "fp32" or in_bf16 or (half == "fp16" and not in_fp32)
     names = ("grad_reduce_in_bf16", "main_grads_dtype", "accumulate_allreduce_grads_in_fp32")
-    reading.put("precision.gradients", half if low and half != "fp32" else "fp32", *names)
+    reading.set_key("precision.gradients", half if low and half != "fp32" else "fp32", *names)
     if not reading.take_switch("use_precision_aware_optimizer"):
         for key in ("precision.main_weights", "precision.moments"):
-            reading.put(key, "fp32")
+            reading.set_key(key, "fp32")
 
 
 def _read_graphs(reading: Reading) -> None:
@@ -175,7 +175,7 @@ def _read_graphs(reading: Reading) -> None:
     )
     scope = reading.take("cuda_graph_modules", "cuda_graph_scope")
     experts = "model.moe.experts" in reading.keys
-    reading.put(
+    reading.set_key(
         "framework.set.cuda_graphs",
         ("outside-experts" if experts and scope is not None else True) if on else False,
         "cuda_graph_impl",

@@ -125,27 +125,27 @@ def read_shape(reading: Reading, rows: tuple[Row, ...]) -> None:
     if keys.get("model.norm") == "layernorm" and reading.take_switch(
         "apply_layernorm_1p", "layernorm_zero_centered_gamma"
     ):
-        reading.put("model.norm", "layernorm1p", "apply_layernorm_1p", "layernorm_zero_centered_gamma")
+        reading.set_key("model.norm", "layernorm1p", "apply_layernorm_1p", "layernorm_zero_centered_gamma")
     reading.take("no_position_embedding", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "attention_dropout")
     hidden = keys.get("model.hidden", 0)
     if "model.ffn" not in keys and hidden:
         width = int(4 * hidden * 2 / 3 / 64) * 64 if keys["model.gated"] else 4 * hidden
-        reading.put("model.ffn", width)
+        reading.set_key("model.ffn", width)
     if (window := reading.take("window_size")) is not None and not is_null(window.value):
-        reading.put("model.window", int(read_words(window)[0].strip("()")) + 1, "window_size")
+        reading.set_key("model.window", int(read_words(window)[0].strip("()")) + 1, "window_size")
         if (every := reading.take("window_attn_skip_freq")) is not None and not is_null(every.value):
-            reading.put("model.full_every", int(every.value), "window_attn_skip_freq")
+            reading.set_key("model.full_every", int(every.value), "window_attn_skip_freq")
     if reading.take_switch("multi_latent_attention"):
         reading.read_rows(LATENT)
         for key in ("model.head_dim", "model.kv_heads"):
             keys.pop(key, None)
-        reading.put("model.positions", "rope", "multi_latent_attention")
-        reading.put("model.qkv_bias", False, "multi_latent_attention")
+        reading.set_key("model.positions", "rope", "multi_latent_attention")
+        reading.set_key("model.qkv_bias", False, "multi_latent_attention")
     if "model.moe.experts" in keys:
         _read_experts(reading)
     _read_hybrid(reading)
     if "model.seq" not in keys and "batch.sequence" in keys:
-        reading.put("model.seq", keys["batch.sequence"], "seq_length")
+        reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
     if "model.vocab" not in keys:
         tokenizer = reading.take("tokenizer_type")
         known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
@@ -167,7 +167,7 @@ def _read_biases(reading: Reading) -> None:
     for key in ("model.proj_bias", "model.qkv_bias"):
         reading.origins[key] = reading.origins["model.mlp_bias"]
     if qkv:
-        reading.put("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
+        reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
 
 
 def _read_experts(reading: Reading) -> None:
@@ -175,14 +175,14 @@ def _read_experts(reading: Reading) -> None:
     keys = reading.keys
     reading.read_rows(EXPERTS)
     if "model.moe.expert_ffn" not in keys:
-        reading.put("model.moe.expert_ffn", keys["model.ffn"], "ffn_hidden_size")
+        reading.set_key("model.moe.expert_ffn", keys["model.ffn"], "ffn_hidden_size")
     width = reading.take_count("moe_shared_expert_intermediate_size")
     if width:
         each = keys["model.moe.expert_ffn"]
-        reading.put(
+        reading.set_key(
             "model.moe.shared_experts", width // each if width % each == 0 else 1, "moe_shared_expert_intermediate_size"
         )
-        reading.put("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
+        reading.set_key("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
     reading.take("moe_pad_expert_input_to_capacity")
     stated = reading.take("moe_layer_freq")
     if stated is None or is_null(stated.value):
@@ -195,8 +195,8 @@ def _read_experts(reading: Reading) -> None:
     every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
     if sum(has) != len(range(dense, len(has), every)):
         reading.reject(stated, "experts are in layers that no first_dense and every describes")
-    reading.put("model.moe.every", every, "moe_layer_freq")
-    reading.put("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
+    reading.set_key("model.moe.every", every, "moe_layer_freq")
+    reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
 
 
 def _expert_layers(value: Any, layers: int) -> list[bool] | None:
@@ -235,11 +235,11 @@ def _read_hybrid(reading: Reading) -> None:
     if not re.fullmatch(r"[-M*E]+", pattern):
         reading.reject(stated, "a pattern has the letters M, *, - and E, with | between stages")
         return
-    reading.put("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
-    reading.put("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
+    reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
+    reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.read_rows(MAMBA)
     if "model.ssm.heads" not in reading.keys:
-        reading.put("model.ssm.heads", 2 * reading.keys["model.hidden"] // reading.keys["model.ssm.head_dim"])
+        reading.set_key("model.ssm.heads", 2 * reading.keys["model.hidden"] // reading.keys["model.ssm.head_dim"])
     reading.keys.pop("model.mtp", None)
 
 

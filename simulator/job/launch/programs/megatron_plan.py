@@ -56,7 +56,7 @@ MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", 
 def read_plan(reading: Reading) -> None:
     """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading."""
     keys = reading.keys
-    reading.put("framework.name", "megatron-core")
+    reading.set_key("framework.name", "megatron-core")
     if keys["plan.tp"] == 1:
         keys["plan.tensor"] = "megatron-sp"  # no tensor parallelism, no difference
     _read_pipeline(reading)
@@ -75,7 +75,7 @@ def read_plan(reading: Reading) -> None:
         if reading.take_switch(*names)
     ]
     if offload:
-        reading.put(
+        reading.set_key(
             "plan.offload",
             tuple(offload),
             "fine_grained_activation_offloading",
@@ -83,7 +83,7 @@ def read_plan(reading: Reading) -> None:
             "optimizer_cpu_offload",
         )
     if layers := reading.take_count("cpu_offloading_num_layers"):
-        reading.put("plan.offload.layers", layers, "cpu_offloading_num_layers")
+        reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
 
 
 def _read_pipeline(reading: Reading) -> None:
@@ -106,7 +106,7 @@ def _read_pipeline(reading: Reading) -> None:
             split = None
         else:
             chunks, names = len(split) // pp, ("pipeline_model_parallel_layout",)
-            reading.put("plan.partition", split, *names)
+            reading.set_key("plan.partition", split, *names)
     first, last = (
         reading.take_count("decoder_first_pipeline_num_layers"),
         reading.take_count("decoder_last_pipeline_num_layers"),
@@ -119,20 +119,20 @@ def _read_pipeline(reading: Reading) -> None:
                     reading.take(name), "the other layers do not divide over the other stages, or stages have chunks"
                 )
         else:
-            reading.put(
+            reading.set_key(
                 "plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
             )
     ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if all(ends):
-        reading.put("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
+        reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
     elif any(ends):
         one = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
         reading.reject(one, "a job counts both ends as layers, or none")
     if chunks > 1 and pp > 1:
-        reading.put("plan.pipeline", "interleaved-1f1b", *names)
-        reading.put("plan.pipeline.chunks", chunks, *names)
+        reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
+        reading.set_key("plan.pipeline.chunks", chunks, *names)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
-        reading.put("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
 
 
 def read_layout(text: str) -> tuple[int, ...] | None:
@@ -165,13 +165,15 @@ def _read_data(reading: Reading) -> None:
     strategy = reading.take_word("data_parallel_sharding_strategy") or "optim_grads_params"
     fsdp = reading.take_switch("use_megatron_fsdp", "use_custom_fsdp")
     if fsdp:
-        reading.put("plan.data", SHARDING.get(strategy, "fsdp"), "data_parallel_sharding_strategy", "use_megatron_fsdp")
+        reading.set_key(
+            "plan.data", SHARDING.get(strategy, "fsdp"), "data_parallel_sharding_strategy", "use_megatron_fsdp"
+        )
     elif reading.take_switch("use_torch_fsdp2"):
-        reading.put("plan.data", "fsdp", "use_torch_fsdp2")
+        reading.set_key("plan.data", "fsdp", "use_torch_fsdp2")
     elif reading.take_switch("use_distributed_optimizer"):
-        reading.put("plan.data", "zero-1", "use_distributed_optimizer")
+        reading.set_key("plan.data", "zero-1", "use_distributed_optimizer")
     else:
-        reading.put("plan.data", "ddp")
+        reading.set_key("plan.data", "ddp")
     reading.take("use_distributed_optimizer", "use_torch_fsdp2")
     if reading.keys["plan.data"] not in ("zero-1", "fsdp"):
         reading.keys.pop("plan.replicate", None)
@@ -179,11 +181,11 @@ def _read_data(reading: Reading) -> None:
 
 def _read_context(reading: Reading) -> None:
     """Transformer Engine's context parallelism, by messages around a ring unless the file says otherwise."""
-    reading.put("plan.sequence", "megatron-cp", "cp_comm_type", "context_parallel_size")
+    reading.set_key("plan.sequence", "megatron-cp", "cp_comm_type", "context_parallel_size")
     stated = reading.take("cp_comm_type")
     words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
     if set(words) <= {"p2p", "all_gather", "a2a"} and len(set(words)) <= 1:
-        reading.put("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
+        reading.set_key("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
     else:
         reading.reject(
             stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken"
@@ -202,7 +204,7 @@ def _read_experts(reading: Reading) -> None:
     if "model.moe.experts" not in keys:
         keys.pop("plan.ep", None)
         return
-    reading.put("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
+    reading.set_key("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
     if keys["plan.ep"] == 1:
         return
     if kind == "flex" or deep:
@@ -211,11 +213,11 @@ def _read_experts(reading: Reading) -> None:
                 reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
             )
             backend = "deepep"
-        reading.put("plan.expert", BACKENDS[backend], *names)
+        reading.set_key("plan.expert", BACKENDS[backend], *names)
         if backend == "deepep":
             for key, value in DEEPEP.items():
-                reading.put(key, value)
-        reading.put(
+                reading.set_key(key, value)
+        reading.set_key(
             "plan.expert.sms",
             sms or {"deepep": 20}.get(backend, 16),
             "moe_deepep_num_sms",
@@ -226,9 +228,9 @@ def _read_experts(reading: Reading) -> None:
         reading.reject(
             reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken"
         )
-        reading.put("plan.expert", "all-to-all")
+        reading.set_key("plan.expert", "all-to-all")
     elif kind in DISPATCHERS:
-        reading.put("plan.expert", DISPATCHERS[kind], *names)
+        reading.set_key("plan.expert", DISPATCHERS[kind], *names)
     else:
         reading.reject(
             reading.take("moe_token_dispatcher_type"), "there is no scheme of this kind; all-to-all is taken"
@@ -250,9 +252,11 @@ def _read_recompute(reading: Reading) -> None:
     if reading.take_switch("recompute_activations", "checkpoint_activations") and not kind:
         kind, names = "selective", ("recompute_activations", "checkpoint_activations")
     if kind == "full":
-        reading.put("plan.recompute", "full", *names)
+        reading.set_key("plan.recompute", "full", *names)
         if number and method == "block":
-            reading.put("plan.recompute.layers", number, "recompute_num_layers", "activations_checkpoint_num_layers")
+            reading.set_key(
+                "plan.recompute.layers", number, "recompute_num_layers", "activations_checkpoint_num_layers"
+            )
         elif number and number > 1:
             reading.reject(stated, "layers are recomputed one by one here, not in groups of several")
     elif kind == "selective":
@@ -260,9 +264,9 @@ def _read_recompute(reading: Reading) -> None:
         known = tuple(word for word in words if word in MODULES)
         if len(known) < len(words):
             reading.reject(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
-        reading.put("plan.recompute", "selective" if known else "none", *names)
+        reading.set_key("plan.recompute", "selective" if known else "none", *names)
         if known:
-            reading.put("plan.recompute.modules", known, "recompute_modules")
+            reading.set_key("plan.recompute.modules", known, "recompute_modules")
     elif kind:
         reading.reject(reading.take(*names), "understood are full and selective")
 
@@ -345,13 +349,13 @@ def read_recipe(reading: Reading, base: str) -> None:
     fp4 = reading.take_word("fp4_format", "fp4")
     reading.take("fp4_recipe")
     if fp4 not in ("", "false"):
-        reading.put("precision.compute", "nvfp4", "fp4_format", "fp4")
+        reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4")
     elif fp8 not in ("", "false"):
         if recipe not in RECIPES:
             reading.reject(reading.take("fp8_recipe"), f"understood are {', '.join(RECIPES)}; delayed is taken")
-        reading.put("precision.compute", RECIPES.get(recipe, "fp8-delayed"), "fp8_recipe", "fp8_format", "fp8")
+        reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), "fp8_recipe", "fp8_format", "fp8")
     else:
-        reading.put("precision.compute", base, base)
+        reading.set_key("precision.compute", base, base)
 
 
 def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[str, Any]]:

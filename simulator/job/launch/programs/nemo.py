@@ -187,16 +187,16 @@ def interpret(reading: Reading) -> None:
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_switch("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
     if fsdp:
-        reading.put("plan.data", "fsdp", "fsdp")
-        reading.put("plan.data.reshard", strategy == "full", "fsdp_sharding_strategy")
-    reading.put("framework.name", "nemo")
+        reading.set_key("plan.data", "fsdp", "fsdp")
+        reading.set_key("plan.data.reshard", strategy == "full", "fsdp_sharding_strategy")
+    reading.set_key("framework.name", "nemo")
     _read_precision(reading)
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(
         "enable_cuda_graph", "external_cuda_graph"
     )
     experts = "model.moe.experts" in keys and reading.take("cuda_graph_modules", "cuda_graph_scope") is not None
     if graphs:
-        reading.put(
+        reading.set_key(
             "framework.set.cuda_graphs",
             "outside-experts" if experts else True,
             "cuda_graph_impl",
@@ -205,14 +205,14 @@ def interpret(reading: Reading) -> None:
         )
     nodes, devices = reading.take_count("num_nodes"), reading.take_count("devices")
     if devices:
-        reading.put("cluster.gpus", (nodes or 1) * devices, "devices")
+        reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices")
 
 
 def _read_precision(reading: Reading) -> None:
     """The compute format: a recipe of Megatron-Bridge, ``trainer.precision`` with fp8 settings, or switches."""
     named = reading.take_word("mixed_precision").replace("-", "_")
     if named in RECIPES:
-        reading.put("precision.compute", RECIPES[named], "mixed_precision")
+        reading.set_key("precision.compute", RECIPES[named], "mixed_precision")
     elif named:
         reading.reject(reading.take("mixed_precision"), f"understood are {', '.join(RECIPES)}")
     else:
@@ -221,7 +221,7 @@ def _read_precision(reading: Reading) -> None:
         fp8 = reading.take("fp8")
         if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
             on, formats = read_switch(fp8), ("fp8_hybrid", "fp8_e4m3")
-            reading.put(
+            reading.set_key(
                 "precision.compute",
                 "fp8-delayed" if on and reading.take_switch(*formats) is not None else base,
                 "fp8" if on else "precision",
@@ -236,10 +236,10 @@ def _read_precision(reading: Reading) -> None:
             )
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
-        reading.put("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
+        reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
     for key, name in (("main_weights", "main_params_dtype"), ("moments", "exp_avg_dtype")):
         if (word := reading.take_word(name).removeprefix("torch.")) in ("fp32", "fp16", "bf16"):
-            reading.put(f"precision.{key}", word, name)
+            reading.set_key(f"precision.{key}", word, name)
     reading.take("use_precision_aware_optimizer", "exp_avg_sq_dtype")
 
 

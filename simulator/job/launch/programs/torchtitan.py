@@ -13,6 +13,7 @@ from typing import Any
 
 from hardware.errors import PlanError
 from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch.keys import flatten_model
 from simulator.job.launch.programs.torchtitan_export import write
 from simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, SCHEDULES
 from simulator.job.launch.shell import read_arguments
@@ -90,20 +91,20 @@ def _find_line(lines: list[str], section: str, key: str) -> int:
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     reading.read_rows(ROWS)
-    reading.put("framework.name", "torchtitan")
+    reading.set_key("framework.name", "torchtitan")
     _read_model(reading)
     keys = reading.keys
     if keys["plan.cp"] == 1:
         reading.take("parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method")
     else:
         rotate = reading.take_word("parallelism.context_parallel_rotate_method") or "allgather"
-        reading.put(
+        reading.set_key(
             "plan.sequence",
             "ring" if rotate == "alltoall" else "all-gather",
             "parallelism.context_parallel_rotate_method",
         )
         if rotate == "alltoall":
-            reading.put("plan.sequence.merge", "eager")
+            reading.set_key("plan.sequence.merge", "eager")
         if reading.take_word("parallelism.context_parallel_load_balancer") == "headtail":
             reading.take("parallelism.context_parallel_load_balancer")
     _read_pipeline(reading)
@@ -113,12 +114,12 @@ def interpret(reading: Reading) -> None:
     _read_checkpoints(reading)
     _read_precision(reading)
     if reading.take_switch("training.enable_cpu_offload"):
-        reading.put("plan.offload", ("optimizer",), "training.enable_cpu_offload")
+        reading.set_key("plan.offload", ("optimizer",), "training.enable_cpu_offload")
         reading.reject(reading.stated["training.enable_cpu_offload"], REASONS[r"training\.enable_cpu_offload"])
     nodes, each = reading.take("nnodes"), reading.take("nproc_per_node")
     if each is not None and str(each.value).isdigit():
         count = int(str(nodes.value)) if nodes is not None and str(nodes.value).isdigit() else 1
-        reading.put("cluster.gpus", count * int(str(each.value)), "nproc_per_node")
+        reading.set_key("cluster.gpus", count * int(str(each.value)), "nproc_per_node")
 
 
 def _read_model(reading: Reading) -> None:
@@ -131,8 +132,9 @@ def _read_model(reading: Reading) -> None:
         stated = reading.take("model.flavor", "model.name", "config")
         reading.reject(stated, f"no preset is known for {name} {flavor}")
         return
-    reading.put("model.preset", preset, "model.flavor", "config")
-    reading.put("model.layers", load_model(preset).layers, "model.flavor", "config")
+    if "model.layers" not in reading.keys:  # no other model is given
+        reading.set_key("model.preset", preset, "model.flavor", "config")
+        reading.keys |= flatten_model(load_model(preset))
 
 
 def _read_pipeline(reading: Reading) -> None:
@@ -160,17 +162,17 @@ def _read_pipeline(reading: Reading) -> None:
     if parts is not None and not is_null(parts.value):
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts.value)
         chunks = max(1, len(counts) // pp)
-        reading.put("plan.partition", counts, "parallelism.module_fqns_per_model_part")
+        reading.set_key("plan.partition", counts, "parallelism.module_fqns_per_model_part")
     elif layers:
         if each and looped:
             chunks = max(1, -(-(layers + first + last) // each) // pp)
-        reading.put("plan.partition", _divide_layers(layers, pp * chunks, first, last))
+        reading.set_key("plan.partition", _divide_layers(layers, pp * chunks, first, last))
     if csv is not None and not is_null(csv.value):
-        reading.put("plan.pipeline", "from-file", "parallelism.pipeline_parallel_schedule_csv")
-        reading.put("plan.pipeline.path", str(csv.value), "parallelism.pipeline_parallel_schedule_csv")
+        reading.set_key("plan.pipeline", "from-file", "parallelism.pipeline_parallel_schedule_csv")
+        reading.set_key("plan.pipeline.path", str(csv.value), "parallelism.pipeline_parallel_schedule_csv")
         return
-    reading.put("plan.pipeline", schedule, "parallelism.pipeline_parallel_schedule")
-    reading.put(
+    reading.set_key("plan.pipeline", schedule, "parallelism.pipeline_parallel_schedule")
+    reading.set_key(
         "plan.pipeline.chunks",
         chunks,
         "parallelism.pipeline_parallel_layers_per_stage",
@@ -197,17 +199,17 @@ def _read_data(reading: Reading) -> None:
     shard = -1 if stated is None else int(stated.value)
     names = ("parallelism.data_parallel_shard_degree",)
     if shard == 1 and keys["plan.cp"] == 1:
-        reading.put("plan.data", "ddp", *names)
-        reading.put("plan.dp", replicate, "parallelism.data_parallel_replicate_degree")
+        reading.set_key("plan.data", "ddp", *names)
+        reading.set_key("plan.dp", replicate, "parallelism.data_parallel_replicate_degree")
     else:
-        reading.put("plan.data", "fsdp", *names)
-        reading.put("plan.replicate", replicate, "parallelism.data_parallel_replicate_degree")
+        reading.set_key("plan.data", "fsdp", *names)
+        reading.set_key("plan.replicate", replicate, "parallelism.data_parallel_replicate_degree")
         if shard > 0:
-            reading.put("plan.dp", replicate * shard, *names)
+            reading.set_key("plan.dp", replicate * shard, *names)
     policy = reading.take_word("parallelism.fsdp_reshard_after_forward") or "default"
     if keys["plan.data"] == "fsdp":
         reshard = policy == "always" or (policy == "default" and keys["plan.pp"] == 1)
-        reading.put("plan.data.reshard", reshard, "parallelism.fsdp_reshard_after_forward")
+        reading.set_key("plan.data.reshard", reshard, "parallelism.fsdp_reshard_after_forward")
 
 
 def _read_batch(reading: Reading) -> None:
@@ -225,53 +227,53 @@ def _read_batch(reading: Reading) -> None:
     size = reading.take_count("parallelism.pipeline_parallel_microbatch_size") or 1
     if pp > 1 and "parallelism.num_pp_microbatches" in reading.stated:
         size = max(1, local // pieces)
-    reading.put(
+    reading.set_key(
         "batch.micro",
         size if pp > 1 else local,
         "parallelism.pipeline_parallel_microbatch_size" if pp > 1 else names[0],
         names[1],
     )
-    reading.put("batch.accumulated", max(1, local // size) if pp > 1 else 1, *names)
+    reading.set_key("batch.accumulated", max(1, local // size) if pp > 1 else 1, *names)
     total = reading.take("training.global_batch_size")
     in_tokens = reading.take("training.num_tokens_per_train_step")
     if total is not None and int(total.value) > 0:
-        reading.put("batch.global", int(total.value), "training.global_batch_size")
+        reading.set_key("batch.global", int(total.value), "training.global_batch_size")
     elif in_tokens is not None and int(in_tokens.value) > 0:
-        reading.put("batch.global", max(1, int(in_tokens.value) // sequence), "training.num_tokens_per_train_step")
+        reading.set_key("batch.global", max(1, int(in_tokens.value) // sequence), "training.num_tokens_per_train_step")
 
 
 def _read_experts(reading: Reading) -> None:
     """Expert parallelism, with whole experts unless the file shards them."""
     backend = reading.take_word("parallelism.expert_parallel_comm_backend") or "standard"
     etp = reading.take_count("parallelism.expert_tensor_parallel_degree")
-    preset = reading.keys.get("model.preset")
-    if preset is None or load_model(preset).moe is None:
+    if "model.moe.experts" not in reading.keys:
         reading.keys.pop("plan.ep", None)
         return
     if reading.keys["plan.ep"] == 1:
         return
     if backend not in EXPERTS:
         reading.reject(reading.take("parallelism.expert_parallel_comm_backend"), f"understood are {', '.join(EXPERTS)}")
-    reading.put("plan.expert", EXPERTS.get(backend, "all-to-all"), "parallelism.expert_parallel_comm_backend")
-    reading.put("plan.etp", etp or 1, "parallelism.expert_tensor_parallel_degree")
+    reading.set_key("plan.expert", EXPERTS.get(backend, "all-to-all"), "parallelism.expert_parallel_comm_backend")
+    reading.set_key("plan.etp", etp or 1, "parallelism.expert_tensor_parallel_degree")
 
 
 def _read_checkpoints(reading: Reading) -> None:
     """Activation checkpointing: full, of every n-th layer, or of every second product."""
     names = ("activation_checkpoint.mode", "training.activation_checkpoint_mode")
-    mode = reading.take_word(*names) or "selective"
+    stated = reading.take(*names)
+    mode = "selective" if stated is None else str(stated.value).lower()  # the word "none" is no null here
     option = reading.take_word("activation_checkpoint.selective_ac_option") or "2"
     budget = reading.take("activation_checkpoint.memory_budget")
     if mode == "full":
-        reading.put("plan.recompute", "full", *names)
+        reading.set_key("plan.recompute", "full", *names)
     elif mode == "selective" and option.isdigit():
         stages = reading.keys["plan.pp"]
         layers = reading.keys.get("model.layers", 0) // stages // max(1, int(option))
         if layers:
-            reading.put("plan.recompute", "full", *names)
-            reading.put("plan.recompute.layers", layers, "activation_checkpoint.selective_ac_option")
+            reading.set_key("plan.recompute", "full", *names)
+            reading.set_key("plan.recompute.layers", layers, "activation_checkpoint.selective_ac_option")
     elif mode == "selective":
-        reading.put("plan.recompute", "selective", *names)
+        reading.set_key("plan.recompute", "selective", *names)
         reading.reject(
             reading.stated.get("activation_checkpoint.selective_ac_option"),
             "attention is recomputed, not every second product",
@@ -288,10 +290,10 @@ def _read_precision(reading: Reading) -> None:
     }
     for name, key in words.items():
         if (word := reading.take_word(name)) in FORMATS:
-            reading.put(key, FORMATS[word], name)
+            reading.set_key(key, FORMATS[word], name)
     if reading.take_word("training.dtype") == "bfloat16":
         for key in ("precision.main_weights", "precision.moments"):
-            reading.put(key, "bf16", "training.dtype")
+            reading.set_key(key, "bf16", "training.dtype")
     stated = reading.take("model.converters")
     converters = read_words(stated) if stated is not None else ()
     recipe = (
@@ -300,9 +302,9 @@ def _read_precision(reading: Reading) -> None:
         or "tensorwise"
     )
     if "quantize.linear.mx" in converters or "mx" in converters:
-        reading.put("precision.compute", "mxfp8", "model.converters")
+        reading.set_key("precision.compute", "mxfp8", "model.converters")
     elif any("float8" in one for one in converters):
-        reading.put(
+        reading.set_key(
             "precision.compute", "fp8-rowwise" if recipe.startswith("rowwise") else "fp8-tensorwise", "model.converters"
         )
 
