@@ -162,7 +162,7 @@ def _read_zero(reading: Reading) -> None:
         reading.set_key("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
         for key, value in {"hpz": hpz > 1, **quantised}.items():
             reading.set_key(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
-    elif (stage == 3 and "cpu" in devices.values()) or "nvme" in devices.values():
+    elif stage == 3 and {"cpu", "nvme"} & set(devices.values()):
         reading.set_key(
             "plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device"
         )
@@ -178,6 +178,9 @@ def _read_zero(reading: Reading) -> None:
         )
     elif devices["optimizer"] == "cpu":
         reading.set_key("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
+    if devices["param"] in ("cpu", "nvme") and devices["optimizer"] not in ("cpu", "nvme"):
+        why = "where weights lie in host memory, so do the optimizer states"
+        reading.reject(reading.take(f"{section}.offload_param.device"), why)
     if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
         reading.read_rows(COORDINATOR)
         reading.keys.pop(BUCKET.key, None)

@@ -204,7 +204,8 @@ def _read_experts(reading: Reading) -> None:
     if "model.moe.experts" not in keys:
         keys.pop("plan.ep", None)
         return
-    reading.set_key("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
+    if etp or "num_layers" in reading.stated:  # otherwise the file only changes a recipe, whose experts are whole
+        reading.set_key("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
     if keys["plan.ep"] == 1:
         return
     if kind == "flex" or deep:
@@ -224,7 +225,7 @@ def _read_experts(reading: Reading) -> None:
             "moe_hybridep_num_sms",
             "moe_flex_dispatcher_num_sms",
         )
-    elif kind == "allgather" and keys["plan.etp"] > 1:
+    elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
         reading.reject(
             reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken"
         )
@@ -325,7 +326,7 @@ def write_layout(partition: tuple[int, ...], mtp: int) -> str:
 def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The dispatcher, and expert tensor parallelism where it is not that of the rest."""
     settings: dict[str, Any] = {}
-    if keys.get("plan.etp", keys.get("plan.tp")) != keys.get("plan.tp", 1):
+    if keys.get("plan.etp", keys.get("plan.tp")) != keys.get("plan.tp", 1) or keys.get("plan.ep", 1) > 1:
         settings["expert_tensor_parallel_size"] = keys["plan.etp"]
     if keys.get("plan.ep", 1) == 1:
         return settings
