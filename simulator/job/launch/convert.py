@@ -69,7 +69,7 @@ def import_text(
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster, base=folder)
     _fill_batch(reading, loaded.gpus)
-    _fill_sharding(keys, loaded.gpus, loaded.gpus_per_node)
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
     job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {
@@ -137,12 +137,15 @@ def _fill_batch(reading: Reading, gpus: int) -> None:
         )
 
 
-def _fill_sharding(keys: Keys, gpus: int, node: int) -> None:
+def _fill_sharding(reading: Reading, gpus: int, node: int) -> None:
     """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
+    keys = reading.keys
+    origin = reading.origins.get("plan.shard_nodes") or reading.origins.get("plan.mics")
     size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
     if size and gpus % (ranks * size) == 0:
         keys["plan.replicate"] = gpus // (ranks * size)
+        reading.origins["plan.replicate"] = origin or ""
 
 
 def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job]) -> Exported:

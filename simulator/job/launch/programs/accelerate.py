@@ -37,17 +37,21 @@ STRATEGIES = {
 """Data scheme, and whether weights are resharded behind the forward pass, by the strategy of FSDP 1."""
 
 WITHOUT_INFLUENCE = (
-    r"compute_environment|debug|downcast_bf16|machine_rank|main_.*|rdzv.*|same_network|tpu_.*|use_cpu|enable_cpu_affinity|dynamo.*|megatron.*"
+    r"compute_environment|debug|downcast_bf16|machine_rank|main_.*|rdzv.*|same_network|tpu_.*|use_cpu|enable_cpu_affinity"
     r"|fsdp_config\.(fsdp_)?(auto_wrap.*|cpu_ram.*|ignored.*|state_dict.*|sync_module.*|transformer_layer.*|use_orig.*|min_num.*|version|xla.*)"
     r"|deepspeed_config\.(zero3_init.*|zero3_save.*|deepspeed_multinode.*|deepspeed_hostfile|offload_\w+_nvme_path|gradient_clipping)"
     r"|learning_rate|lr_.*|warmup.*|weight_decay|adam_.*|max_grad_norm|output_dir|overwrite.*|logging.*|log_.*|save_.*|eval.*|do_.*|seed|report_to.*"
     r"|run_name|push_to_hub.*|hub_.*|dataset.*|dataloader.*|num_train_epochs|num_epochs|remove_unused.*|torch_dtype|tokenizer.*|trust_remote.*|model_type"
-    r"|wandb.*|val_.*|special_tokens.*|datasets.*|chat_template.*|optim.*|strict|train_on.*|group_by.*|disable_tqdm|preprocessing.*|template|stage|finetuning_type"
-    r"|plot_.*|ddp_.*|resume.*|packing|dataset_text.*|gradient_checkpointing_kwargs.*|deepspeed|fsdp_transformer_layer.*"
+    r"|wandb.*|val_.*|special_tokens.*|datasets.*|chat_template.*|strict|train_on.*|group_by.*|disable_tqdm|preprocessing.*|template|stage"
+    r"|plot_.*|ddp_.*|resume.*|dataset_text.*|gradient_checkpointing_kwargs.*|fsdp_transformer_layer.*"
 )
 
 REASONS = {
-    r"use_peft|lora_.*|adapter|load_in_.*|use_bnb.*": "adapters and quantised weights: state train.mode in the job",
+    r"megatron.*": "import the arguments of Megatron-LM themselves: meshcast import megatron",
+    r"deepspeed": "import that file itself: meshcast import deepspeed",
+    r"packing|sample_packing": "sequences are whole: state batch.documents",
+    r"dynamo_config\..*": "a compiler has its defaults",
+    r"use_peft|lora_.*|adapter|finetuning_type|load_in_.*|use_bnb.*": "adapters and quantised weights: state train.mode in the job",
     r"deepspeed_config\.deepspeed_config_file": "import that file itself: meshcast import deepspeed",
     r"attn_implementation|flash_attention|sdp_attention|flash_attn": "the profile has FlashAttention 2",
     r"use_liger_kernel|plugins|liger_.*": "fused kernels of Liger are not those of the profile",
@@ -69,6 +73,14 @@ def interpret(reading: Reading) -> None:
     kind = reading.take_word("distributed_type")
     reading.set_key("framework.name", "deepspeed" if kind == "deepspeed" else "hf-trainer", "distributed_type")
     _read_model(reading)
+    if (optimizer := reading.take_word("optim", "optimizer")) and (
+        not optimizer.startswith("adam") or "8bit" in optimizer
+    ):
+        reading.reject(reading.take("optim", "optimizer"), "Adam with 32-bit states is the only optimizer so far")
+    if reading.take_word("dynamo_config.dynamo_backend", "dynamo_backend") not in ("", "no"):
+        reading.set_key("framework.set.compile", True, "dynamo_config.dynamo_backend", "dynamo_backend")
+    if "batch.micro" not in reading.keys:
+        reading.assume("batch.micro", 1, "the arguments of the Trainer state it, and are not here")
     gpus = reading.take_count("num_processes")
     if gpus:
         reading.set_key("cluster.gpus", gpus, "num_processes")
@@ -96,7 +108,12 @@ def interpret(reading: Reading) -> None:
     copies = reading.take_count(
         "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size"
     )
-    reading.take("parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size")
+    shards = reading.take_count(
+        "parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size"
+    )
+    if shards and shards > 1:
+        name = "parallelism_config.parallelism_config_dp_shard_size"
+        reading.set_key("plan.dp", shards * (copies or 1), name, "parallelism_config.dp_shard_size")
     if copies and copies > 1:
         reading.set_key("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
 

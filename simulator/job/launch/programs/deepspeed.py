@@ -58,12 +58,16 @@ WITHOUT_INFLUENCE = (
     r"|gradient_clipping|gradient_predivide_factor|prescale_gradients|zero_allow_untested.*|zero_force_ds.*|dump_state|tensorboard.*|wandb.*"
     r"|csv_monitor.*|comet.*|comms_logger.*|flops_profiler.*|autotuning.*|elasticity.*|checkpoint.*|data_efficiency.*|curriculum.*|aio.*"
     r"|zero_optimization\.(contiguous_gradients|sub_group_size|stage3_gather_16bit.*|stage3_gather_fp16.*|cpu_offload_use_pin.*"
-    r"|round_robin.*|load_from_fp32.*|ignore_unused.*|elastic_checkpoint|legacy_stage1|log_trace.*|offload_\w+\.(pin_memory|buffer_count|buffer_size|max_in_cpu|nvme_path|fast_init|pipeline.*)|allgather_bucket_size)"
-    r"|communication_data_type|amp.*|disable_allgather|seed|activation_checkpointing\.(profile|synchronize.*|number_checkpoints|contiguous.*)"
-    r"|local_rank|compile\..*|memory_breakdown|train_steps|profile.*|nebula.*|gradient_accumulation_dtype|zero_optimization\.use_multi_rank.*"
+    r"|round_robin.*|load_from_fp32.*|ignore_unused.*|elastic_checkpoint|legacy_stage1|log_trace.*|offload_\w+\.(pin_memory|buffer_count|buffer_size|max_in_cpu|nvme_path|fast_init|pipeline.*))"
+    r"|disable_allgather|seed|activation_checkpointing\.(profile|synchronize.*|number_checkpoints|contiguous.*)"
+    r"|local_rank|memory_breakdown|train_steps|profile.*|nebula.*|gradient_accumulation_dtype|zero_optimization\.use_multi_rank.*"
 )
 
 REASONS = {
+    r"communication_data_type": "gradients are reduced in the format in which they are accumulated",
+    r"amp.*": "mixed precision by Apex is not described",
+    r"compile\..*": "compilation by DeepSpeed is not described",
+    r"zero_optimization\.allgather_bucket_size": "updated weights are gathered by the buckets of the profile",
     r"activation_checkpointing\..*": "whether layers are recomputed is code of the model: state plan.recompute",
     r"optimizer\.type": "Adam is the only optimizer so far",
     r"zero_optimization\.(reduce_scatter|allgather_partitions)": "gradients are reduce-scattered, weights all-gathered",
@@ -186,7 +190,11 @@ def _read_zero(reading: Reading) -> None:
         reading.keys.pop(BUCKET.key, None)
     if reading.keys["plan.data"] == "zero-3":
         reading.read_rows([PERSISTENCE])
-    reading.take(*(row.name for row in (*COORDINATOR, PERSISTENCE)))
+    else:
+        stated = reading.take(PERSISTENCE.name)
+        if stage == 3 and stated is not None and not is_null(stated.value):
+            reading.reject(stated, f"with data/{reading.keys['plan.data']} all parameters are sharded")
+    reading.take(*(row.name for row in COORDINATOR))
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,21 +56,26 @@ WITHOUT_INFLUENCE = (
     r"|ckpt.*|no_ckpt.*|dist_ckpt.*|async_.*|auto_detect_ckpt.*|use_.*ckpt.*|use_checkpoint.*|finetune|exit_.*|checkpoint_.*"
     r"|lr|lr_.*|min_lr|decoupled.*|weight_decay.*|start_weight_decay|end_weight_decay|adam_.*|clip_grad|init_method_.*|seed"
     r"|split|data_.*|train_data.*|valid_.*|test_.*|vocab_file|merge_file|tokenizer.*|tiktoken.*|num_workers|mock_data|fim_.*"
-    r"|dataloader.*|no_mmap.*|no_create_attention.*|reset_.*|eod_.*|create_attention.*|num_dataset.*|no_use_tokenizer.*"
+    r"|dataloader.*|no_mmap.*|no_create_attention.*|reset_position_ids|eod_.*|create_attention.*|num_dataset.*|no_use_tokenizer.*"
     r"|eval_.*|skip_train|override_opt.*|use_mcore_models|distributed_backend|distributed_timeout.*|rotary_base|rotary_scaling.*"
     r"|rotary_seq.*|rotary_inter.*|use_rope_scaling|rope_.*|mscale.*|norm_epsilon|attention_softmax_in_fp32|group_query_attention"
-    r"|apply_query_key.*|no_masked_softmax.*|no_bias_.*fusion|no_rope_fusion|no_persist.*|bias_.*fusion|squared_relu|calculate_per_token.*"
+    r"|apply_query_key.*|bias_.*fusion|squared_relu|calculate_per_token.*"
     r"|moe_aux.*|moe_z_loss.*|moe_router_load.*|moe_router_score.*|moe_router_topk_.*|moe_router_num_groups|moe_router_group.*"
     r"|moe_router_pre.*|moe_router_bias.*|moe_router_dtype|moe_per_layer.*|moe_grouped_gemm|moe_token_drop_policy|mtp_loss.*|glu_linear.*|activation_func_clamp.*"
     r"|master_.*|node_rank|rdzv.*|max_restarts|local_ranks.*|tee|log_dir|role|manual_gc.*|empty_unused.*|check_.*|no_check_.*"
-    r"|rerun_.*|error_injection.*|straggler.*|profile.*|use_pytorch_profiler|nvtx_.*|test_mode|deterministic_mode|disable_gloo.*"
+    r"|rerun_.*|error_injection.*|straggler.*|profile.*|use_pytorch_profiler|nvtx_.*|test_mode|disable_gloo.*"
     r"|ddp_average.*|no_gradient_reduce_div.*|cross_entropy_fusion_impl|te_rng_tracker|inference_.*|ckpt_convert.*|num_tokens_to_.*"
-    r"|model_provider|spec|apply_wd.*|verify_integrity|async_strategy|softmax_type|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
-    r"|use_distributed_.*|train_samples|no_record.*|no_initialization|use_cpu_initialization|optimizer_offload.*|no_weight_decay.*|sbatch_.*"
+    r"|model_provider|apply_wd.*|verify_integrity|async_strategy|softmax_type|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
+    r"|use_distributed_.*|train_samples|no_record.*|no_initialization|use_cpu_initialization|no_weight_decay.*|sbatch_.*"
     r"|micro_batch_group.*|override_.*|dataset.*|return_log.*|top_k|top_p|temperature|prompts?|max_tokens_to_oom|.*random_.*"
 )
 
 REASONS = {
+    "deterministic_mode": "deterministic kernels are forecast as the usual ones",
+    "no_masked_softmax_fusion|no_bias_.*fusion|no_rope_fusion|no_persist.*": "kernels are fused as in the profile",
+    "spec": "a specification of modules is code; the usual ones are forecast",
+    "optimizer_offload_fraction": "all states of the optimizer are offloaded",
+    "reset_attention_mask": "attention is over whole sequences: state batch.documents",
     "step_batch_size_schedule|rampup_batch_size": "the forecast is of a step with the full global batch",
     "experimental_attention_variant|linear_.*|dsa_.*|attention_output_gate": "full attention is forecast",
     "optimizer|muon_.*": "Adam is the only optimizer so far",

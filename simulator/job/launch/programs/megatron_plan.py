@@ -63,7 +63,10 @@ def read_plan(reading: Reading) -> None:
     _read_data(reading)
     if keys["plan.cp"] > 1:
         _read_context(reading)
-    reading.take("cp_comm_type", "hierarchical_context_parallel_sizes")
+    reading.take("cp_comm_type")
+    sizes = reading.take("hierarchical_context_parallel_sizes")
+    if keys["plan.cp"] > 1 and sizes is not None and not is_null(sizes.value):
+        reading.reject(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
     _read_experts(reading)
     _read_recompute(reading)
     offload = [

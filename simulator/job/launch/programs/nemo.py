@@ -130,13 +130,17 @@ WITHOUT_INFLUENCE = (
     r"|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*|gradient_clip.*|init_method.*|use_scaled.*|ffn_dropout|kv_channels|apply_query.*|layernorm_eps.*"
     r"|do_layer_norm.*|pre_process|post_process|persist_layer.*|headscale|transformer_block.*|openai_gelu|normalize_att.*|apply_rope.*|attention_type|native_amp.*|hysteresis"
     r"|fp32_residual.*|fp16_lm.*|megatron_amp.*|grad_allreduce.*|grad_div.*|bias_.*fusion|masked_softmax.*|seed|resume.*|use_cpu_init.*|onnx_safe|apex_.*|gradient_as_bucket.*"
-    r"|sync_batch.*|deterministic.*|transformer_engine|mcore_gpt|fp8_.*|gc_.*|data_impl|splits_string|skip_warmup|num_workers|dataloader.*|reset_.*|eod_.*|index_.*|data_prefix"
+    r"|sync_batch.*|transformer_engine|mcore_gpt|fp8_.*|gc_.*|data_impl|splits_string|skip_warmup|num_workers|dataloader.*|reset_.*|eod_.*|index_.*|data_prefix"
     r"|no_seqlen.*|batch_p2p.*|overlap_p2p.*|use_emha|moe_aux.*|moe_z_loss.*|moe_router_load.*|moe_grouped.*|moe_router_pre.*|moe_permute.*|moe_router_dtype|eval_.*|manual_gc.*"
     r"|log_.*|save.*|load.*|rotary_base|rotary_inter.*|scale_.*|seq_len_inter.*|share_.*|variable_seq.*|test_.*|validation_.*|train_data.*|random_seed|add_position.*|softmax_scale"
     r"|sync_.*|hidden_act|cross_entropy_fusion_impl|rampup_.*|warmup.*|lr_.*|optimizer|sequence_parallel_comm.*|attention_softmax.*|window_.*|tiktoken.*|path|data_path|bf16|enabled|seq_length"
 )
 
+FUSIONS = ("bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion", "apply_rope_fusion")
+"""Fusions that are on by default."""
+
 REASONS = {
+    "deterministic_mode": "deterministic kernels are forecast as the usual ones",
     "rampup_batch_size": "the forecast is of a step with the full global batch",
     "cross_entropy_loss_fusion": "the loss has the kernels of the framework's profile",
     "defer_embedding_wgrad_compute|wgrad_deferral_limit": "weight gradients of the output layer are not deferred",
@@ -189,6 +193,10 @@ def interpret(reading: Reading) -> None:
     if fsdp:
         reading.set_key("plan.data", "fsdp", "fsdp")
         reading.set_key("plan.data.reshard", strategy == "full", "fsdp_sharding_strategy")
+    for name in FUSIONS:
+        stated = reading.take(name)
+        if stated is not None and stated.value is False:
+            reading.reject(stated, "kernels are fused as in the profile")
     reading.set_key("framework.name", "nemo")
     _read_precision(reading)
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(

@@ -38,16 +38,19 @@ RENAMED = {
 """Settings of earlier releases, and what they are called since."""
 
 WITHOUT_INFLUENCE = (
-    r"(job|profiling|profiler|metrics|optimizer|lr_scheduler|checkpoint|comm|fault_tolerance|validation|debug|memory_estimation|dataloader|experimental)\..*"
+    r"(job|profiling|profiler|metrics|optimizer|lr_scheduler|checkpoint|comm|fault_tolerance|validation|debug|memory_estimation|dataloader)\..*"
     r"|training\.(dataset.*|max_norm|gc_.*|deterministic|seed|warmup_steps|dataloader.*|data_.*|debug.*)"
-    r"|model\.(hf_assets_path|tokenizer.*|print_after.*|norm_type)|compile\.(components|backend)|activation_checkpoint\.(early_stop|preserve_.*|determinism.*|debug|visualize.*)"
+    r"|model\.(hf_assets_path|tokenizer.*|print_after.*|norm_type)|compile\.backend|activation_checkpoint\.(early_stop|preserve_.*|determinism.*|debug|visualize.*)"
     r"|activation_checkpoint\.per_op.*|quantize\..*|float8\..*|mx\..*|parallelism\.(disable_loss_parallel|spmd_backend|pipeline_parallel_expert_parallel_overlap)"
     r"|master_.*|nnodes|nproc_per_node|rdzv.*|local_ranks_filter|role|tee|module|config|lr|job_config_file"
 )
 
 REASONS = {
     r"training\.enable_cpu_offload": "of what FSDP offloads, only the optimizer states are forecast in host memory",
-    r"parallelism\.context_parallel_load_balancer": "a balanced order of positions is forecast",
+    r".*\.enable_fsdp_float8_all_gather": "weights are gathered in 16 bits",
+    r"quantize\.grouped_mm\..*": "experts are computed in the format of the other layers",
+    r"parallelism\.disable_loss_parallel": "logits stay sharded over tp for the loss",
+    r"(debug|training)\.deterministic": "deterministic kernels are forecast as the usual ones",
     r"parallelism\.enable_fsdp_symm_mem": "collectives of FSDP run as NCCL's",
 }
 
@@ -105,14 +108,19 @@ def interpret(reading: Reading) -> None:
         )
         if rotate == "alltoall":
             reading.set_key("plan.sequence.merge", "eager")
-        if reading.take_word("parallelism.context_parallel_load_balancer") == "headtail":
-            reading.take("parallelism.context_parallel_load_balancer")
+        if (order := reading.take_word("parallelism.context_parallel_load_balancer")) not in ("", "headtail"):
+            why = f"the order headtail is forecast, not {order}"
+            reading.reject(reading.take("parallelism.context_parallel_load_balancer"), why)
     _read_pipeline(reading)
     _read_data(reading)
     _read_batch(reading)
     _read_experts(reading)
     _read_checkpoints(reading)
     _read_precision(reading)
+    components = reading.take("compile.components")
+    if components is not None and "model" not in read_words(components) and reading.take_switch("compile.enable"):
+        reading.set_key("framework.set.compile", False, "compile.components")
+        reading.reject(components, "layers are not compiled, and neither is the loss in the forecast")
     if reading.take_switch("training.enable_cpu_offload"):
         reading.set_key("plan.offload", ("optimizer",), "training.enable_cpu_offload")
         reading.reject(reading.stated["training.enable_cpu_offload"], REASONS[r"training\.enable_cpu_offload"])

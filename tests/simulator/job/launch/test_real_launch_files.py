@@ -1,7 +1,7 @@
 """Real configurations of training programs import, and every setting that is not understood is named.
 
 `configurations.jsonl` states facts of public repositories, a line for each file or recipe: its source, the settings that
-influence time or memory (under the names of the file, in our own layout), and what is expected of the job: degrees
+influence time or memory (by the names of the file, in our own layout), and what is expected of the job: degrees
 (some from the name of a test case), the billions of parameters that the name of a model claims, the compute format, the
 data scheme, and the names of the settings that no job can state.
 """
