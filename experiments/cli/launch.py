@@ -52,10 +52,12 @@ def tell_launch(job: Path, changes: Sequence[str]) -> None:
     found = read_job(job, changes).launch
     if found is None:
         return
+    from simulator.job.launch.convert import FORMATS
+
     lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
     lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
     more = f"the job it makes: meshcast import {found.form} {job}"
-    for line in (f"{job} is read as a launch file of {found.form}", *lines, more):
+    for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
 
 

@@ -12,7 +12,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hardware.errors import PlanError
 from simulator.job.launch.table import Stated
+
+
+LONGEST = 1_000_000
+"""Letters of the longest variable: scripts may double one again and again."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ _TESTS = {
 
 def split_statements(text: str) -> Iterator[list[Word | str]]:
     """The statements of a script, each a list of words; arrays have the marks "(" and ")" around their words."""
-    text = re.sub(r"\\\r?\n", lambda found: " \x00", text)  # a joined line; \x00 counts it
+    text = re.sub(r"\\\r?\n", lambda found: " \x00 ", text)  # a joined line; \x00 counts it
     line, current, quoted, literal, depth = 1, None, False, True, 0
     statement: list[Word | str] = []
     at = 1
@@ -118,6 +123,7 @@ def split_statements(text: str) -> Iterator[list[Word | str]]:
 class Script:
     """A script while it is read: its variables, and the words of every command that starts a program."""
 
+    where: str = "script"
     variables: dict[str, list[Word]] = field(default_factory=dict)
     commands: list[list[Word]] = field(default_factory=list)
 
@@ -171,7 +177,11 @@ class Script:
         else:
             whole = Word(rest, words[0].line, True, words[0].literal)
             value = self.expand(whole)
-        self.variables[name] = [*self.variables.get(name, []), *value] if sign == "+=" else value
+        value = [*self.variables.get(name, []), *value] if sign == "+=" else value
+        if sum(len(one.text) for one in value) > LONGEST:
+            rule = f"the variable {name} grows beyond {LONGEST:,} letters"
+            raise PlanError(f"{self.where}:{words[0].line}", rule, "Write out the arguments of the program")
+        self.variables[name] = value
         if len(words) > 1 and words[1] != "(":  # NAME=value in front of a command
             self._run(words[1:])
 
@@ -189,7 +199,7 @@ class Script:
 
     def replace(self, text: str) -> str:
         """A text with variables and arithmetic replaced; what is not known stays as it is written."""
-        text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _calculate(self.replace(found[1]), found[0]), text)
+        text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _calculate(self._replace_names(found[1]), found[0]), text)
 
         def value(found: re.Match[str]) -> str:
             name, _, default = (found["name"] or found["plain"]), found["sign"], found["default"]
@@ -198,6 +208,11 @@ class Script:
             return self.replace(default.strip("\"'")) if default is not None else found[0]
 
         return _VARIABLE.sub(value, text)
+
+    def _replace_names(self, text: str) -> str:
+        """A formula with variables replaced, which need no $ there."""
+        pattern = r"(?<![$\w{])[A-Za-z_]\w*"
+        return self.replace(re.sub(pattern, lambda found: f"${{{found[0]}}}", text))
 
     def _holds(self, words: list[Word]) -> bool:
         """Whether a test such as ``[ "$X" = fp8 ]`` or ``[[ -n $X ]]`` holds; other commands: no."""
@@ -254,8 +269,10 @@ def read_arguments(text: str, where: str) -> dict[str, Stated]:
     Of several commands the one with most arguments counts; a text without a command is a list of arguments. Variables
     of the resource manager (``#SBATCH --nodes``) are arguments of the launcher, too.
     """
-    script = Script()
+    script = Script(where)
     script.read(text)
+    if all(one[0].text.startswith("--") for one in script.commands if one):  # a list of arguments
+        script.commands = [[word for one in script.commands for word in one]]
     words = max(script.commands, key=lambda one: sum(word.text.startswith("--") for word in one), default=[])
     if not any(word.text.startswith("--") for word in words):  # arguments in arrays that no command here uses
         words = [word for value in script.variables.values() for one in value for word in _divide(one, False)]

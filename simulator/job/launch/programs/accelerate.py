@@ -51,7 +51,7 @@ REASONS = {
     r"deepspeed": "import that file itself: meshcast import deepspeed",
     r"packing|sample_packing": "sequences are whole: state batch.documents",
     r"dynamo_config\..*": "a compiler has its defaults",
-    r"use_peft|lora_.*|adapter|finetuning_type|load_in_.*|use_bnb.*": "adapters and quantised weights: state train.mode in the job",
+    r"use_peft|lora_.*|adapter|finetuning_type|load_in_.*|use_bnb.*": "adapters: state train.mode in the job",
     r"deepspeed_config\.deepspeed_config_file": "import that file itself: meshcast import deepspeed",
     r"attn_implementation|flash_attention|sdp_attention|flash_attn": "the profile has FlashAttention 2",
     r"use_liger_kernel|plugins|liger_.*": "fused kernels of Liger are not those of the profile",

@@ -67,7 +67,7 @@ WITHOUT_INFLUENCE = (
     r"|ddp_average.*|no_gradient_reduce_div.*|cross_entropy_fusion_impl|te_rng_tracker|inference_.*|ckpt_convert.*|num_tokens_to_.*"
     r"|model_provider|apply_wd.*|verify_integrity|async_strategy|softmax_type|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
     r"|use_distributed_.*|train_samples|no_record.*|no_initialization|use_cpu_initialization|no_weight_decay.*|sbatch_.*"
-    r"|micro_batch_group.*|override_.*|dataset.*|return_log.*|top_k|top_p|temperature|prompts?|max_tokens_to_oom|.*random_.*"
+    r"|override_.*|dataset.*|return_log.*|top_k|top_p|temperature|prompts?|max_tokens_to_oom|.*random_.*"
 )
 
 REASONS = {
@@ -87,7 +87,6 @@ REASONS = {
     "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
     "moe_shared_expert_gate": "the gate of shared experts is left out",
     "moe_permute_fusion|moe_router_fusion|no_moe_.*": "routing and permutation have the kernels of the profile",
-    "microbatch_group_size_per_virtual_pipeline_stage": "interleaving goes by groups of pp micro-batches",
     "overlap_p2p_communication_warmup_flush": "messages of warm-up and flush overlap as those between",
     "overlap_param_gather_with_optimizer_step": "weights are gathered behind the whole update",
     "ddp_num_buckets|ddp_bucket_size": "buckets have the size of the framework's profile",

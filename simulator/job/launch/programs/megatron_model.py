@@ -220,7 +220,8 @@ def _evaluate(node: ast.AST) -> Any:
         return [_evaluate(one) for one in node.elts]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         left, right = _evaluate(node.left), _evaluate(node.right)
-        if isinstance(node.op, ast.Mult) and (not isinstance(right, int) or right > 100_000):
+        size = len(left) if isinstance(left, list) else 1
+        if isinstance(node.op, ast.Mult) and (not isinstance(right, int) or right * size > 100_000):
             raise ValueError(node)
         return left + right if isinstance(node.op, ast.Add) else left * right
     raise ValueError(node)

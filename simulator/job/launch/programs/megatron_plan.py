@@ -49,6 +49,9 @@ RECIPES = {
 SHARDING = {"no_shard": "ddp", "optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "fsdp"}
 """Data schemes by ``data_parallel_sharding_strategy`` of Megatron FSDP."""
 
+GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
+"""Micro-batches of a group of the interleaved schedule, on the command line and in the configuration."""
+
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Modules of ``recompute_modules`` that meshcast has by the same name."""
 
@@ -134,6 +137,15 @@ def _read_pipeline(reading: Reading) -> None:
     if chunks > 1 and pp > 1:
         reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
         reading.set_key("plan.pipeline.chunks", chunks, *names)
+        if group := reading.take_count(*GROUPS):
+            reading.set_key("plan.pipeline.group", group, *GROUPS)
+    elif chunks == 1:
+        reading.take(*GROUPS)
+    stages = pp * chunks
+    if layers and layers % stages and "plan.partition" not in keys and "num_layers" not in reading.stated:
+        even = (layers + 2) % stages == 0
+        why = f"the file does not say how {layers} layers go to {stages} stages"
+        reading.assume("plan.partition", "ends-as-layers" if even else "by-cost", why)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
 
@@ -141,18 +153,19 @@ def _read_pipeline(reading: Reading) -> None:
 def read_layout(text: str) -> tuple[int, ...] | None:
     """Layers of the stages of a ``pipeline_model_parallel_layout`` such as ``Et*3|(tt|)*29,m|L``; None if it is none.
 
-    t is a layer, m one of multi-token prediction; E is the embedding and L the loss.
+    t is a layer; m is one of multi-token prediction, which meshcast puts on the last stage; E is the embedding and L
+    the loss.
     """
     text = re.sub(r"[\s,'\"]", "", text)
     for _ in range(20):
         grown = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
-        if grown == text:
+        if grown == text or len(grown) > 100_000:
             break
         text = grown
     text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
     if not re.fullmatch(r"[EtmL|]+", text):
         return None
-    return tuple(stage.count("t") + stage.count("m") for stage in text.split("|"))
+    return tuple(stage.count("t") for stage in text.split("|"))
 
 
 def _uneven_layers(layers: int, pp: int, first: int | None, last: int | None) -> tuple[int, ...] | None:
@@ -314,16 +327,16 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["pipeline_model_parallel_layout"] = write_layout(partition, keys.get("model.mtp", 0))
     if chunks > 1 and pp > 1 and not isinstance(partition, tuple):
         settings["virtual_pipeline_model_parallel_size"] = chunks
+    if chunks > 1 and (group := keys.get("plan.pipeline.group")):
+        settings[GROUPS[0]] = group
     if keys.get("plan.pipeline.overlap_passes"):
         settings["overlap_moe_expert_parallel_comm"] = True
     return settings
 
 
 def write_layout(partition: tuple[int, ...], mtp: int) -> str:
-    """Layers of the stages as a ``pipeline_model_parallel_layout``; the last `mtp` are multi-token prediction."""
-    stages = ["t" * layers for layers in partition]
-    stages[-1] = stages[-1][: max(0, len(stages[-1]) - mtp)] + "m" * min(mtp, len(stages[-1]))
-    return "|".join(["E" + stages[0], *stages[1:]]) + "L"
+    """Layers of the stages as a ``pipeline_model_parallel_layout``, with `mtp` layers of multi-token prediction."""
+    return "E" + "|".join("t" * layers for layers in partition) + "m" * mtp + "L"
 
 
 def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from simulator.job.launch.programs.megatron_model import (
     read_shape,
     write_shape,
 )
-from simulator.job.launch.programs.megatron_plan import DEGREES, read_plan, read_recipe, write_plan
+from simulator.job.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
 from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_switch, write_rows
 
 SECTIONS = [
@@ -290,6 +290,8 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["train_iters"] = settings.pop("max_steps")
     settings |= {"attention_dropout": keys["model.dropout"]} if "model.dropout" in keys else {}
     settings |= write_shape(keys, NAMES) | write_plan(keys)
+    if GROUPS[0] in settings:
+        settings[GROUPS[1]] = settings.pop(GROUPS[0])
     if keys.get("plan.data") == "ddp":
         settings["use_distributed_optimizer"] = False
     settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"

@@ -1,9 +1,10 @@
 """Real configurations of training programs import, and every setting that is not understood is named.
 
-`configurations.jsonl` states facts of public repositories, a line for each file or recipe: its source, the settings that
+`configurations.jsonl` states facts of public repositories, a line for each file or recipe: its source, settings that
 influence time or memory (by the names of the file, in our own layout), and what is expected of the job: degrees
 (some from the name of a test case), the billions of parameters that the name of a model claims, the compute format, the
-data scheme, and the names of the settings that no job can state.
+data scheme, the names of the settings that no job can state, and what the forecast refuses, if the file contradicts
+itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hardware.errors import PlanError
+from simulator import simulate
 from simulator.job.launch.convert import FORMATS, export_job, import_text
 from simulator.job.launch.formats import ImportedJob
 from simulator.job.launch.keys import flatten_job
@@ -25,6 +28,7 @@ from simulator.job.launch.programs.deepspeed import nest_settings
 from simulator.job.launch.programs.torchtitan_export import _to_toml
 from simulator.job.launch.render import render_job
 from simulator.job.load import load_job
+from tests.strategies import some
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("configurations.jsonl").read_text("utf-8").splitlines()]
 
@@ -53,7 +57,7 @@ def _word(value: Any) -> str:
 def import_row(row: Mapping[str, Any]) -> ImportedJob:
     """Imports the settings of a row."""
     text = write_settings(row["program"], row["settings"])
-    return import_text(text, "file", row["program"], model=row.get("model"), gpus=row.get("gpus"))
+    return import_text(text, "file", row["program"], model=row.get("model"), cluster=row.get("cluster"))
 
 
 def test_there_are_many_of_every_program() -> None:
@@ -92,5 +96,19 @@ def test_what_is_printed_is_the_job_with_its_comments(row: dict[str, Any]) -> No
 def test_what_was_imported_can_be_exported_whole(row: dict[str, Any]) -> None:
     job = load_job(import_row(row).job)
     exported = export_job(job, row["program"], lambda data, folder: load_job(data, base=folder))
-    lost = {"plan.ep", "plan.expert", "plan.etp"} if "experts" in str(row["settings"]) else set()
+    lost = {"plan.partition"} if job.plan.partition == "by-cost" else set()  # an assumption that no program knows
     assert exported.unsaid.keys() <= lost
+
+
+@pytest.mark.parametrize("row", some([(row,) for row in ROWS], of=8))
+def test_a_real_configuration_is_forecast_or_contradicts_itself(row: dict[str, Any]) -> None:
+    job = load_job(import_row(row).job)
+    if "refused" in row:
+        with pytest.raises(PlanError, match=row["refused"]):
+            simulate(job)
+        return
+    assert simulate(job).step_time > 0
+
+
+def test_few_real_configurations_contradict_themselves() -> None:
+    assert sum("refused" in row for row in ROWS) == 3

@@ -91,7 +91,7 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
     keys: Keys = draw(shapes())
     tp, pp, cp = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
     dp = draw(st.sampled_from([2, 4]))
-    layers, mtp, experts = keys["model.layers"], keys["model.mtp"], "model.moe.experts" in keys
+    layers, experts = keys["model.layers"], "model.moe.experts" in keys
     keys |= {"plan.tp": tp, "plan.pp": pp, "plan.cp": cp, "plan.dp": dp, "framework.name": framework}
     keys |= {"batch.micro": draw(st.integers(1, 2)), "batch.sequence": 1024 * draw(st.integers(1, 4))}
     keys["batch.global"] = keys["batch.micro"] * dp * 4 * pp
@@ -109,10 +109,10 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
         keys["plan.partition"] = "even"
         if draw(st.booleans()):
             keys |= {"plan.pipeline": "interleaved-1f1b", "plan.pipeline.chunks": draw(st.sampled_from([2, 4]))}
-        total = layers + mtp
+            keys["plan.pipeline.group"] = draw(st.sampled_from([None, 2 * pp]))
         stages = pp * keys.get("plan.pipeline.chunks", 1)
-        if total > stages and draw(st.booleans()):
-            keys["plan.partition"] = (*(1 for _ in range(stages - 1)), total - stages + 1)
+        if layers > stages and draw(st.booleans()):
+            keys["plan.partition"] = (*(1 for _ in range(stages - 1)), layers - stages + 1)
         elif draw(st.booleans()):
             keys["plan.partition"] = "ends-as-layers"
     if experts:
