@@ -274,7 +274,7 @@ class JobFile(JobPart):
     """A published figure of this run, to compare the forecast with."""
 
 
-class Origin(NamedTuple):
+class JobOrigin(NamedTuple):
     """Where a job was read.
 
     where, text: path and text of the job file. places: of a launch file, the setting behind each key of the job.
@@ -306,7 +306,7 @@ class Job(JobPart):
     """Folder of the relative paths in it."""
     step: int = 0
     """The step that is forecast, where steps differ (`Scheme.steps`)."""
-    origin: Origin = Origin()
+    origin: JobOrigin = JobOrigin()
     """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:

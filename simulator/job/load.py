@@ -13,7 +13,7 @@ from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
 from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, JobFile, LongPlan, Origin, Precision, SchemeEntry, Train
+from simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.locate import locate_errors
 from simulator.job.samples import join_samples
@@ -42,7 +42,7 @@ def load_job(
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(where, text, places):
-        return _job(file, data, folder if base is None else Path(base), Origin(where, text, places))
+        return _job(file, data, folder if base is None else Path(base), JobOrigin(where, text, places))
 
 
 class ReadJob(NamedTuple):
@@ -99,7 +99,7 @@ def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
 
 
-def _job(file: JobFile, data: dict[str, Any], base: Path, origin: Origin) -> Job:
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
     """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set, choice.release)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from hardware.errors import PlanError
 from simulator.job.launch.table import Stated
 
-
 LONGEST = 1_000_000
 """Letters of the longest variable: scripts may double one again and again."""
 

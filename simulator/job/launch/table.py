@@ -97,7 +97,7 @@ READERS: Mapping[str, Callable[[Stated], Any]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One setting of a launch file, and the key of a job that says the same.
 
     name: of the setting, as the reader of the format normalises it.
@@ -207,7 +207,7 @@ class Reading:
         if stated is not None:
             self.unknown[stated.shown] = why
 
-    def read_rows(self, rows: Iterable[Row]) -> None:
+    def read_rows(self, rows: Iterable[SettingRow]) -> None:
         """Reads all settings of a table; keys of settings that the file does not have get their silent value."""
         silent: Keys = {}
         for row in rows:
@@ -253,7 +253,7 @@ def is_null(value: Any) -> bool:
     return value is None or str(value).lower() in ("none", "null", "auto", "")
 
 
-def write_rows(rows: Iterable[Row], keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_rows(rows: Iterable[SettingRow], keys: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that state these keys: of every key the first row that can say its value."""
     settings: dict[str, Any] = {}
     said = set()

@@ -14,19 +14,19 @@ from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.formats import LaunchFormat
 from simulator.job.launch.programs.deepspeed import flatten_settings
-from simulator.job.launch.table import Reading, Row, Stated, is_null, read_count, read_switch
+from simulator.job.launch.table import Reading, SettingRow, Stated, is_null, read_count, read_switch
 from simulator.models.load import ALIASES, presets
 
 ROWS = (
-    Row("per_device_train_batch_size", "batch.micro"),
-    Row("micro_batch_size", "batch.micro"),
-    Row("gradient_accumulation_steps", "batch.accumulated"),
-    Row("max_seq_length", "batch.sequence"),
-    Row("max_length", "batch.sequence"),
-    Row("cutoff_len", "batch.sequence"),
-    Row("sequence_len", "batch.sequence"),
-    Row("max_steps", "run.steps"),
-    Row("torch_compile", "framework.set.compile", "switch", {True: True, False: False}),
+    SettingRow("per_device_train_batch_size", "batch.micro"),
+    SettingRow("micro_batch_size", "batch.micro"),
+    SettingRow("gradient_accumulation_steps", "batch.accumulated"),
+    SettingRow("max_seq_length", "batch.sequence"),
+    SettingRow("max_length", "batch.sequence"),
+    SettingRow("cutoff_len", "batch.sequence"),
+    SettingRow("sequence_len", "batch.sequence"),
+    SettingRow("max_steps", "run.steps"),
+    SettingRow("torch_compile", "framework.set.compile", "switch", {True: True, False: False}),
 )
 
 STRATEGIES = {

@@ -18,7 +18,7 @@ from simulator.job.launch.table import (
     ON,
     Keys,
     Reading,
-    Row,
+    SettingRow,
     Stated,
     is_null,
     read_count,
@@ -27,31 +27,35 @@ from simulator.job.launch.table import (
     write_rows,
 )
 
-BUCKET = Row("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number")
+BUCKET = SettingRow("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number")
 """Gradient buckets, of the stages that do not shard weights."""
 
 ROWS = (
-    Row("train_batch_size", "batch.global"),
-    Row("train_micro_batch_size_per_gpu", "batch.micro"),
-    Row("gradient_accumulation_steps", "batch.accumulated"),
-    Row("tensor_parallel.autotp_size", "plan.tp", silent=1),
-    Row("sequence_parallel_size", "plan.cp", silent=1),
+    SettingRow("train_batch_size", "batch.global"),
+    SettingRow("train_micro_batch_size_per_gpu", "batch.micro"),
+    SettingRow("gradient_accumulation_steps", "batch.accumulated"),
+    SettingRow("tensor_parallel.autotp_size", "plan.tp", silent=1),
+    SettingRow("sequence_parallel_size", "plan.cp", silent=1),
     BUCKET,
 )
 
 COORDINATOR = (
-    Row("zero_optimization.stage3_prefetch_bucket_size", "plan.data.prefetch_bucket", "number", silent=50_000_000),
-    Row("zero_optimization.stage3_max_live_parameters", "plan.data.max_live", "number", silent=1_000_000_000),
-    Row("zero_optimization.stage3_max_reuse_distance", "plan.data.max_reuse_distance", "number", silent=1_000_000_000),
-    Row("zero_optimization.reduce_bucket_size", "plan.data.reduce_bucket", "number", silent=500_000_000),
+    SettingRow(
+        "zero_optimization.stage3_prefetch_bucket_size", "plan.data.prefetch_bucket", "number", silent=50_000_000
+    ),
+    SettingRow("zero_optimization.stage3_max_live_parameters", "plan.data.max_live", "number", silent=1_000_000_000),
+    SettingRow(
+        "zero_optimization.stage3_max_reuse_distance", "plan.data.max_reuse_distance", "number", silent=1_000_000_000
+    ),
+    SettingRow("zero_optimization.reduce_bucket_size", "plan.data.reduce_bucket", "number", silent=500_000_000),
 )
 """Settings of the stages that shard weights."""
 
-PERSISTENCE = Row(
+PERSISTENCE = SettingRow(
     "zero_optimization.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000
 )
 
-OVERLAP = Row("zero_optimization.overlap_comm", "framework.set.overlap.dp", "switch", ON)
+OVERLAP = SettingRow("zero_optimization.overlap_comm", "framework.set.overlap.dp", "switch", ON)
 
 WITHOUT_INFLUENCE = (
     r"optimizer\.params\..*|optimizer\.legacy_fusion|scheduler.*|fp16\.(?!enabled).*|bf16\.(?!enabled).*|steps_per_print|wall_clock_breakdown"

@@ -32,20 +32,22 @@ from simulator.job.launch.programs.megatron_plan import (
     write_recipe,
 )
 from simulator.job.launch.shell import read_arguments
-from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, Row, Stated, write_rows
+from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
 
 OWN = (
-    Row("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
-    Row(
+    SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
+    SettingRow(
         "attention_backend",
         "framework.set.attention",
         "text",
         {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash", "auto": "flash"},
         silent="flash",
     ),
-    Row("main_params_dtype", "precision.main_weights", "text", {"fp32": "fp32", "fp16": "fp16"}, silent="fp32"),
-    Row("exp_avg_dtype", "precision.moments", "text", {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}, silent="fp32"),
-    Row("no_overlap_p2p_communication", "framework.set.overlap.pp", "switch", OFF, silent=True),
+    SettingRow("main_params_dtype", "precision.main_weights", "text", {"fp32": "fp32", "fp16": "fp16"}, silent="fp32"),
+    SettingRow(
+        "exp_avg_dtype", "precision.moments", "text", {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}, silent="fp32"
+    ),
+    SettingRow("no_overlap_p2p_communication", "framework.set.overlap.pp", "switch", OFF, silent=True),
 )
 """Settings whose names only the command line has."""
 

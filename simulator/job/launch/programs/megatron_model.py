@@ -11,27 +11,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import OFF, ON, UNSTATED, Keys, Reading, Row, is_null, read_words
+from simulator.job.launch.table import OFF, ON, UNSTATED, Keys, Reading, SettingRow, is_null, read_words
 
 SHAPE = (
-    Row("num_layers", "model.layers"),
-    Row("hidden_size", "model.hidden"),
-    Row("num_attention_heads", "model.heads"),
-    Row("ffn_hidden_size", "model.ffn"),
-    Row("kv_channels", "model.head_dim"),
-    Row("num_query_groups", "model.kv_heads"),
-    Row("max_position_embeddings", "model.seq"),
-    Row("rotary_percent", "model.rope_share", "number", silent=1.0),
-    Row("hidden_dropout", "model.dropout", "number", silent=0.1),
-    Row("qk_layernorm", "model.qk_layernorm", "switch", ON, silent=False),
-    Row("qk_l2_norm", "model.qk_layernorm", "switch", {True: "l2"}),
-    Row("mtp_num_layers", "model.mtp", silent=0),
-    Row("vocab_size", "model.vocab"),
-    Row("padded_vocab_size", "model.vocab"),
+    SettingRow("num_layers", "model.layers"),
+    SettingRow("hidden_size", "model.hidden"),
+    SettingRow("num_attention_heads", "model.heads"),
+    SettingRow("ffn_hidden_size", "model.ffn"),
+    SettingRow("kv_channels", "model.head_dim"),
+    SettingRow("num_query_groups", "model.kv_heads"),
+    SettingRow("max_position_embeddings", "model.seq"),
+    SettingRow("rotary_percent", "model.rope_share", "number", silent=1.0),
+    SettingRow("hidden_dropout", "model.dropout", "number", silent=0.1),
+    SettingRow("qk_layernorm", "model.qk_layernorm", "switch", ON, silent=False),
+    SettingRow("qk_l2_norm", "model.qk_layernorm", "switch", {True: "l2"}),
+    SettingRow("mtp_num_layers", "model.mtp", silent=0),
+    SettingRow("vocab_size", "model.vocab"),
+    SettingRow("padded_vocab_size", "model.vocab"),
 )
 """Settings of every program on Megatron-Core."""
 
-POSITIONS = Row(
+POSITIONS = SettingRow(
     "position_embedding_type",
     "model.positions",
     "text",
@@ -40,62 +40,64 @@ POSITIONS = Row(
 )
 
 EXPERTS = (
-    Row("moe_router_topk", "model.moe.top_k", silent=2),
-    Row("moe_ffn_hidden_size", "model.moe.expert_ffn"),
-    Row("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
-    Row("moe_expert_capacity_factor", "model.moe.capacity", "number"),
+    SettingRow("moe_router_topk", "model.moe.top_k", silent=2),
+    SettingRow("moe_ffn_hidden_size", "model.moe.expert_ffn"),
+    SettingRow("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
+    SettingRow("moe_expert_capacity_factor", "model.moe.capacity", "number"),
 )
 """Settings of models with experts."""
 
 LATENT = (
-    Row("kv_lora_rank", "model.mla.kv_lora_rank", silent=512),
-    Row("q_lora_rank", "model.mla.q_lora_rank"),
-    Row("qk_head_dim", "model.mla.qk_nope", silent=128),
-    Row("qk_pos_emb_head_dim", "model.mla.qk_rope", silent=64),
-    Row("v_head_dim", "model.mla.v", silent=128),
+    SettingRow("kv_lora_rank", "model.mla.kv_lora_rank", silent=512),
+    SettingRow("q_lora_rank", "model.mla.q_lora_rank"),
+    SettingRow("qk_head_dim", "model.mla.qk_nope", silent=128),
+    SettingRow("qk_pos_emb_head_dim", "model.mla.qk_rope", silent=64),
+    SettingRow("v_head_dim", "model.mla.v", silent=128),
 )
 """Settings of models with multi-latent attention."""
 
 MAMBA = (
-    Row("mamba_head_dim", "model.ssm.head_dim", silent=64),
-    Row("mamba_state_dim", "model.ssm.state", silent=128),
-    Row("mamba_num_groups", "model.ssm.groups", silent=8),
-    Row("mamba_num_heads", "model.ssm.heads"),
+    SettingRow("mamba_head_dim", "model.ssm.head_dim", silent=64),
+    SettingRow("mamba_state_dim", "model.ssm.state", silent=128),
+    SettingRow("mamba_num_groups", "model.ssm.groups", silent=8),
+    SettingRow("mamba_num_heads", "model.ssm.heads"),
 )
 """Settings of hybrid models."""
 
 COMMAND_LINE = (
     POSITIONS,
-    Row("normalization", "model.norm", "text", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, silent="layernorm"),
-    Row("swiglu", "model.gated", "switch", ON, silent=False),
-    Row("quick_geglu", "model.gated", "switch", {True: True}),
-    Row("untie_embeddings_and_output_weights", "model.tied", "switch", OFF, silent=True),
-    Row("use_rotary_position_embeddings", "model.positions", "switch", {True: "rope"}),
-    Row("disable_bias_linear", "model.mlp_bias", "switch", OFF, silent=True),
-    Row("num_experts", "model.moe.experts"),
+    SettingRow(
+        "normalization", "model.norm", "text", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, silent="layernorm"
+    ),
+    SettingRow("swiglu", "model.gated", "switch", ON, silent=False),
+    SettingRow("quick_geglu", "model.gated", "switch", {True: True}),
+    SettingRow("untie_embeddings_and_output_weights", "model.tied", "switch", OFF, silent=True),
+    SettingRow("use_rotary_position_embeddings", "model.positions", "switch", {True: "rope"}),
+    SettingRow("disable_bias_linear", "model.mlp_bias", "switch", OFF, silent=True),
+    SettingRow("num_experts", "model.moe.experts"),
 )
 """Settings whose names on the command line are not those of the configuration classes."""
 
 CONFIGURATION = (
     POSITIONS,
-    Row(
+    SettingRow(
         "normalization",
         "model.norm",
         "text",
         {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "layernorm1p": "layernorm1p"},
         silent="layernorm",
     ),
-    Row("gated_linear_unit", "model.gated", "switch", ON, silent=False),
-    Row(
+    SettingRow("gated_linear_unit", "model.gated", "switch", ON, silent=False),
+    SettingRow(
         "activation",
         "model.gated",
         "text",
         {"swiglu": True, "fast-swiglu": True, "geglu": True, "fast-geglu": True, "gelu": False, "squared-relu": False},
     ),
-    Row("share_embeddings_and_output_weights", "model.tied", "switch", ON, silent=True),
-    Row("add_bias_linear", "model.mlp_bias", "switch", ON, silent=True),
-    Row("bias", "model.mlp_bias", "switch", ON),
-    Row("num_moe_experts", "model.moe.experts"),
+    SettingRow("share_embeddings_and_output_weights", "model.tied", "switch", ON, silent=True),
+    SettingRow("add_bias_linear", "model.mlp_bias", "switch", ON, silent=True),
+    SettingRow("bias", "model.mlp_bias", "switch", ON),
+    SettingRow("num_moe_experts", "model.moe.experts"),
 )
 """The same in the classes, and in the YAML files of NeMo 1 (``bias``, ``activation``)."""
 
@@ -109,7 +111,7 @@ TOKENIZERS = {
 """Usual vocabularies of tokenizers, for files that do not state one; they are assumptions."""
 
 
-def read_shape(reading: Reading, rows: tuple[Row, ...]) -> None:
+def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     """Reads the shape of the model. rows: `COMMAND_LINE` or `CONFIGURATION`."""
     if (
         reading.take("num_layers", "num_moe_experts", "num_experts", "hybrid_layer_pattern", "hybrid_override_pattern")
@@ -214,7 +216,7 @@ def _expert_layers(value: Any, layers: int) -> list[bool] | None:
 
 def _evaluate(node: ast.AST) -> Any:
     """A number, or a list made of lists by ``+`` and ``*``."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+    if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.List):
         return [_evaluate(one) for one in node.elts]

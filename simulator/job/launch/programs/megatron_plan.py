@@ -10,28 +10,30 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, Reading, Row, is_null, read_words
+from simulator.job.launch.table import ON, Reading, SettingRow, is_null, read_words
 
 DEGREES = (
-    Row("micro_batch_size", "batch.micro", silent=1),
-    Row("global_batch_size", "batch.global"),
-    Row("seq_length", "batch.sequence"),
-    Row("tensor_model_parallel_size", "plan.tp", silent=1),
-    Row("pipeline_model_parallel_size", "plan.pp", silent=1),
-    Row("context_parallel_size", "plan.cp", silent=1),
-    Row("expert_model_parallel_size", "plan.ep", silent=1),
-    Row("sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, silent="megatron"),
-    Row("use_tp_pp_dp_mapping", "plan.order", "switch", {True: "dp-pp-cp-tp"}, silent="pp-dp-cp-tp"),
-    Row("num_distributed_optimizer_instances", "plan.replicate", silent=1),
-    Row("train_iters", "run.steps"),
+    SettingRow("micro_batch_size", "batch.micro", silent=1),
+    SettingRow("global_batch_size", "batch.global"),
+    SettingRow("seq_length", "batch.sequence"),
+    SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
+    SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("context_parallel_size", "plan.cp", silent=1),
+    SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
+    SettingRow(
+        "sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, silent="megatron"
+    ),
+    SettingRow("use_tp_pp_dp_mapping", "plan.order", "switch", {True: "dp-pp-cp-tp"}, silent="pp-dp-cp-tp"),
+    SettingRow("num_distributed_optimizer_instances", "plan.replicate", silent=1),
+    SettingRow("train_iters", "run.steps"),
 )
 
 TRAITS = (
-    Row("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, silent=False),
-    Row("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, silent=False),
-    Row("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON, silent=False),
-    Row("overlap_dispatch_backward_with_experts_wgrad", "framework.set.overlap.ep", "switch", ON, silent=False),
-    Row("make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=128),
+    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, silent=False),
+    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, silent=False),
+    SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON, silent=False),
+    SettingRow("overlap_dispatch_backward_with_experts_wgrad", "framework.set.overlap.ep", "switch", ON, silent=False),
+    SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=128),
 )
 """Traits of the framework that these programs switch on and off."""
 
@@ -158,11 +160,11 @@ def read_layout(text: str) -> tuple[int, ...] | None:
     """
     text = re.sub(r"[\s,'\"]", "", text)
     for _ in range(20):
-        grown = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
-        if grown == text or len(grown) > 100_000:
+        grown = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+        if grown == text or len(grown) > 10_000:
             break
         text = grown
-    text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"([A-Za-z])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
     if not re.fullmatch(r"[EtmL|]+", text):
         return None
     return tuple(stage.count("t") for stage in text.split("|"))

@@ -29,7 +29,7 @@ from simulator.job.launch.programs.megatron_model import (
     write_shape,
 )
 from simulator.job.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
-from simulator.job.launch.table import ON, Keys, Reading, Row, Stated, is_null, read_switch, write_rows
+from simulator.job.launch.table import ON, Keys, Reading, SettingRow, Stated, is_null, read_switch, write_rows
 
 SECTIONS = [
     "model",
@@ -55,24 +55,24 @@ SECTIONS = [
 """Sections whose settings are known by their names alone."""
 
 OWN = (
-    Row("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON),
-    Row("overlap_grad_sync", "framework.set.overlap.dp", "switch", ON),
-    Row("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON),
-    Row("overlap_param_sync", "framework.set.overlap.updated_weights", "switch", ON),
-    Row("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
-    Row("ub_tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
-    Row("make_vocab_size_divisible_by", "framework.set.vocab_multiple"),
-    Row("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),
-    Row("use_flash_attention", "framework.set.attention", "switch", {True: "flash", False: "unfused"}),
-    Row(
+    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON),
+    SettingRow("overlap_grad_sync", "framework.set.overlap.dp", "switch", ON),
+    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON),
+    SettingRow("overlap_param_sync", "framework.set.overlap.updated_weights", "switch", ON),
+    SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
+    SettingRow("ub_tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
+    SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple"),
+    SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),
+    SettingRow("use_flash_attention", "framework.set.attention", "switch", {True: "flash", False: "unfused"}),
+    SettingRow(
         "attention_backend",
         "framework.set.attention",
         "text",
         {"flash": "flash", "unfused": "unfused", "local": "unfused", "fused": "flash"},
     ),
-    Row("encoder_seq_length", "batch.sequence"),
-    Row("rotary_percentage", "model.rope_share", "number"),
-    Row("max_steps", "run.steps"),
+    SettingRow("encoder_seq_length", "batch.sequence"),
+    SettingRow("rotary_percentage", "model.rope_share", "number"),
+    SettingRow("max_steps", "run.steps"),
 )
 
 RECIPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, Row
+from simulator.job.launch.table import ON, SettingRow
 
 FLAVORS: Mapping[tuple[str, str], Any] = {
     ("llama3", "8b"): "llama3-8b",
@@ -26,23 +26,23 @@ FLAVORS: Mapping[tuple[str, str], Any] = {
 """Models by torchtitan's name and flavor, which may have a suffix for the kind of attention (``8B_flex``)."""
 
 ROWS = (
-    Row("training.seq_len", "batch.sequence"),
-    Row("training.max_context_length", "batch.sequence"),
-    Row("training.steps", "run.steps"),
-    Row("parallelism.tensor_parallel_degree", "plan.tp", silent=1),
-    Row("parallelism.pipeline_parallel_degree", "plan.pp", silent=1),
-    Row("parallelism.context_parallel_degree", "plan.cp", silent=1),
-    Row("parallelism.expert_parallel_degree", "plan.ep", silent=1),
-    Row(
+    SettingRow("training.seq_len", "batch.sequence"),
+    SettingRow("training.max_context_length", "batch.sequence"),
+    SettingRow("training.steps", "run.steps"),
+    SettingRow("parallelism.tensor_parallel_degree", "plan.tp", silent=1),
+    SettingRow("parallelism.pipeline_parallel_degree", "plan.pp", silent=1),
+    SettingRow("parallelism.context_parallel_degree", "plan.cp", silent=1),
+    SettingRow("parallelism.expert_parallel_degree", "plan.ep", silent=1),
+    SettingRow(
         "parallelism.enable_sequence_parallel",
         "plan.tensor",
         "switch",
         {True: "megatron-sp", False: "megatron"},
         silent="megatron-sp",
     ),
-    Row("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
-    Row("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", {True: True}),
-    Row("compile.enable", "framework.set.compile", "switch", ON, silent=False),
+    SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
+    SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", {True: True}),
+    SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
 )
 
 SCHEDULES = {

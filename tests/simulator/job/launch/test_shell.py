@@ -73,7 +73,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_no_script_grows_without_end() -> None:
     with pytest.raises(PlanError, match=r"run.sh:\d+: the variable A grows beyond 1,000,000 letters"):
         read_arguments("A=abcdefgh\n" + 'A="$A$A"\n' * 40 + "python a.py --x $A", "run.sh")
-    freq = SHAPE + "--num-experts 8 --moe-layer-freq ([0]*99999*99999*99999)"
+    freq = SHAPE + "--num-experts 8 --moe-layer-freq '([0]*99999*99999*99999)'"
     assert "--moe-layer-freq" in import_text(freq, "run.sh", "megatron").not_understood
     assert read_layout("E" + "(" * 9 + "t|" + ")*999" * 9 + "L") is None
 
