@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
+from hardware.documents.other_words import find_meaning
+
 
 class MeshcastError(Exception):
     """One mistake, in four parts.
@@ -144,4 +146,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
         shown.pop()
     listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+    if (meaning := find_meaning(str(name), names)) is not None:
+        return f"It is {meaning!r} here. Valid: {listed}"
     return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"

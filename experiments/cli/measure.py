@@ -303,7 +303,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a launch file of another program into a job, or its measurements into a measurement file."""
+    """Convert launch files and measurements of other programs."""
     with answering(as_json):
         if form not in (*LAUNCH_FORMS, *FORMS):
             raise PlanError("FORM", "there is no format of this name", nearest(form, (*LAUNCH_FORMS, *FORMS)), form)

@@ -51,8 +51,7 @@ def export(
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="JOB: change a field, e.g. plan.tp=4.")
     ] = None,
 ) -> None:
-    """Write a file for another program: a job as its launch file, or the order of a schedule as a CSV of
-    torch.distributed.pipelining."""
+    """Write a job as a launch file, or a schedule as a CSV file."""
     with answering():
         if to is not None:
             if kind in EXPORTS or (name, p, m, v) != (None,) * 4:
