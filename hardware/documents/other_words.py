@@ -6,7 +6,7 @@ WORDS = {
     "tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size tensor_parallel tp_size tp_degree",
     "pp": "pipeline_model_parallel_size pipeline_parallel_degree pipeline_parallel_size pipeline_parallel pp_size",
     "cp": "context_parallel_size context_parallel_degree context_parallel cp_size sequence_parallel_size sp",
-    "dp": "data_parallel_size data_parallel_degree data_parallel dp_size data_parallel_replicate_degree replicas",
+    "dp": "data_parallel_size data_parallel_degree data_parallel dp_size data_parallel_replicate_degree",
     "ep": "expert_model_parallel_size expert_parallel_degree expert_parallel_size expert_parallel ep_size",
     "etp": "expert_tensor_parallel_size expert_tensor_parallel_degree expert_tensor_parallel",
     "chunks": "vpp vp virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank virtual_stages",
