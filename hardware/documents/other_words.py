@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 WORDS = {
     "tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size tensor_parallel tp_size tp_degree",
     "pp": "pipeline_model_parallel_size pipeline_parallel_degree pipeline_parallel_size pipeline_parallel pp_size",
@@ -31,12 +33,6 @@ WORDS = {
     "top_k": "moe_router_topk num_experts_per_tok topk",
     "expert_ffn": "moe_ffn_hidden_size moe_intermediate_size",
     "compute": "dtype mixed_precision params_dtype",
-    "zb-h1": "zero-bubble zb zbh1 zero-bubble-h1 zb-1p",
-    "zb-h2": "zbh2 zero-bubble-h2 zb-2p",
-    "zb-v": "zbv zbvzerobubble zero-bubble-v",
-    "interleaved-1f1b": "interleaved interleaved1f1b interleaved-1f1b-schedule virtual-pipeline vpp-1f1b",
-    "dualpipe-v": "dualpipev",
-    "breadth-first": "loopedbfs looped-bfs bfs",
     "megatron-core": "megatron megatron-lm mcore megatron-bridge",
     "hf-trainer": "accelerate transformers trl axolotl",
     "all-to-all": "alltoall",
@@ -44,11 +40,17 @@ WORDS = {
 }
 """Valid words, each with the words of other programs that mean it, in small letters."""
 
-MEANINGS = {other.replace("-", "_"): valid for valid, others in WORDS.items() for other in others.split()}
+
+def list_meanings(words: Mapping[str, str]) -> dict[str, str]:
+    """The valid word by each word that means it. words: as `WORDS`."""
+    return {other.replace("-", "_"): valid for valid, others in words.items() for other in others.split()}
 
 
-def find_meaning(word: str, valid: list[str]) -> str | None:
+MEANINGS = list_meanings(WORDS)
+
+
+def find_meaning(word: str, valid: list[str], meanings: Mapping[str, str] = MEANINGS) -> str | None:
     """The valid word that a word of another program means here; None if there is none."""
     plain = word.strip().lower().lstrip("-").replace("-", "_")
-    found = MEANINGS.get(plain.rpartition(".")[2])
+    found = meanings.get(plain.rpartition(".")[2])
     return found if found in valid else None

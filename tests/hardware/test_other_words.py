@@ -12,6 +12,7 @@ from simulator.ir.registry import scheme_names
 from simulator.job.batch import Batch
 from simulator.job.framework import framework_names
 from simulator.job.job import Precision, ShortPlan
+from simulator.job.shorthand import SCHEDULES_ELSEWHERE
 from simulator.models.model import Model
 from simulator.models.parts import MoEShape
 
@@ -42,7 +43,7 @@ def test_every_meaning_is_a_word_of_a_job() -> None:
         ("vpp", ["chunks", "pp"], "chunks"),
         ("--tensor-model-parallel-size", ["tp"], "tp"),
         ("parallelism.tensor_parallel_degree", ["tp"], "tp"),
-        ("Zero-Bubble", ["zb-h1", "1f1b"], "zb-h1"),
+        ("Num-Layers", ["layers"], "layers"),
         ("vpp", ["tp"], None),
         ("nonsense", ["tp"], None),
     ],
@@ -54,6 +55,7 @@ def test_a_word_means_a_valid_one(word: str, valid: list[str], meaning: str | No
 
 def test_messages_name_the_key_that_was_meant() -> None:
     assert "It is 'zb-h1' here" in refusal(plan={"pp": 2, "schedule": "zero-bubble"})
+    assert set(SCHEDULES_ELSEWHERE.values()) <= {name.removeprefix("pipeline/") for name in scheme_names()}
     assert "It is 'megatron-core' here" in refusal(framework="megatron-lm")
     assert "batch.gbs: no such key. It is 'global' here" in refusal(batch={"gbs": 8})
 
