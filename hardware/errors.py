@@ -149,6 +149,7 @@ def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANI
     while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
         shown.pop()
     listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
-    if (meaning := find_meaning(str(name), names, meanings)) is not None:
+    meaning = find_meaning(str(name), names, meanings)
+    if meaning is not None and close[:1] != [meaning]:  # a word that is close anyway was misspelt
         return f"It is {meaning!r} here. Valid: {listed}"
     return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"
