@@ -109,7 +109,8 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
 def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
     """The cluster ``node:count``."""
     if node not in nodes():
-        raise CatalogError(where, f"no node {node!r} in the catalog", nearest(node, nodes()), spec)
+        remedy = _suggest_node(node, count) or nearest(node, nodes())
+        raise CatalogError(where, f"no node {node!r} in the catalog", remedy, spec)
     if not re.fullmatch("[0-9]+", count, re.ASCII) or not int(count[:20]):
         rule = "the number of nodes is a whole number above 0"
         raise CatalogError(where, rule, f"Write it like {node}:64", spec)
@@ -117,6 +118,22 @@ def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
         raise CatalogError(where, f"more than {MAX_GPUS:,} GPUs", "Write fewer nodes", spec)
     data = {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}
     return shared_instance(Cluster, data, lambda: validate_data(Cluster, data, where))
+
+
+def _suggest_node(word: str, count: str) -> str:
+    """The nodes of so many GPUs, if a word names a GPU; empty if it names none."""
+    plain = word.strip().lower()
+    found = [name for name in gpus() if name == plain or name.startswith(f"{plain}-")]
+    name = next((name for name in found if "-sxm" in name and name.count("-") == 1), found[0] if found else None)
+    usual = load("gpus", name).usual_node if name else None
+    if usual is None:
+        return ""
+    each = int(load("nodes", usual).gpus)
+    total = int(count[:9]) if re.fullmatch("[0-9]+", count, re.ASCII) else 0
+    if total and total % each == 0:
+        return f"Nodes are counted, not GPUs: {total} {name} are {usual}:{total // each}"
+    more = f" in nodes of {each}; for {total} GPUs write {{gpu: {name}, gpus: {total}}}" if total else ""
+    return f"It is a GPU; its usual node is {usual}{more}"
 
 
 def _cluster_of_mapping(document: Document) -> Cluster:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
+
+from hardware.documents.other_words import MEANINGS, find_meaning
 
 
 class MeshcastError(Exception):
@@ -136,12 +138,18 @@ MOST_LISTED = 150
 """Letters of valid names that a message lists, before it says that there are more."""
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A sentence that points from a misspelt `name` to the valid ones."""
+def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS) -> str:
+    """A sentence that points from a misspelt `name` to the valid ones.
+
+    meanings: valid names by words of other programs.
+    """
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     shown = names[:20]
     while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
         shown.pop()
     listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+    meaning = find_meaning(str(name), names, meanings)
+    if meaning is not None and close[:1] != [meaning]:  # a word that is close anyway was misspelt
+        return f"It is {meaning!r} here. Valid: {listed}"
     return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"

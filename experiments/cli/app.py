@@ -34,6 +34,7 @@ from experiments.cli.console import (
     to_json,
     unwritable,
 )
+from experiments.cli.launch import tell_launch
 from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def predict(
         from simulator import load_job, simulate
 
         engine_of(engine)  # a wrong name is refused before a search
+        tell_launch(job, change or ())
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.console import AsJson, answering, check_place, emit
+from experiments.cli.launch import import_launch
 from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
 
@@ -31,6 +32,7 @@ TAKES = {
 }
 """Options of each kind of measurement, besides the common ones."""
 
+LAUNCH_FORMS = ("megatron", "torchtitan", "deepspeed", "nemo", "accelerate")
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 IMPORTS = {
     "nccl-tests": ("operation", "members"),
@@ -267,11 +269,17 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
 
 
 def import_(
-    form: Annotated[str, typer.Argument(metavar="{nccl-tests|kineto|megatron-log|torchtitan-log}")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of that program.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Measurement file to write.")] = Path(
-        "measured.json"
-    ),
+    form: Annotated[
+        str,
+        typer.Argument(
+            metavar="{megatron|torchtitan|deepspeed|nemo|accelerate|nccl-tests|kineto|megatron-log|torchtitan-log}"
+        ),
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch file or output of that program.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Job to write, printed if not given; or measurement file to write."),
+    ] = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="The job that ran, to forecast it.")] = None,
     calibration: Calibration = None,
     change: Change = None,
@@ -284,14 +292,30 @@ def import_(
     rank: Annotated[int | None, typer.Option("--rank", help="kineto: the traced rank, if not recorded.")] = None,
     skip: Annotated[int | None, typer.Option("--skip", help="logs: lines to leave out as warm-up.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", help="torchtitan-log: tokens per step.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="torchtitan-log: number of GPUs.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="launch files, torchtitan-log: number of GPUs.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="NODE:N", help="launch files: the cluster, e.g. dgx-h100:64.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="launch files: the model, if the file has none.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert measurements of other programs into a measurement file."""
+    """Convert launch files and measurements of other programs."""
     with answering(as_json):
-        if form not in FORMS:
-            raise PlanError("FORM", "there is no format of this name", nearest(form, FORMS), form)
+        if form not in (*LAUNCH_FORMS, *FORMS):
+            raise PlanError("FORM", "there is no format of this name", nearest(form, (*LAUNCH_FORMS, *FORMS)), form)
+        if form in LAUNCH_FORMS:
+            others: dict[str, Any] = {"job": job, "calibration": calibration, "set": change, "operation": operation}
+            others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
+            _select_options(form, others, ("gpus", "cluster", "model", "out"))
+            import_launch(form, file, out, cluster, model, gpus, as_json)
+            return
+        out = out or Path("measured.json")
         given = {"operation": operation, "members": members, "rank": rank, "skip": skip, "tokens": tokens, "gpus": gpus}
+        given |= {"cluster": cluster, "model": model}
         options = _select_options(form, given, IMPORTS[form])
         check_calibration_folder(calibration)
         if out.absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""``meshcast list schedule`` and ``meshcast export schedule``: orders as a table, and as a CSV file for torch."""
+"""``meshcast list schedule`` and ``meshcast export``: orders as a table or a CSV file for torch; jobs for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.console import answering, check_place, emit, unwritable
+from experiments.cli.launch import export_launch
 from hardware.errors import PlanError, nearest
 
 EXPORTS = ("schedule",)
@@ -36,15 +37,29 @@ def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None,
 
 
 def export(
-    kind: Annotated[str, typer.Argument(metavar="{schedule}")],
+    kind: Annotated[str, typer.Argument(metavar="{schedule|JOB}")],
     name: Name = None,
     p: Devices = None,
     m: Microbatches = None,
     v: Chunks = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file; printed if not given.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="{megatron|torchtitan|deepspeed|nemo}", help="JOB: the program to write it for."),
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="JOB: change a field, e.g. plan.tp=4.")
+    ] = None,
 ) -> None:
-    """Write a file for another program: the order of a schedule as a CSV of torch.distributed.pipelining."""
+    """Write a job as a launch file, or a schedule as a CSV file."""
     with answering():
+        if to is not None:
+            if kind in EXPORTS or (name, p, m, v) != (None,) * 4:
+                raise PlanError("--to", "it is for a job", "Write meshcast export job.yaml --to megatron", to)
+            export_launch(Path(kind), to, out, change or ())
+            return
+        if kind not in EXPORTS and Path(kind).is_file():
+            raise PlanError("--to", "the program is missing", f"Write meshcast export {kind} --to megatron")
         if kind not in EXPORTS:
             raise PlanError("KIND", "there is no export of this kind", nearest(kind, EXPORTS), kind)
         if name is None:

@@ -61,6 +61,8 @@ def explain(
     first, *more = (one for one in here if one["type"] != "int_type" or "float_type" not in numbers)
     keys = valid_keys(model, place[:-1] if first["type"] in ("extra_forbidden", "missing") else place)
     rule, remedy = _tell(first, place, keys)
+    if first["type"] == "extra_forbidden":
+        rule, remedy = _add_unknown_keys(errors, place, rule, remedy, model)
     for another in more:
         other, way = _tell(another, place, keys)
         rule = f"{rule}, or {other.removeprefix('must be ')}"
@@ -72,6 +74,24 @@ def explain(
         where += path if path.startswith("[") or where.endswith(" ") or not (where and path) else f".{path}"
     value = None if first["type"] in ("missing", "extra_forbidden") else first["input"]
     return error(where, rule, remedy, value)
+
+
+def _add_unknown_keys(
+    errors: list[Any], place: Place, rule: str, remedy: str, model: type[BaseModel] | None
+) -> tuple[str, str]:
+    """Rule and remedy of an unknown key, with all other unknown keys that were found, each with what it may mean."""
+    others = []
+    for one in errors:
+        other = _place(one)
+        if one["type"] == "extra_forbidden" and other != place:
+            keys = valid_keys(model, other[:-1])
+            hint = nearest(str(other[-1]), keys).partition(" Valid: ")[0] if keys else ""
+            name = ".".join(map(str, other))
+            others.append(f"{name} ({hint[0].lower()}{hint[1:].rstrip('.')})" if "'" in hint else name)
+    if not others:
+        return rule, remedy
+    shown = ", ".join(others[:10]) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
+    return f"{rule}, nor are {shown}" if len(others) > 1 else f"{rule}, nor is {shown}", remedy
 
 
 def _show_key(key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
@@ -277,6 +277,17 @@ class JobFile(JobPart):
     """A published figure of this run, to compare the forecast with."""
 
 
+class JobOrigin(NamedTuple):
+    """Where a job was read.
+
+    where, text: path and text of the job file. places: of a launch file, the setting behind each key of the job.
+    """
+
+    where: str = ""
+    text: str = ""
+    places: Mapping[str, str] = {}
+
+
 class Job(JobPart):
     """A job with its model, cluster and framework loaded, and its plan in long form."""
 
@@ -298,8 +309,8 @@ class Job(JobPart):
     """Folder of the relative paths in it."""
     step: int = 0
     """The step that is forecast, where steps differ (`Scheme.steps`)."""
-    origin: tuple[str, str] = ("", "")
-    """Path and text of the job file, from which errors get their line."""
+    origin: JobOrigin = JobOrigin()
+    """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both jobs mean the same, in whatever form they were written."""
@@ -332,14 +343,14 @@ class Job(JobPart):
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
-            "plan": _plan_to_dict(self.plan),
+            "plan": plan_to_dict(self.plan),
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }
 
 
-def _plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
+def plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
     """A plan, or a stage of one, without what it does not use."""
     optional = {key for key in ("views", "pad_heads", "stages", "replicas") if not getattr(plan, key, True)}
     optional |= {key for key, idle in (("share", "even"), ("layers", None)) if getattr(plan, key, idle) == idle}
@@ -349,11 +360,11 @@ def _plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
         for entry in plan.schemes
     ]
     if isinstance(plan, LongPlan) and plan.stages:
-        found["stages"] = [_plan_to_dict(stage) for stage in plan.stages]
+        found["stages"] = [plan_to_dict(stage) for stage in plan.stages]
     if isinstance(plan, LongPlan) and plan.replicas:
         found["replicas"] = [
             one.model_dump(mode="json", exclude={"stages"}, exclude_none=True)
-            | ({"stages": [_plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
+            | ({"stages": [plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
             for one in plan.replicas
         ]
     return found

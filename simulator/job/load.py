@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from hardware import load_cluster
 from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
 from simulator.job.batch import Batch
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, JobFile, LongPlan, Precision, SchemeEntry, Train
+from simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
+from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.locate import locate_errors
 from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
 from simulator.models.model import Model
+
+if TYPE_CHECKING:
+    from simulator.job.launch.formats import ImportedJob
 
 
 def load_job(
@@ -32,20 +37,23 @@ def load_job(
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     changed = list(changes)
-    data, text, where, folder = read_job(source, changed)
+    data, text, where, folder, launch = read_job(source, changed)
+    places = launch.places if launch is not None else {}
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
-    with locate_errors(where, text):
-        return _job(file, data, folder if base is None else Path(base), (where, text))
+    with locate_errors(where, text, places):
+        return _job(file, data, folder if base is None else Path(base), JobOrigin(where, text, places))
 
 
 class ReadJob(NamedTuple):
-    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths."""
+    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
+    launch: what a launch file of a training program says, if it is one."""
 
     data: dict[str, Any]
     text: str
     where: str
     folder: Path
+    launch: ImportedJob | None = None
 
 
 def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
@@ -57,8 +65,12 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
     else:
         path = Path(source)
-        data, text, where = read_yaml(path, str(source), PlanError)
         folder = path.parent
+        if path.suffix.lower() in LAUNCH_SUFFIXES:
+            return _read_launch_file(path, changes)
+        data, text, where = read_yaml(path, str(source), PlanError)
+        if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
+            return _read_launch_file(path, changes)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
     for change in changes:
@@ -66,7 +78,28 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     return ReadJob(data, text, where, folder)
 
 
-def _job(file: JobFile, data: dict[str, Any], base: Path, origin: tuple[str, str]) -> Job:
+def _is_launch_data(data: dict[str, Any]) -> bool:
+    """Whether a mapping that is no job is a launch file of a training program."""
+    from simulator.job.launch.detect import is_launch_data
+
+    return is_launch_data(data)
+
+
+def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
+    """The job of a launch file of a training program, with the changes made."""
+    from simulator.job.launch.detect import import_path  # only launch files need the modules of all programs
+
+    changes = list(changes)
+    found = import_path(path, changes)
+    data = copy.deepcopy(found.job)
+    for change in changes:
+        _apply_change(data, change)
+    changed = {change.partition("=")[0].strip() for change in changes}
+    places = {key: place for key, place in found.places.items() if key not in changed}
+    return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
+
+
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
     """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set, choice.release)

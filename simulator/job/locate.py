@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from hardware.errors import MeshcastError
 from hardware.load import line_of
@@ -12,17 +13,20 @@ from simulator.job.job import JobFile
 
 
 @contextmanager
-def locate_errors(where: str, text: str) -> Iterator[None]:
+def locate_errors(where: str, text: str, places: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Adds file and line to the place of an error about a field of the job.
 
     where: path of the job file.
     text: its text; empty: the job comes from a mapping, and errors stay as they are.
+    places: of a launch file, the setting behind each key, which an error about that key names.
     """
     try:
         yield
     except MeshcastError as error:
         rest = error.where.removeprefix("job.")  # of a mapping, which here is that of the file
         field = rest.split(" ")[0]
+        if field in places:
+            raise type(error)(f"{places[field]} ({rest})", error.rule, error.remedy, error.value) from None
         if not text or field.partition(".")[0] not in JobFile.model_fields:
             raise
         place = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", field)]

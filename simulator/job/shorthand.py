@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hardware.documents.other_words import list_meanings
 from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, is_scheme, scheme_names
@@ -20,6 +21,18 @@ from simulator.job.named_schemes import (
     tensor_schemes,
 )
 from simulator.models.model import Model
+
+SCHEDULES_ELSEWHERE = list_meanings(
+    {
+        "zb-h1": "zero-bubble zb zbh1 zero-bubble-h1 zb-1p",
+        "zb-h2": "zbh2 zero-bubble-h2 zb-2p",
+        "zb-v": "zbv zbvzerobubble zero-bubble-v",
+        "interleaved-1f1b": "interleaved interleaved1f1b virtual-pipeline",
+        "dualpipe-v": "dualpipev",
+        "breadth-first": "loopedbfs looped-bfs bfs",
+    }
+)
+"""Schedules by what other programs and papers call them."""
 
 Schemes = tuple[SchemeEntry, ...]
 
@@ -166,7 +179,7 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
         kind = find_scheme(f"pipeline/{str(schedule).removeprefix('pipeline/')}")
     except PlanError:
         known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
-        remedy = nearest(str(schedule).rpartition("/")[2], known)
+        remedy = nearest(str(schedule).rpartition("/")[2], known, SCHEDULES_ELSEWHERE)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = short.chunks or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}

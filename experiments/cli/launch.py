@@ -1,0 +1,74 @@
+"""``meshcast import PROGRAM FILE``, ``meshcast export JOB --to PROGRAM``, and what `predict` says of a launch file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from experiments.cli.console import check_place, emit, unwritable
+from hardware.errors import PlanError, escape_controls
+from hardware.load import read_yaml
+
+
+def import_launch(
+    form: str, file: Path, out: Path | None, cluster: str | None, model: str | None, gpus: int | None, as_json: bool
+) -> None:
+    """Prints or writes the job of a launch file."""
+    from simulator.job.launch.convert import import_text
+    from simulator.job.launch.detect import REMEDY, read_file
+    from simulator.job.launch.render import render_job
+    from simulator.job.load import load_job
+
+    given = {"cluster": cluster, "model": model}
+    options = {key: read_yaml(word, f"--{key}", PlanError).data for key, word in given.items() if word is not None}
+    found = import_text(read_file(file, REMEDY), str(file), form, gpus=gpus, folder=file.parent, **options)
+    load_job(found.job, base=file.parent)  # a job that would be refused is refused here
+    if as_json:
+        emit(found.to_dict())
+        return
+    _write(render_job(found), out)
+
+
+def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
+    """Prints or writes a job as a launch file."""
+    from simulator.job.launch.convert import export_job
+    from simulator.job.load import load_job
+
+    found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder))
+    _write(found.text, out)
+    if found.unsaid:
+        keys = ", ".join(found.unsaid)
+        typer.echo(
+            escape_controls(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True
+        )
+
+
+def tell_launch(job: Path, changes: Sequence[str]) -> None:
+    """Says on stderr what a launch file does not state, and what of it was not understood."""
+    from simulator.job.load import read_job
+
+    found = read_job(job, changes).launch
+    if found is None:
+        return
+    from simulator.job.launch.convert import FORMATS
+
+    lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
+    lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
+    more = f"the job it makes: meshcast import {found.form} {job}"
+    for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
+        typer.echo(escape_controls(f"meshcast: {line}"), err=True)
+
+
+def _write(text: str, out: Path | None) -> None:
+    """Prints a text, or writes it to a file."""
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    check_place(out, "--out")
+    try:
+        out.write_bytes(text.encode())
+    except OSError as error:
+        raise unwritable(out, error.strerror or str(error), "--out") from None
+    typer.echo(f"wrote {out}", err=True)

@@ -1,0 +1,210 @@
+"""Imports launch files as jobs, and exports jobs as launch files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hardware import load_cluster
+from hardware.errors import PlanError, nearest
+from simulator.job.job import Job
+from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
+from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job, flatten_model
+from simulator.job.launch.programs.accelerate import ACCELERATE
+from simulator.job.launch.programs.deepspeed import DEEPSPEED
+from simulator.job.launch.programs.megatron import MEGATRON
+from simulator.job.launch.programs.nemo import NEMO
+from simulator.job.launch.programs.torchtitan import TORCHTITAN
+from simulator.job.launch.table import Keys, Reading
+from simulator.models.load import load_model
+
+FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
+"""All formats by their names."""
+
+EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
+"""Names of the formats that a job can be exported to."""
+
+MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
+"""Programs whose models are code beside the launch file."""
+
+NODE, NODE_GPUS = "dgx-h100", 8
+"""The node that is assumed: no launch file says what GPUs it runs on."""
+
+
+def import_text(
+    text: str,
+    where: str,
+    form: str,
+    cluster: Any = None,
+    model: Any = None,
+    gpus: int | None = None,
+    folder: Path = Path(),
+) -> ImportedJob:
+    """The job of a launch file.
+
+    text, where: content and name of the file. form: name of its format.
+    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
+    folder: of relative paths.
+    Raises PlanError for a file that cannot be read, or that does not say what a job needs.
+    """
+    chosen = find_format(form)
+    reading = Reading(chosen.program, chosen.read(text, where))
+    if not reading.stated:
+        raise PlanError(
+            where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
+        )
+    if model is not None:
+        reading.keys |= flatten_model(load_model(model, base=folder))
+    chosen.interpret(reading)
+    keys = reading.keys
+    if model is None and "model.preset" in keys:
+        model = keys["model.preset"]
+    elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
+        rule = "it does not state the layers, hidden size and heads of a model"
+        rule += f", which {chosen.program} takes from elsewhere" if form in MODELS_ELSEWHERE else ""
+        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
+        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+    cluster = _choose_cluster(reading, cluster, gpus)
+    loaded = load_cluster(cluster, base=folder)
+    _fill_batch(reading, loaded.gpus)
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
+    job = compose_job(keys, cluster, model, folder)
+    ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
+    comments = {
+        key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
+    }
+    comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
+    comments.pop("framework.name", None)
+    if "run.steps" in comments:
+        comments["run.tokens"] = comments["run.steps"]
+    if model is None and isinstance(job["model"], str):
+        comments["model"] = "the preset of the shape that the file states"
+    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places)
+
+
+def find_format(name: str) -> LaunchFormat:
+    """The format of this name."""
+    if name not in FORMATS:
+        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
+    return FORMATS[name]
+
+
+def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
+    """The cluster of the job: given, or as many GPUs of the usual kind as the file, or its degrees, say."""
+    keys = reading.keys
+    if cluster is not None:
+        return cluster
+    why = f"{reading.program} does not say which GPUs"
+    stated = gpus or keys.get("cluster.gpus")
+    least = _fewest_gpus(keys)
+    total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
+    if stated and (gpus or stated % least == 0):
+        total = stated
+    if stated is None:
+        why = f"{why}, nor how many: the fewest nodes for its degrees"
+    elif total != stated:
+        why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
+    nodes = -(-total // NODE_GPUS)
+    made: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
+    reading.assume("cluster", made, why)
+    return made
+
+
+def _fewest_gpus(keys: Keys) -> int:
+    """The fewest GPUs for the degrees of a plan."""
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp", "dp"))
+    if "plan.dp" not in keys:
+        ranks *= keys.get("plan.replicate", 1)
+    return math.lcm(ranks, keys.get("plan.pp", 1) * keys.get("plan.ep", 1) * keys.get("plan.etp", 1))
+
+
+def _fill_batch(reading: Reading, gpus: int) -> None:
+    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
+    keys = reading.keys
+    accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    if gpus % ranks:
+        return
+    replicas = gpus // ranks
+    if own is not None and keys["batch.global"] % (own * replicas) == 0:
+        reading.set_key("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
+    if keys.get("batch.global") is None:
+        reading.set_key(
+            "batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps"
+        )
+
+
+def _fill_sharding(reading: Reading, gpus: int, node: int) -> None:
+    """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
+    keys = reading.keys
+    origin = reading.origins.get("plan.shard_nodes") or reading.origins.get("plan.mics")
+    size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    if size and gpus % (ranks * size) == 0:
+        keys["plan.replicate"] = gpus // (ranks * size)
+        reading.origins["plan.replicate"] = origin or ""
+
+
+def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job]) -> Exported:
+    """A job as a launch file, with a header that lists what the file cannot say.
+
+    load: reads a job in a folder (`simulator.job.load.load_job`).
+    What the file cannot say is found by reading it back, on the cluster of the job: every key that then differs.
+    """
+    chosen = find_format(form)
+    if chosen.write is None:
+        raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
+    keys = flatten_job(job)
+    keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
+    text = chosen.write(keys, [])
+    model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
+    back = import_text(
+        text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model, folder=job.folder
+    )
+    unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
+    header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
+    header += describe_unsaid(unsaid, chosen.program, job)
+    return Exported(chosen.write(keys, header), unsaid)
+
+
+def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two jobs differ, with both values.
+
+    Traits of another framework, and options of another scheme, do not count on top of its name.
+    """
+    wanted, found = drop_inactive(wanted), drop_inactive(found)
+    differing = {
+        key: (wanted.get(key), found.get(key))
+        for key in {**wanted, **found}
+        if key != "cluster.gpus_per_node" and wanted.get(key) != found.get(key)
+    }
+    if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
+        for key in ("model.seq", "model.position_rows"):
+            differing.pop(key, None)
+    names = {key: "framework.set." if key == "framework.name" else f"{key}." for key in differing}
+    return {
+        key: one for key, one in differing.items() if not any(key.startswith(below) for name, below in names.items())
+    }
+
+
+def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Job) -> list[str]:
+    """The lines of a header on what a file cannot say."""
+    cluster = job.as_written["cluster"]
+    named = f": {cluster}" if isinstance(cluster, str) else ""
+    lines = [f"{program} is not told which GPUs to run on{named}."]
+    if unsaid:
+        lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
+        lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
+    else:
+        lines.append("It says everything else of the job.")
+    return lines
+
+
+def _show(value: Any) -> str:
+    """A value in one line."""
+    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    return text if len(text) < 60 else text[:57] + "..."

@@ -1,0 +1,53 @@
+"""Which files are launch files, and of which program: so that every command that takes a job takes them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hardware.documents.input_file import DESCRIPTION
+from hardware.errors import PlanError
+from hardware.load import read_yaml
+from simulator.bridges.files import text as read_file
+from simulator.job.launch import LAUNCH_SUFFIXES
+from simulator.job.launch.convert import FORMATS, import_text
+from simulator.job.launch.formats import ImportedJob
+
+REMEDY = "Name a launch script, a TOML, YAML or JSON file of a training program, or a job"
+
+
+def is_launch_data(data: Mapping[str, Any]) -> bool:
+    """Whether what a YAML or JSON file holds is of a training program."""
+    return _find_form(data, "") is not None
+
+
+def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
+    """The job of a launch file whose program is found by its content.
+
+    changes: changes to the job, such as ``cluster=dgx-h100:64``; those of the whole model or cluster count here, for
+        the file need not say them.
+    Raises PlanError for a file of no program that is known.
+    """
+    text = read_file(path, REMEDY, DESCRIPTION)
+    data = None if path.suffix.lower() in LAUNCH_SUFFIXES else read_yaml(text + "\n", str(path), PlanError).data
+    form = _find_form(data, text, path.suffix.lower() == ".toml")
+    if form is None:
+        known = ", ".join(one.program for one in FORMATS.values())
+        raise PlanError(str(path), f"it is no launch file of a program that meshcast reads: {known}", REMEDY)
+    given = {}
+    for change in changes:
+        field, _, value = (word.strip() for word in change.partition("="))
+        if field in ("model", "cluster"):
+            given[field] = read_yaml(value, f"--set {field}", PlanError).data
+    return import_text(text, str(path), form, folder=path.parent, **given)
+
+
+def _find_form(data: Any, text: str, is_toml: bool = False) -> str | None:
+    """The format of what a file holds."""
+    if is_toml:
+        return "torchtitan"
+    for name in ("torchtitan", "megatron", "deepspeed", "accelerate", "nemo"):
+        if FORMATS[name].recognise(data, text):
+            return name
+    return None

@@ -1,0 +1,71 @@
+"""What a format of launch files is, and what an import and an export give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.job.launch.table import Keys, Reading, Stated
+
+
+@dataclass(frozen=True)
+class LaunchFormat:
+    """A format of launch files.
+
+    name: as commands call it. program: as messages call it. suffix: of its files.
+    recognise: whether data of a YAML, JSON or TOML file, or the text of another one, are of this format.
+    read: settings of a text by their normalised names, from a text and its place.
+    interpret: fills a `Reading` with keys.
+    write: the text of a launch file from the keys of a job and the lines of a header; None: files are read only.
+    without_influence: pattern of the names of settings that change neither time nor memory.
+    reasons: patterns of names that are known and have no place in a job, with the reason.
+    """
+
+    name: str
+    program: str
+    suffix: str
+    recognise: Callable[[Any, str], bool]
+    read: Callable[[str, str], dict[str, Stated]]
+    interpret: Callable[[Reading], None]
+    write: Callable[[Keys, list[str]], str] | None
+    without_influence: str
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImportedJob:
+    """A launch file as a job.
+
+    job: the keys of a job file. comments: what is behind its dotted keys.
+    assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
+    ignored: settings without influence on time or memory. where: the file. form: name of its format.
+    places: file, line and name of the setting behind each key.
+    """
+
+    job: dict[str, Any]
+    comments: Mapping[str, str]
+    assumed: Mapping[str, str]
+    not_understood: Mapping[str, str]
+    ignored: tuple[str, ...]
+    where: str
+    form: str
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer of ``import --json``."""
+        return {
+            "job": self.job,
+            "assumed": list(self.assumed),
+            "not_understood": [{"flag": flag, "why": why} for flag, why in self.not_understood.items()],
+            "ignored": list(self.ignored),
+        }
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A job as a launch file. unsaid: keys that the file cannot say, each with what the job says and what the program
+    would run."""
+
+    text: str
+    unsaid: Mapping[str, tuple[Any, Any]]

@@ -1,0 +1,124 @@
+"""``meshcast import`` and ``export`` of launch files, and commands that take them as jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simulator import load_job
+from tests.experiments.cli.test_app import answer, run
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "launch-files.md").read_text("utf-8")
+FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+COMMANDS = re.findall(r"^```console\n\$ meshcast (.*?)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+SCRIPT = """
+#SBATCH --nodes=2
+TP=${TP:-2}
+ARGS="--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+torchrun --nproc-per-node 8 pretrain_gpt.py $ARGS --tensor-model-parallel-size $TP --micro-batch-size 2 \\
+    --global-batch-size 32 --bf16 --vocab-size 32000 --some-new-flag 3 --lr 1e-4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of the page and a script, which is the working directory."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    (tmp_path / "small.sh").write_text(SCRIPT, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_shows_every_program() -> None:
+    assert {command.split()[1] for command, _ in COMMANDS if command.startswith("import")} == {
+        "megatron",
+        "torchtitan",
+        "deepspeed",
+        "accelerate",
+        "nemo",
+    }
+
+
+@pytest.mark.parametrize(("command", "printed"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str) -> None:
+    found = run(*command.split())
+    assert found.exit_code == 0 and found.stdout == printed
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
+def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
+    model = ["--set", "model=llama3-8b"] if name in ("ds.json", "fsdp.yaml") else []
+    model = ["--set", "model=deepseek-v3"] if name == "recipe.yaml" else model
+    found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")
+    assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["step_time_s"] > 0
+    assert f"meshcast: {name} is read as a launch file of" in found.stderr
+
+
+def test_predict_says_what_it_assumed_and_did_not_understand(folder: Path) -> None:
+    found = run("predict", "small.sh")
+    assert "assumed cluster: Megatron-LM does not say which GPUs" in found.stderr
+    assert "not understood: --some-new-flag: meshcast does not know it" in found.stderr
+    assert "meshcast import megatron small.sh" in found.stderr
+    assert "16 x h100-sxm in 2 nodes" in found.stdout
+
+
+def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
+    (folder / "plain.yaml").write_text("{model: gpt2, cluster: 'dgx-h100:1'}", "utf-8")
+    assert run("predict", "plain.yaml").stderr == ""
+
+
+def test_the_answer_in_json_lists_what_was_not_understood(folder: Path) -> None:
+    found = answer("import", "megatron", "small.sh", "--json")
+    assert found["not_understood"] == [{"flag": "--some-new-flag", "why": "meshcast does not know it"}]
+    assert found["assumed"] == ["cluster"] and "--lr" in found["ignored"]
+    assert found["job"]["plan"] == {"tp": 2, "zero": 0, "sequence_parallel": False}
+    assert load_job(found["job"]).cluster.gpus == 16
+
+
+def test_a_job_is_written_and_is_read_again(folder: Path) -> None:
+    done = run("import", "megatron", "small.sh", "--cluster", "dgx-b200:2", "--out", "made.yaml")
+    assert done.exit_code == 0 and "wrote made.yaml" in done.stderr
+    assert load_job("made.yaml").cluster.name == "dgx-b200:2"
+    assert run("export", "made.yaml", "--to", "nemo", "--out", "made-nemo.yaml").exit_code == 0
+    assert yaml.safe_load((folder / "made-nemo.yaml").read_text())["model"]["tensor_model_parallel_size"] == 2
+
+
+@pytest.mark.parametrize("command", ["compare", "why", "scale"])
+def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
+    more = {"compare": ["--set", "plan.tp=4"], "why": [], "scale": ["--gpus", "8,16"]}[command]
+    found = run(command, "small.sh", *more)
+    assert found.exit_code == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "bad.sh"], "bad.sh:5 --micro-batch-size is 'two': it takes a number. Write a number such as 8"),
+        (["predict", "uneven.sh"], "uneven.sh:5 --tensor-model-parallel-size (plan.tp) is 3: model.heads"),
+        (["predict", "empty.sh"], "it is no launch file of a program that meshcast reads: Megatron-LM, torchtitan"),
+        (["import", "megatron", "job.toml"], "job.toml: it states no setting of Megatron-LM. Name a .sh file"),
+        (["import", "torchtitan", "ds.json"], "not valid TOML"),
+        (["import", "deepspeed", "ds.json"], "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)"),
+        (["import", "megatorn", "small.sh"], "there is no format of this name. Did you mean 'megatron'?"),
+        (["import", "megatron", "small.sh", "--tokens", "4"], "--tokens is 4: megatron takes no such option"),
+        (["import", "kineto", "small.sh", "--model", "gpt2"], "--model is 'gpt2': kineto takes no such option"),
+        (["import", "megatron", "absent.sh"], "absent.sh: it cannot be read (No such file or directory)"),
+        (["export", "job.yaml"], "--to: the program is missing. Write meshcast export job.yaml --to megatron"),
+        (["export", "job.yaml", "--to", "megatorn"], "there is no format of this name. Did you mean 'megatron'?"),
+        (["export", "job.yaml", "--to", "accelerate"], "such files are read, not written"),
+        (["export", "schedule", "1f1b", "--to", "nemo"], "--to is 'nemo': it is for a job"),
+    ],
+)
+def test_errors_say_where_and_what_would_work(folder: Path, words: list[str], message: str) -> None:
+    (folder / "bad.sh").write_text(SCRIPT.replace("--micro-batch-size 2", "--micro-batch-size two"), "utf-8")
+    (folder / "uneven.sh").write_text(SCRIPT.replace("TP:-2", "TP:-3"), "utf-8")
+    (folder / "empty.sh").write_text("echo hello\n", "utf-8")
+    found = run(*words)
+    assert found.exit_code == 2 and message in found.stderr.replace("\n", " ")

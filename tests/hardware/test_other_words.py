@@ -1,0 +1,87 @@
+"""Words of other programs in messages about words that are not valid."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardware import load_cluster
+from hardware.documents.other_words import MEANINGS, WORDS, find_meaning
+from hardware.errors import CatalogError, MeshcastError, nearest
+from simulator import load_job
+from simulator.ir.registry import scheme_names
+from simulator.job.batch import Batch
+from simulator.job.framework import framework_names
+from simulator.job.job import Precision, ShortPlan
+from simulator.job.shorthand import SCHEDULES_ELSEWHERE
+from simulator.models.model import Model
+from simulator.models.parts import MoEShape
+
+JOB = {"model": "gpt2", "cluster": "dgx-h100:1"}
+
+
+def refusal(**job: object) -> str:
+    with pytest.raises(MeshcastError) as caught:
+        load_job({**JOB, **job})
+    return str(caught.value)
+
+
+def test_every_meaning_is_a_word_of_a_job() -> None:
+    keys = {
+        field.alias or key
+        for kind in (ShortPlan, Batch, Precision, Model, MoEShape)
+        for key, field in kind.model_fields.items()
+    }
+    valid = keys | set(framework_names()) | {name.partition("/")[2] for name in scheme_names()}
+    assert WORDS.keys() <= valid
+    assert not MEANINGS.keys() & keys - {"seq"}, "a word that is valid needs no meaning"
+    assert len(MEANINGS) == sum(len(others.split()) for others in WORDS.values()), "one meaning for each word"
+
+
+@pytest.mark.parametrize(
+    ("word", "valid", "meaning"),
+    [
+        ("vpp", ["chunks", "pp"], "chunks"),
+        ("--tensor-model-parallel-size", ["tp"], "tp"),
+        ("parallelism.tensor_parallel_degree", ["tp"], "tp"),
+        ("Num-Layers", ["layers"], "layers"),
+        ("vpp", ["tp"], None),
+        ("nonsense", ["tp"], None),
+    ],
+)
+def test_a_word_means_a_valid_one(word: str, valid: list[str], meaning: str | None) -> None:
+    assert find_meaning(word, valid) == meaning
+    assert (
+        meaning is None
+        or f"It is {meaning!r} here" in nearest(word, valid)
+        or f"Did you mean {meaning!r}" in nearest(word, valid)
+    )
+
+
+def test_messages_name_the_key_that_was_meant() -> None:
+    assert "It is 'zb-h1' here" in refusal(plan={"pp": 2, "schedule": "zero-bubble"})
+    assert set(SCHEDULES_ELSEWHERE.values()) <= {name.removeprefix("pipeline/") for name in scheme_names()}
+    assert "It is 'megatron-core' here" in refusal(framework="megatron-lm")
+    assert "batch.gbs: no such key. It is 'global' here" in refusal(batch={"gbs": 8})
+
+
+def test_all_wrong_keys_are_told_at_once() -> None:
+    text = refusal(plan={"vpp": 2, "tensor_parallel_size": 8, "sheduling": 1})
+    assert "plan.vpp: no such key, nor are " in text and "It is 'chunks' here" in text
+    assert "tensor_parallel_size (it is 'tp' here)" in text and "sheduling (did you mean 'schedule'?)" in text
+    many = refusal(plan={f"key_{number}": 1 for number in range(14)})
+    assert "and 3 more" in many
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("h100:64", "Nodes are counted, not GPUs: 64 h100-sxm are dgx-h100:8"),
+        ("b200:8", "Nodes are counted, not GPUs: 8 b200-sxm are dgx-b200:1"),
+        ("a100-sxm-80:12", "for 12 GPUs write {gpu: a100-sxm-80, gpus: 12}"),
+        ("gh100:3", "Valid: "),
+    ],
+)
+def test_a_gpu_in_place_of_a_node(cluster: str, message: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        load_cluster(cluster)
+    assert message in str(caught.value)
