@@ -1,9 +1,9 @@
 """Dynamic programming over contiguous stages: Alpa's inter-operator pass.
 
 Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng
-et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path, and
-limits are tried in ascending order until (m - 1) x the limit with the least sum is no better than the best plan. What a
-stage costs once a step is no part of the objective. `balance_stages` is nnScaler's pass, of another objective.
+et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path. What a
+stage costs once a step is no part of the objective. Only limits that some optimum of the sum attains are solved here:
+the same optimum with fewer paths. `balance_stages` is nnScaler's pass, of another objective.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ def plan_stages(
     while low < high:  # the smallest limit under which stages exist
         middle = (low + high) // 2
         low, high = (low, middle) if math.isfinite(steps.least_sum(float(limits[middle]))) else (middle + 1, high)
-    best: StageSequence | None = None
-    last = -math.inf
-    for limit in map(float, limits[low:]):
-        if best is not None and (microbatches - 1) * limit + least >= best.value:
+    lowest = float(limits[low])
+    steps.least_sum(lowest)
+    best = steps.sequence(microbatches)
+    # A higher limit than this cannot pay; from there on down every sum is at least the one before it.
+    limit = (best.value - least) / (microbatches - 1) if microbatches > 1 else math.inf
+    while limit >= lowest:
+        total = steps.least_sum(limit)
+        found = steps.sequence(microbatches)
+        best = min(best, found, key=lambda one: one.value)
+        if total + (microbatches - 1) * lowest >= best.value:
             break
-        if limit - last < gap:
-            continue
-        last = limit
-        steps.least_sum(limit)
-        stages = steps.stages()
-        own = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in stages]
-        value = sum(own) + (microbatches - 1) * max(own)
-        if best is None or value < best.value:
-            best = StageSequence(stages, value, 0)
-    assert best is not None
+        slowest = max(steps.seconds_of(one) for one in found.stages)
+        below = limits[limits < slowest - gap]
+        limit = float(below[-1]) if len(below) else -math.inf
     return best._replace(visited=steps.visited)
 
 
@@ -73,6 +72,8 @@ class _StageSteps:
 
     def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add) -> None:
         self.table, self.gpus, self.most, self.join, self.visited = table, gpus, most, join, 0
+        gpus_of = np.array([option.gpus for option in table.options])
+        self.sizes = [(int(size), np.flatnonzero(gpus_of == size)) for size in np.unique(gpus_of) if size <= gpus]
         self._totals: list[np.ndarray] = []
         self._choices: list[np.ndarray] = []
 
@@ -86,26 +87,42 @@ class _StageSteps:
         for stage in range(1, self.most + 1):
             before = self._totals[-1]
             total, choice = np.full(before.shape, np.inf), np.zeros(before.shape, int)
-            for number, option in enumerate(table.options):
-                if option.gpus > self.gpus:
+            fitting = np.where(table.behind >= stage - 1, allowed, np.inf)
+            for size, numbers in self.sizes:
+                # [first layer, last layer]: the best option of so many GPUs; and with GPUs: what follows the last layer.
+                own = fitting[:, :, numbers]
+                option = own.argmin(axis=2)
+                seconds = np.take_along_axis(own, option[:, :, None], axis=2)[:, :, 0]
+                if not np.isfinite(seconds).any():
                     continue
-                seconds = np.where(table.behind[:, :, number] >= stage - 1, allowed[:, :, number], np.inf)
-                # [first layer, last layer, GPUs]: this stage, and what follows its last layer.
-                sums = self.join(seconds[:, :, None], before[None, 1:, : self.gpus + 1 - option.gpus])
+                sums = self.join(seconds[:, :, None], before[None, 1:, : self.gpus + 1 - size])
                 self.visited += sums.size
                 last = sums.argmin(axis=1)
                 best = np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
-                part = total[:-1, option.gpus :]
+                part = total[:-1, size:]
                 better = best < part
                 part[better] = best[better]
-                choice[:-1, option.gpus :][better] = last[better] * len(table.options) + number
+                picked = numbers[np.take_along_axis(option, last, axis=1)]
+                choice[:-1, size:][better] = (last * len(table.options) + picked)[better]
             self._totals.append(total)
             self._choices.append(choice)
+            if not np.isfinite(total).any():
+                break
         return float(min(one[0, self.gpus] for one in self._totals[1:]))
+
+    def seconds_of(self, stage: PlannedStage) -> float:
+        """The seconds of a stage [s]."""
+        return float(self.table.seconds[stage.layers[0], stage.layers[-1], stage.option])
+
+    def sequence(self, microbatches: int) -> StageSequence:
+        """The stages of the last least sum, with the objective of so many micro-batches."""
+        stages = self.stages()
+        own = [self.seconds_of(one) for one in stages]
+        return StageSequence(stages, sum(own) + (microbatches - 1) * max(own), self.visited)
 
     def value(self, number: int) -> float:
         """The last least sum of so many stages [s]."""
-        return float(self._totals[number][0, self.gpus])
+        return float(self._totals[number][0, self.gpus]) if number < len(self._totals) else math.inf
 
     def stages(self, number: int = 0) -> tuple[PlannedStage, ...]:
         """The stages of the last least sum, by default of the best number of them."""

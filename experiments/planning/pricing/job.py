@@ -25,12 +25,18 @@ from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 
 
+SHARED_AXES = 2
+"""Most axes of meshes whose tables are priced whole, for the planners that restrict them."""
+
+
 class JobProblem:
     """A job without its plan, at the prices of the forecast.
 
-    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts.
+    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts, and the degree of
+        expert parallelism.
     samples: sequences of a micro-batch, of all ranks of a stage together.
     microbatches: of a step, in place of those of the plan of the job.
+    expert_ranks: of expert parallelism, those of the plan of the job; stages of fewer GPUs have fewer.
 
     Raises PlanError for a cluster of several kinds of nodes.
     """
@@ -49,7 +55,8 @@ class JobProblem:
             raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
         self.name = str(self.job.id or self.job.model.name)
         self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
-        self.microbatches = microbatches or resolve_plan(self.job, self.shared).shape.m
+        stated = resolve_plan(self.job, self.shared)
+        self.microbatches, self.expert_ranks = microbatches or stated.shape.m, stated.mesh.size("ep")
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
         self._tables: dict[Any, FactorTable] = {}
@@ -88,14 +95,27 @@ class JobProblem:
             raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
         key = tuple(axes.items()), allowed
         if key not in self._tables:
-            whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
-            self._tables[key] = build_table(self.resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+            self._tables[key] = self._make_table(axes, allowed)
         return self._tables[key]
 
+    def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
+        if len(axes) <= SHARED_AXES and allowed != allow_all:  # planners of several restrictions share its prices
+            try:
+                return self.operators(axes).restrict(allowed)  # type: ignore[arg-type]
+            except ValueError as error:
+                rule = f"over {dict(axes)}: {error}"
+                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions") from error
+        whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
+        return build_table(self.resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
-        scheme = {"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}
+        schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
         batch = {"global": self.sequences, "micro": self.samples}
-        return {"plan": {"mesh": dict(axes), "schemes": [scheme]}, "batch": batch}
+        plan: dict[str, Any] = {"mesh": dict(axes)}
+        if self.expert_ranks > 1:
+            plan["views"] = {"experts": {"edp": self.gpus // self.expert_ranks, "ep": self.expert_ranks}}
+            schemes = [{"use": "expert/all-to-all", "over": "ep"}, *schemes]
+        return {"plan": {**plan, "schemes": schemes}, "batch": batch}
 
     def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
@@ -103,6 +123,7 @@ class JobProblem:
         layouts: dict[str, dict[str, str | None]] = {
             name: {axis: dim or None for axis, dim in options[name]}  # type: ignore[attr-defined]
             for name in options
+            if options[name]  # experts are sharded by their scheme
         }
         stream = layouts.pop(STREAM)
         return self._annotate_axes(axes, [{"divide": {"all": None, **layouts}}], stream)
@@ -126,8 +147,13 @@ class JobProblem:
         for size in sizes:
             for tensor in (one for one in powers if size % one == 0 and self.samples % (size // one) == 0):
                 for again in ("none", "full") if recompute else ("none",):
-                    found.append(StageOption(size, {"tp": tensor, "dp": size // tensor, "recompute": again}))
+                    degrees = {"tp": tensor, "dp": size // tensor, "recompute": again}
+                    found.append(StageOption(size, degrees | self._expert_degree(size)))
         return found
+
+    def _expert_degree(self, gpus: int) -> dict[str, int]:
+        """The degree of expert parallelism of a stage, for models with experts."""
+        return {"ep": math.gcd(self.expert_ranks, gpus)} if self.expert_ranks > 1 else {}
 
     def _resolve_option(self, option: StageOption) -> Plan:
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
