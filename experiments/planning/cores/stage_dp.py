@@ -1,8 +1,8 @@
 """Dynamic programming over contiguous stages: Alpa's inter-operator pass.
 
 Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng
-et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path. What a
-stage costs once a step is no part of the objective. Only limits that some optimum of the sum attains are solved here:
+et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path. What
+a stage costs once a step is no part of the objective. Only limits that some optimum of the sum attains are solved here:
 the same optimum with fewer paths. `balance_stages` is nnScaler's pass, of another objective.
 """
 
@@ -89,7 +89,7 @@ class _StageSteps:
             total, choice = np.full(before.shape, np.inf), np.zeros(before.shape, int)
             fitting = np.where(table.behind >= stage - 1, allowed, np.inf)
             for size, numbers in self.sizes:
-                # [first layer, last layer]: the best option of so many GPUs; and with GPUs: what follows the last layer.
+                # The best option of so many GPUs [first layer, last layer]; the third axis: GPUs of what follows.
                 own = fitting[:, :, numbers]
                 option = own.argmin(axis=2)
                 seconds = np.take_along_axis(own, option[:, :, None], axis=2)[:, :, 0]

@@ -9,7 +9,8 @@ paper operators are cut, recomputed and sharded one by one; here layers are, and
 from __future__ import annotations
 
 from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk
-from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.cores.stage_dp import plan_stages
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from experiments.planning.problem import Problem, SearchBudget
 from simulator.ir.scheme import Paper
 
@@ -33,3 +34,8 @@ class Aceso(Planner):
         if found is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
         return Proposal(write_stages(problem, table, found.stages), found.value, found.visited)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """Alpa's dynamic program over the same stages: the objective is the same."""
+        found = plan_stages(problem.stages(), problem.gpus, problem.microbatches)
+        return SpaceOptimum(found.value, "dynamic programming over stages") if found else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
 from experiments.planning.pricing.stage_prices import range_totals
@@ -29,6 +29,13 @@ class AdaPipePlanner(Planner):
     restrictions = ("recompute a part of a layer", "use stages of unlike degrees", "cut inside a layer")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        return self._plan(problem, keep=1)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The same search, which keeps all suffixes that may matter."""
+        return SpaceOptimum(self._plan(problem, keep=0).value, "dynamic programming over all suffixes")
+
+    def _plan(self, problem: Problem, keep: int) -> Proposal:
         job = require_job(problem)
         table = job.stages()
         pipelines = [*uniform_pipelines(job, table)]
@@ -42,7 +49,7 @@ class AdaPipePlanner(Planner):
             if again is None:
                 continue
             costs = [self._price(job, plain, again, stage) for stage in range(plain.depth)]
-            found = plan_phases([one[0] for one in costs], [one[1] for one in costs], job.microbatches)
+            found = plan_phases([one[0] for one in costs], [one[1] for one in costs], job.microbatches, keep)
             visited += plain.depth * table.layers**2
             if found is None:
                 continue

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from experiments.planning.cores.pipelines.enumeration import try_best
 from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
 from experiments.planning.pricing.pipelines import pipeline_plan
+from experiments.planning.pricing.space_search import search_space
 from experiments.planning.pricing.stage_prices import range_totals
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.stages import StageOption
@@ -64,6 +65,11 @@ class Amp(Planner):
             raise self.nothing_fits(problem, remedy)
         chosen = priced[best.place]
         return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        mixed = require_kinds(problem)
+        plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
+        return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 
     def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
         layers = mixed.layers

@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
-from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.pricing.space_search import search_space
 from experiments.planning.problem import Problem, SearchBudget
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
@@ -62,3 +64,10 @@ class AutoPipe(Planner):
         if best is None:
             raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
         return best._replace(visited=visited)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        if not isinstance(problem, JobProblem):
+            return None
+        plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}
+        where = [f"batch.micro * plan.dp == {problem.samples}"]
+        return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time, where)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.pipelines.layer_paths import choose_strategies
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import require_job
@@ -83,7 +84,8 @@ class Galvatron(Planner):
                 best = Proposal(strategy_plan(job, layers, chosen), value, visited)
         if best is None:
             raise error or self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
-        return best._replace(visited=visited)
+        proof = PlanProof(best.value, best.value, "dynamic programming over layers, memory in 1,000 parts")
+        return best._replace(visited=visited, proof=proof)
 
     def _pipelines(self, gpus: int, layers: int) -> Iterator[list[int]]:
         """Layers of the stages of every depth."""

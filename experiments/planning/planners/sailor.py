@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages
 from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
@@ -56,7 +57,7 @@ class Sailor(Planner):
                             best = found
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
-        return Proposal(best[1], best[0], visited)
+        return Proposal(best[1], best[0], visited, PlanProof(best[0], best[0], "enumeration of its space"))
 
     def _price(
         self, own: MixedProblem, order: Sequence[PricedNodes], shares: Sequence[int], layers: list[int], replicas: int
@@ -87,7 +88,10 @@ class Sailor(Planner):
 
 def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behind: int) -> int | None:
     """The least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind it."""
-    table = kind.problem.stages(recompute=False)
+    try:
+        table = kind.problem.stages(recompute=False)
+    except PlanError:  # no degrees suit these micro-batches
+        return None
     fitting = [
         int(option.plan["tp"])
         for number, option in enumerate(table.options)

@@ -9,13 +9,17 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from experiments.planning.cores.elimination import eliminate
+from experiments.planning.cores.ilp import solve_table
 from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import SpaceOptimum
 from experiments.planning.pricing.operators import STREAM, build_table
 from experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
 from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.profile import NetworkLevel
 from experiments.planning.stages import PlannedStage, StageOption, StageTable
 from experiments.planning.table import Assignment, FactorTable
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
@@ -23,7 +27,6 @@ from simulator.forecast.step import StepAndMemory, forecast_step
 from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
-
 
 SHARED_AXES = 2
 """Most axes of meshes whose tables are priced whole, for the planners that restrict them."""
@@ -61,6 +64,7 @@ class JobProblem:
         self.samples = self.sequences // self.microbatches
         self._tables: dict[Any, FactorTable] = {}
         self._stages: dict[bool, StageTable] = {}
+        self._bounds: dict[FactorTable, SpaceOptimum] = {}
 
     def with_microbatches(self, count: int) -> JobProblem:
         """The same job in another number of micro-batches."""
@@ -101,12 +105,28 @@ class JobProblem:
     def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
         if len(axes) <= SHARED_AXES and allowed != allow_all:  # planners of several restrictions share its prices
             try:
-                return self.operators(axes).restrict(allowed)  # type: ignore[arg-type]
+                whole = self.operators(axes)
+                restricted = whole.restrict(allowed)  # type: ignore[arg-type]
+                return whole if restricted.choices == whole.choices else restricted
             except ValueError as error:
                 rule = f"over {dict(axes)}: {error}"
                 raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions") from error
-        whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
-        return build_table(self.resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+        plan = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
+        return build_table(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
+
+    def bound_layouts(self, table: FactorTable, seconds: float) -> SpaceOptimum:
+        """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit.
+
+        seconds: limit of the solver [s].
+        """
+        if table not in self._bounds:
+            found = eliminate(table)
+            if found is None or table.cost(found.assignment).nbytes <= self.memory:
+                self._bounds[table] = SpaceOptimum(found.value if found else math.inf, "elimination")
+            else:
+                solved = solve_table(table, self.memory, seconds)
+                self._bounds[table] = SpaceOptimum(solved.bound if solved else math.inf, "integer program")
+        return self._bounds[table]
 
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
         schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
@@ -157,8 +177,9 @@ class JobProblem:
 
     def _resolve_option(self, option: StageOption) -> Plan:
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
-        stages = self.gpus // option.gpus
-        plan = uniform_plan(option, min(stages, self.job.model.layers) if self.gpus % option.gpus == 0 else 1)
+        most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
+        depth = max(one for one in list_divisors(self.job.model.layers) if one <= most)
+        plan = uniform_plan(option, depth)
         stated = self.job_of({"plan": plan, "batch": self._batch_of(option)})
         if plan["pp"] * option.gpus != self.gpus:
             stated["cluster"] = _resize_cluster(stated["cluster"], plan["pp"] * option.gpus, self.job)
@@ -167,6 +188,10 @@ class JobProblem:
     def units_of(self, option: StageOption) -> UnitCosts:
         """The costs of the model's units where all stages are of one option. Raises PlanError for a broken rule."""
         return unit_costs(self._resolve_option(option), self.shared)
+
+    def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
+        """The costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken rule."""
+        return unit_costs(self.resolve(changes), self.shared)
 
     def _batch_of(self, option: StageOption) -> dict[str, Any]:
         return {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
@@ -211,8 +236,6 @@ def require_job(problem: Problem) -> JobProblem:
     """The problem as a job. Raises PlanError for a profile, whose plans are no jobs."""
     if not isinstance(problem, JobProblem):
         raise PlanError(f"problem {problem.name}", "the planner plans jobs", "Give it a job", problem.mode)
-    if len(problem.job.cluster.kinds) > 1:
-        problem.stages()  # says what to do
     return problem
 
 

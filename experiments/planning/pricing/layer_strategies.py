@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.stage_prices import UnitCosts, unit_costs
+from experiments.planning.pricing.stage_prices import UnitCosts
 from hardware.errors import PlanError
 
 BY_HEADS = ("qkv", "core", "proj")
@@ -103,7 +103,7 @@ def price_strategies(
         plan = strategy_plan(problem, layers, [strategy] * sum(layers))
         try:
             step = problem.forecast(plan).step_time
-            costs = unit_costs(problem.resolve(plan), problem.shared)
+            costs = problem.units_of_plan(plan)
         except PlanError as broken:
             error = broken
             continue
