@@ -23,10 +23,12 @@ from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
 from simulator.forecast.step import StepAndMemory, forecast_step
 from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
+from simulator.report.report import Report
 
 SHARED_AXES = 2
 """Most axes of meshes whose tables are priced whole, for the planners that restrict them."""
@@ -35,8 +37,8 @@ SHARED_AXES = 2
 class JobProblem:
     """A job without its plan, at the prices of the forecast.
 
-    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts, and the degree of
-        expert parallelism.
+    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts, and the degree
+        of expert parallelism.
     samples: sequences of a micro-batch, of all ranks of a stage together.
     microbatches: of a step, in place of those of the plan of the job.
     expert_ranks: of expert parallelism, those of the plan of the job; stages of fewer GPUs have fewer.
@@ -83,6 +85,10 @@ class JobProblem:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
+    def report(self, changes: Mapping[str, Any]) -> Report:
+        """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
+
     def resolve(self, changes: Mapping[str, Any]) -> Plan:
         """The resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
@@ -103,16 +109,24 @@ class JobProblem:
         return self._tables[key]
 
     def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
-        if len(axes) <= SHARED_AXES and allowed != allow_all:  # planners of several restrictions share its prices
-            try:
-                whole = self.operators(axes)
-                restricted = whole.restrict(allowed)  # type: ignore[arg-type]
-                return whole if restricted.choices == whole.choices else restricted
-            except ValueError as error:
-                rule = f"over {dict(axes)}: {error}"
-                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions") from error
+        if len(axes) <= SHARED_AXES and allowed != allow_all:
+            return self._restrict_table(axes, allowed)
         plan = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
         return build_table(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
+
+    def _restrict_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
+        """A part of the whole table, whose prices planners of several restrictions share."""
+        whole = self.operators(axes)
+
+        def keep(name: str, layout: Any) -> bool:
+            return not layout or allowed(name, layout)  # experts have one option
+
+        for name, options in whole.choices.items():
+            if not any(keep(name, layout) for layout in options):
+                rule = f"a planner's restrictions leave {name} no layout over {dict(axes)}"
+                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions", name)
+        restricted = whole.restrict(keep)
+        return whole if restricted.choices == whole.choices else restricted
 
     def bound_layouts(self, table: FactorTable, seconds: float) -> SpaceOptimum:
         """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit.

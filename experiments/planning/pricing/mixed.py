@@ -57,8 +57,8 @@ def _find_place(kinds: Sequence[PricedNodes], rank: int) -> tuple[PricedNodes, i
 class MixedProblem(JobProblem):
     """A job without its plan, on GPUs of several kinds or of one.
 
-    Planners that know kinds ask each for its prices; to others all GPUs are as slow, and have as little memory, as those
-    of some kind, cost by cost.
+    Planners that know kinds ask each for its prices; to others all GPUs are as slow, and have as little memory, as
+    those of some kind, cost by cost.
 
     kinds: in the order of the job's cluster. layers: of the model.
 

@@ -1,9 +1,9 @@
 """The table of a model's operators at the prices of the forecast: what `tensor/annotated` executes, factor by factor.
 
 A variable is an operator of a layer or of the ends of the model, and ``stream``, the residual stream between units; all
-layers share their variables, also layers of several kinds. Its options are the legal layouts: for every axis of the mesh
-a dim, or none (all ranks along it do the same). Operators of experts have one option, without axes: what the expert
-scheme of the plan gives them, in their view of the mesh. A factor is
+layers share their variables, also layers of several kinds. Its options are the legal layouts: for every axis of the
+mesh a dim, or none (all ranks along it do the same). Operators of experts have one option, without axes: what the
+expert scheme of the plan gives them, in their view of the mesh. A factor is
 
 * an operator: its kernels, saved buffers, weights, sums of weight gradients over ranks, and their share of the update;
 * a tensor with its producer and all its readers: collectives between their layouts, each once for all readers of a

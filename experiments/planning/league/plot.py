@@ -8,8 +8,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from experiments.planning.league.optimum import CertifiedOptimum
+from experiments.planning.league.rows import LeagueRow
 from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.league import CertifiedOptimum, LeagueRow, regret
 from experiments.plots import style
 from experiments.plots.sheet import LINE, Sheet, save, wrap_words
 from simulator.report.words import format_seconds
@@ -25,8 +26,8 @@ def draw(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptim
 
 def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> Figure:
     """The plot."""
-    shown = [(row, value) for row in rows if (value := regret(row, optimum)) is not None]
-    too_large = [row.name for row in rows if row.forecast is not None and not row.forecast.fits]
+    shown = [(row, row.regret) for row in rows if row.regret is not None]
+    too_large = [row.name for row in rows if row.report is not None and not row.fits]
     refused = [row.name for row in rows if row.refused is not None]
     words = [
         f"{problem.gpus:,} x {problem.job.cluster.gpu.name}, {problem.sequences:,} sequences a step",
