@@ -9,6 +9,8 @@ the same optimum with fewer paths. `balance_stages` is nnScaler's pass, of anoth
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,37 +18,49 @@ from experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 
 def plan_stages(
-    table: StageTable, gpus: int, microbatches: int, most_stages: int = 0, gap: float = 0.0
+    table: StageTable,
+    gpus: int,
+    microbatches: int,
+    most_stages: int = 0,
+    gap: float = 0.0,
+    seconds: float = math.inf,
 ) -> StageSequence | None:
-    """The best stages that use all `gpus`; None if nothing fits.
+    """The best stages that use all `gpus`, with a bound of the objective; None if nothing fits.
 
+    seconds: CPU time after which the best stages so far count [s].
     microbatches: m. most_stages: limit of their number; 0: none.
     gap: limits of the maximum closer than this are not told apart [s]; Alpa's code has 1e-6. 0: the optimum.
     """
     steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus))
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
-    if not len(limits) or not math.isfinite(steps.least_sum(math.inf)):
+    least, end = steps.least_sum(math.inf) if len(limits) else math.inf, time.process_time() + seconds
+    if not math.isfinite(least):
         return None
-    least = steps.least_sum(math.inf)
-    low, high = 0, len(limits) - 1
-    while low < high:  # the smallest limit under which stages exist
-        middle = (low + high) // 2
-        low, high = (low, middle) if math.isfinite(steps.least_sum(float(limits[middle]))) else (middle + 1, high)
-    lowest = float(limits[low])
-    steps.least_sum(lowest)
     best = steps.sequence(microbatches)
+    low, high = 0, int(np.searchsorted(limits, steps.slowest(best.stages)))
+    while low < high and time.process_time() < end:  # the smallest limit under which stages exist
+        middle = (low + high) // 2
+        if math.isfinite(steps.least_sum(float(limits[middle]))):
+            found = steps.sequence(microbatches)
+            best = min(best, found, key=lambda one: one.value)
+            high = int(np.searchsorted(limits, steps.slowest(found.stages)))
+        else:
+            low = middle + 1
+    lowest = float(limits[low])
+    bound = least + (microbatches - 1) * lowest
     # A higher limit than this cannot pay; from there on down every sum is at least the one before it.
     limit = (best.value - least) / (microbatches - 1) if microbatches > 1 else math.inf
     while limit >= lowest:
+        if time.process_time() >= end:
+            return best._replace(visited=steps.visited, bound=min(bound, best.value))
         total = steps.least_sum(limit)
         found = steps.sequence(microbatches)
         best = min(best, found, key=lambda one: one.value)
         if total + (microbatches - 1) * lowest >= best.value:
             break
-        slowest = max(steps.seconds_of(one) for one in found.stages)
-        below = limits[limits < slowest - gap]
+        below = limits[limits < steps.slowest(found.stages) - gap]
         limit = float(below[-1]) if len(below) else -math.inf
-    return best._replace(visited=steps.visited)
+    return best._replace(visited=steps.visited, bound=best.value)
 
 
 def balance_stages(table: StageTable, gpus: int, microbatches: int, most_stages: int = 0) -> StageSequence | None:
@@ -93,17 +107,16 @@ class _StageSteps:
                 own = fitting[:, :, numbers]
                 option = own.argmin(axis=2)
                 seconds = np.take_along_axis(own, option[:, :, None], axis=2)[:, :, 0]
-                if not np.isfinite(seconds).any():
-                    continue
-                sums = self.join(seconds[:, :, None], before[None, 1:, : self.gpus + 1 - size])
-                self.visited += sums.size
-                last = sums.argmin(axis=1)
-                best = np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
-                part = total[:-1, size:]
-                better = best < part
-                part[better] = best[better]
-                picked = numbers[np.take_along_axis(option, last, axis=1)]
-                choice[:-1, size:][better] = (last * len(table.options) + picked)[better]
+                spans = np.flatnonzero([np.isfinite(seconds.diagonal(span)).any() for span in range(table.layers)])
+                for span in spans.tolist():  # [first layer, GPUs]: this stage of span + 1 layers, and what follows it
+                    own_seconds, last = seconds.diagonal(span), np.arange(span, table.layers)
+                    sums = self.join(own_seconds[:, None], before[span + 1 :, : self.gpus + 1 - size])
+                    self.visited += sums.size
+                    part = total[: len(own_seconds), size:]
+                    better = sums < part
+                    part[better] = sums[better]
+                    cell = last * len(table.options) + numbers[option.diagonal(span)]
+                    choice[: len(own_seconds), size:][better] = np.broadcast_to(cell[:, None], sums.shape)[better]
             self._totals.append(total)
             self._choices.append(choice)
             if not np.isfinite(total).any():
@@ -113,6 +126,10 @@ class _StageSteps:
     def seconds_of(self, stage: PlannedStage) -> float:
         """The seconds of a stage [s]."""
         return float(self.table.seconds[stage.layers[0], stage.layers[-1], stage.option])
+
+    def slowest(self, stages: Sequence[PlannedStage]) -> float:
+        """The seconds of the slowest stage [s]."""
+        return max(map(self.seconds_of, stages))
 
     def sequence(self, microbatches: int) -> StageSequence:
         """The stages of the last least sum, with the objective of so many micro-batches."""

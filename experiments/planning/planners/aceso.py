@@ -37,5 +37,5 @@ class Aceso(Planner):
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Alpa's dynamic program over the same stages: the objective is the same."""
-        found = plan_stages(problem.stages(), problem.gpus, problem.microbatches)
-        return SpaceOptimum(found.value, "dynamic programming over stages") if found else None
+        found = plan_stages(problem.stages(), problem.gpus, problem.microbatches, seconds=budget.seconds)
+        return SpaceOptimum(found.bound, "dynamic programming over stages") if found else None

@@ -55,11 +55,12 @@ class Metis(Planner):
                 value = stages.step_seconds(choices, found.layers)
                 if best is None or value < best[0]:
                     best = value, stages.write(choices, found.layers)
-            if best is not None and (visited >= budget.steps or time.process_time() > end):
+            if visited >= budget.steps or time.process_time() > end:
                 whole = False
                 break
         if best is None:
-            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
+            remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
+            raise self.nothing_fits(problem, remedy)
         proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
         return Proposal(best[1], best[0], visited, proof)
 

@@ -45,8 +45,13 @@ STREAM = "stream"
 """The variable of the residual stream."""
 
 
-def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[Dims]:
-    """Every layout of an operator in which all dims divide by the axes that shard them."""
+def legal_layouts(
+    operator: Operator, axes: Sequence[str], mesh: Mesh, dims_per_axis: Sequence[Sequence[str]] = ()
+) -> list[Dims]:
+    """Every layout of an operator in which all dims divide by the axes that shard them.
+
+    dims_per_axis: the dims to try for each axis, with "" for none; empty: all.
+    """
     tensors = (*operator.ins, *operator.outs, *operator.weights)
 
     def divides(layout: Mapping[str, str]) -> bool:
@@ -56,7 +61,10 @@ def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[D
                 return False
         return True
 
-    found = (tuple(zip(axes, dims, strict=True)) for dims in product(("", *operator.divisible_dims), repeat=len(axes)))
+    found = (
+        tuple(zip(axes, dims, strict=True))
+        for dims in product(*(dims_per_axis or [("", *operator.divisible_dims)] * len(axes)))
+    )
     return [layout for layout in found if divides(dict(layout))]
 
 
@@ -124,7 +132,10 @@ class UnitTable:
             name = self.variable(operator)
             layouts: tuple[Dims, ...] = ((),)
             if not operator.view:
-                layouts = tuple(one for one in legal_layouts(operator, axes, self.mesh) if allowed(name, one))
+                worth = getattr(allowed, "dims_per_axis", None)
+                tried = worth(name, ("", *operator.divisible_dims), len(axes)) if worth else ()
+                legal = legal_layouts(operator, axes, self.mesh, tried)
+                layouts = tuple(one for one in legal if allowed(name, one))
             if name in choices and choices[name] != layouts:
                 layouts = tuple(one for one in choices[name] if one in layouts)
             if not layouts:
