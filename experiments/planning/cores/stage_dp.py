@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,7 +34,10 @@ def plan_stages(
     """
     steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus))
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
-    least, end = steps.least_sum(math.inf) if len(limits) else math.inf, time.process_time() + seconds
+    end = time.process_time() + seconds
+    # No stage of a better plan takes longer than m of it, one after another, may.
+    limit = value_alike(table, gpus, microbatches) / microbatches * (1 + 1e-9)
+    least = steps.least_sum(limit) if len(limits) else math.inf
     if not math.isfinite(least):
         return None
     best = steps.sequence(microbatches)
@@ -61,6 +65,21 @@ def plan_stages(
         below = limits[limits < steps.slowest(found.stages) - gap]
         limit = float(below[-1]) if len(below) else -math.inf
     return best._replace(visited=steps.visited, bound=best.value)
+
+
+def value_alike(table: StageTable, gpus: int, microbatches: int) -> float:
+    """The least objective of plans whose stages have one option and even layers; infinite if none fits [s]."""
+    best = math.inf
+    for number, option in enumerate(table.options):
+        depth, left = divmod(gpus, option.gpus)
+        if left or not 0 < depth <= table.layers:
+            continue
+        borders = [0, *np.cumsum([len(part) for part in np.array_split(np.arange(table.layers), depth)]).tolist()]
+        cells = [(first, end - 1, number) for first, end in pairwise(borders)]
+        if all(table.behind[cell] >= depth - 1 - place for place, cell in enumerate(cells)):
+            own = [float(table.seconds[cell]) for cell in cells]
+            best = min(best, sum(own) + (microbatches - 1) * max(own))
+    return best
 
 
 def balance_stages(table: StageTable, gpus: int, microbatches: int, most_stages: int = 0) -> StageSequence | None:
