@@ -58,15 +58,16 @@ def find_optimum(
     try:
         if len(problem.job.cluster.kinds) > 1:
             found = search(stated, top=1, unlike=True, base=folder, watch=watch)
-            done, best, proof = None, found.best[0] if found.best else None, found.certificate
+            done, proof = None, found.certificate
+            changes = found.best[0].changes if found.best else None
         else:
             done = open_search(stated, top=1, base=folder)
             proof = run_on_workers(done, count_cores(), watch)
-            best = done.best[0] if done.best else None
+            changes = done.best[0].changes if done.best else None
     except PlanError as error:
         return error
-    step, plan = (proof.step, dict(best.changes)) if best else (math.inf, {})
-    return CertifiedOptimum(step, proof.gap, proof.plans, proof.cpu, plan, done is None, done)
+    step = proof.step if changes is not None else math.inf
+    return CertifiedOptimum(step, proof.gap, proof.plans, proof.cpu, dict(changes or {}), done is None, done)
 
 
 def explain_faster(problem: JobProblem, plan: dict[str, Any], step: float, optimum: CertifiedOptimum) -> list[str]:

@@ -100,7 +100,7 @@ def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) ->
             continue
         row = LeagueRow(name, time.process_time() - begin, proposal, not_executable=proposal.not_executable)
         try:
-            yield row if row.not_executable else replace(row, report=problem.report(proposal.plan))
+            yield row if row.not_executable else replace(row, report=problem.report(dict(proposal.plan)))
         except PlanError as error:
             yield replace(row, not_executable=str(error))
 
@@ -109,21 +109,21 @@ def _judge(
     problem: JobProblem, row: LeagueRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
 ) -> LeagueRow:
     """A row with its regrets."""
-    if row.proposal is None or row.report is None or not row.fits:
+    proposal = row.proposal
+    if proposal is None or row.report is None or not row.fits:
         return row
     step = row.report.step_time
-    space = _space_optimum(problem, row, budget)
+    space = _space_optimum(problem, row.name, proposal, budget)
     if space is not None and space.value > 0:
-        row = replace(row, space=space, own_regret=(step if space.forecast else row.proposal.value) / space.value - 1)
+        row = replace(row, space=space, own_regret=(step if space.forecast else proposal.value) / space.value - 1)
     if not isinstance(optimum, CertifiedOptimum) or not math.isfinite(optimum.step_time):
         return row
-    outside = explain_faster(problem, dict(row.proposal.plan), step, optimum)
+    outside = explain_faster(problem, dict(proposal.plan), step, optimum)
     return replace(row, regret=step / optimum.step_time - 1, outside=tuple(outside))
 
 
-def _space_optimum(problem: JobProblem, row: LeagueRow, budget: SearchBudget) -> SpaceOptimum | None:
-    assert row.proposal is not None
+def _space_optimum(problem: JobProblem, name: str, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
     try:
-        return find_planner(row.name)().find_space_optimum(problem, row.proposal, budget)
+        return find_planner(name)().find_space_optimum(problem, proposal, budget)
     except (PlanError, ValueError):  # as in `_propose`
         return None

@@ -197,5 +197,7 @@ def slowest_stages(kinds: Sequence[StageTable]) -> StageTable:
         rule = "no degrees of a stage suit all kinds of nodes"
         raise PlanError("cluster.groups", rule, "Choose micro-batches of other sizes, or other nodes")
     taken = [table.take([own[key] for key in common]) for table, own in zip(kinds, places, strict=True)]
-    largest = (np.maximum.reduce([getattr(one, name) for one in taken]) for name in ("seconds", "forward", "once"))
-    return StageTable(taken[0].options, *largest, np.minimum.reduce([one.behind for one in taken]))
+    seconds, forward, once = (
+        np.maximum.reduce([getattr(one, name) for one in taken]) for name in ("seconds", "forward", "once")
+    )
+    return StageTable(taken[0].options, seconds, forward, once, np.minimum.reduce([one.behind for one in taken]))
