@@ -58,8 +58,7 @@ class Galvatron(Planner):
         if job.gpus & (job.gpus - 1):
             raise PlanError("cluster", "Galvatron's trees divide powers of two", "Use 2, 4, 8, ... GPUs", job.gpus)
         best: Proposal | None = None
-        visited = 0
-        error: PlanError | None = None
+        visited, error = 0, None
         for layers in self._pipelines(job.gpus, job.job.model.layers):
             gpus = job.gpus // len(layers)
             if job.samples % gpus:
@@ -84,7 +83,7 @@ class Galvatron(Planner):
                 best = Proposal(strategy_plan(job, layers, chosen), value, visited)
         if best is None:
             raise error or self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
-        proof = PlanProof(best.value, best.value, "dynamic programming over layers, memory in 1,000 parts")
+        proof = PlanProof(best.value, best.value, "dynamic programming")
         return best._replace(visited=visited, proof=proof)
 
     def _pipelines(self, gpus: int, layers: int) -> Iterator[list[int]]:
