@@ -29,7 +29,7 @@ class Aceso(Planner):
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
-        search = BottleneckWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10))
+        search = BottleneckWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10), budget.seconds)
         found = search.run()
         if found is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")

@@ -69,6 +69,10 @@ class PartIR(OperatorPlanner):
         fits = math.isfinite(value) and nbytes <= problem.memory
         return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
 
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The rules of the user leave one plan."""
+        return SpaceOptimum(proposal.value, "one plan")
+
     def apply(self, table: FactorTable, tactics: Sequence[Tactic], axes: Sequence[str]) -> dict[str, int]:
         """The assignment after all tactics. Raises PlanError for an axis or an operator that there is not."""
         options: Mapping[str, Sequence[Dims]] = table.choices  # type: ignore[assignment]
@@ -102,7 +106,3 @@ def _place(options: Sequence[Dims], layout: Mapping[str, str], axes: Sequence[st
 
 def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:
     return tuple((axis, layout.get(axis, "")) for axis in axes)
-
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The rules of the user leave one plan."""
-        return SpaceOptimum(proposal.value, "one plan")

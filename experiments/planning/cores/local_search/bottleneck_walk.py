@@ -10,6 +10,7 @@ plan that it has passed by (Liu et al. 2024, "Aceso", EuroSys 2024; microsoft/Su
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,10 +77,12 @@ class BottleneckWalk:
     """The search over the stages of a table, for one number of stages after another.
 
     gpus: all of them are used. most: plans priced for a number of stages.
+    seconds: CPU time after which no other number of stages is tried, once a plan fits [s].
     """
 
-    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int) -> None:
+    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int, seconds: float = math.inf) -> None:
         self.table, self.gpus, self.microbatches, self.most = table, gpus, microbatches, most
+        self._end = time.process_time() + seconds
         self.visited, self._limit = 0, 0
         self.options: dict[Shape, list[int]] = {}
         for number, option in enumerate(table.options):
@@ -108,6 +111,8 @@ class BottleneckWalk:
         """The best plan of all numbers of stages; None if none that was met fits."""
         best: State | None = None
         for number in range(1, min(self.table.layers, self.gpus) + 1):
+            if time.process_time() > self._end and best is not None and max(self.price(best).lacking) <= 0:
+                break
             start = self.start(number)
             if start is None:
                 continue
