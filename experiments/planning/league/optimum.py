@@ -19,6 +19,10 @@ from hardware.errors import PlanError
 from simulator.job.load import load_job
 
 
+WITHIN = 0.01
+"""Gap at which the search of the optimum may end: regrets are known as well as that."""
+
+
 @dataclass(frozen=True)
 class CertifiedOptimum:
     """The best plan of `meshcast search` with all fields of a plan open, on the cluster and batch of a job.
@@ -57,11 +61,11 @@ def find_optimum(
     folder = problem.job.folder
     try:
         if len(problem.job.cluster.kinds) > 1:
-            found = search(stated, top=1, unlike=True, base=folder, watch=watch)
+            found = search(stated, within=WITHIN, top=1, unlike=True, base=folder, watch=watch)
             done, proof = None, found.certificate
             changes = found.best[0].changes if found.best else None
         else:
-            done = open_search(stated, top=1, base=folder)
+            done = open_search(stated, within=WITHIN, top=1, base=folder)
             proof = run_on_workers(done, count_cores(), watch)
             changes = done.best[0].changes if done.best else None
     except PlanError as error:

@@ -60,12 +60,12 @@ def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Pa
     answer = json.loads(done.stdout)
     optimum, rows = answer["certificate"], {one["planner"]: one for one in answer["rows"]}
     assert sorted(rows) == planners_of_jobs()
-    assert optimum["gap"] == 0 and optimum["plans"] > 100 and optimum["plan"]
+    assert optimum["gap"] <= 0.01 and optimum["plans"] > 100 and optimum["plan"]
     fitting = {name: one for name, one in rows.items() if one["executable"] is True}
     assert len(fitting) > 20
     for name, one in fitting.items():
         assert one["regret"] == pytest.approx(one["step_time_s"] / optimum["step_time_s"] - 1)
-        assert one["regret"] >= -1e-9 and not one["outside"], name
+        assert one["regret"] >= -optimum["gap"] - 1e-9 and not one["outside"], name
         assert one["regret_restricted"] is None or one["regret_restricted"] >= -1e-6, name
     unknown = {name for name, one in fitting.items() if one["regret_restricted"] is None}
     assert unknown <= {"dapple", "hypar", "metis", "tofu"}
