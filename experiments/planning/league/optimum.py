@@ -18,7 +18,6 @@ from experiments.search.workers import count_cores, run_on_workers
 from hardware.errors import PlanError
 from simulator.job.load import load_job
 
-
 WITHIN = 0.01
 """Gap at which the search of the optimum may end: regrets are known as well as that."""
 
