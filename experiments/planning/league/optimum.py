@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,9 @@ from simulator.job.load import load_job
 
 WITHIN = 0.01
 """Gap at which the search of the optimum may end: regrets are known as well as that."""
+
+SECONDS = 60.0
+"""CPU time of the search of the optimum, if no plan has been proven by then [s]."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class CertifiedOptimum:
         return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
 
 
-def find_optimum(
-    problem: JobProblem, watch: Callable[[Certificate], None] = lambda _: None
-) -> CertifiedOptimum | PlanError:
-    """The certified optimum of a job, or why there is no search of it. watch: called while it is searched."""
+def find_optimum(problem: JobProblem, seconds: float = SECONDS) -> CertifiedOptimum | PlanError:
+    """The certified optimum of a job, or why there is no search of it.
+
+    seconds: CPU time after which the best plan so far counts, with the gap that is proven by then [s].
+    """
+
+    def watch(proof: Certificate) -> None:
+        if not proof.counting and math.isfinite(proof.step) and proof.cpu > seconds:
+            raise KeyboardInterrupt  # ends the search, as Ctrl-C does
+
     stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
     folder = problem.job.folder
     try:

@@ -76,6 +76,9 @@ def test_a_plan_that_is_faster_is_outside_of_the_space_or_a_defect(job: Path) ->
     problem = open_problem(job)
     optimum = find_optimum(problem)
     assert isinstance(optimum, CertifiedOptimum)
+    early = find_optimum(problem, seconds=0.0)
+    assert isinstance(early, CertifiedOptimum) and early.gap >= optimum.gap
+    assert early.shortest <= optimum.step_time * (1 + 1e-9) and optimum.shortest <= early.step_time * (1 + 1e-9)
     inside = {"plan": {"tp": 2, "dp": 4, "recompute": "none"}, "batch": {"global": 64, "micro": 4}}
     assert explain_faster(problem, inside, optimum.step_time, optimum) == []
     with pytest.raises(PlanError, match="none should take less"):
