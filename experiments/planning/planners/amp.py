@@ -9,7 +9,9 @@ Memory is no part of it: trials find out.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from experiments.planning.cores.pipelines.enumeration import try_best
@@ -50,7 +52,8 @@ class Amp(Planner):
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
-        priced = [*self._price_all(mixed)]
+        end = time.process_time() + budget.seconds
+        priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
 
         def forecast(place: int) -> float:
             try:
@@ -73,7 +76,7 @@ class Amp(Planner):
 
     def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
         layers = mixed.layers
-        for tensor in mixed.tensor_degrees:
+        for tensor in reversed(mixed.tensor_degrees):  # pipelines of few stages are priced first
             for depth in list_divisors(mixed.gpus // tensor):
                 replicas = mixed.gpus // tensor // depth
                 if depth > layers or mixed.sequences % replicas:
