@@ -7,6 +7,8 @@ chain, attention and feed-forward blocks in the paper; in a job they are layers,
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
@@ -30,7 +32,7 @@ class AutoPipe(Planner):
     modes = ("paper", "ours")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem)
+        return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem, budget)
 
     def _plan_blocks(self, problem: Problem) -> Proposal:
         graph = problem.graph()
@@ -46,11 +48,14 @@ class AutoPipe(Planner):
         stages = [[order[block] for block in one.layers] for one in found.stages]
         return Proposal({"stages": stages}, found.value, found.visited, None, "stages cut layers into blocks")
 
-    def _plan_layers(self, problem: Problem) -> Proposal:
+    def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
         best: Proposal | None = None
         visited = 0
+        end = time.process_time() + budget.seconds
         for number, option in enumerate(table.options):
+            if best is not None and time.process_time() > end:
+                break
             if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
                 continue
             own = table.take([number])

@@ -97,6 +97,8 @@ def price_strategies(
     What a layer takes once a step is told from forecasts of plans whose layers are alike, less their micro-batches, as
     a profiler tells it from runs. Raises PlanError, the last one, if the model allows none.
     """
+    if problem.expert_ranks > 1:
+        raise PlanError("model", "strategies of layers shard dense layers", "Choose a model without experts")
     kept, units, rest = [], [], []
     error: PlanError | None = None
     for strategy in strategies:
