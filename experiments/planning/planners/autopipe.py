@@ -59,7 +59,7 @@ class AutoPipe(Planner):
             if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
                 continue
             own = table.take([number])
-            found = move_blocks(own, problem.gpus, problem.microbatches)
+            found = move_blocks(own, problem.gpus, problem.microbatches, end)
             if found is None:
                 continue
             once = [float(own.once[one.layers[0], one.layers[-1], 0]) for one in found.stages]
