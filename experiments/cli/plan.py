@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from experiments.cli.console import AsJson, answering, emit
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from experiments.planning.pricing.league import CertifiedOptimum, LeagueRow
-    from hardware.errors import PlanError
 
 
 def plan(
@@ -26,8 +21,9 @@ def plan(
         typer.Option("--with", metavar="NAMES", help="Planners, such as alpa,optcnn; all of docs/planners.md: all."),
     ] = "all",
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.1, help="Limit of an integer program.")
-    ] = 60.0,
+        float,
+        typer.Option("--seconds", metavar="S", min=0.1, help="Limit of an integer program, or of a long enumeration."),
+    ] = 20.0,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps of searches that draw random numbers.")
     ] = 10_000,
@@ -42,73 +38,47 @@ def plan(
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from experiments.pages.forecast import show
-        from experiments.planning.pricing.league import (
-            CertifiedOptimum,
-            choose_planners,
-            find_optimum,
-            rank_proposals,
-            to_answer,
-        )
+        from experiments.planning.league.answer import to_answer
+        from experiments.planning.league.optimum import CertifiedOptimum, find_optimum
+        from experiments.planning.league.page import league_table
+        from experiments.planning.league.rows import choose_planners, rank_proposals
         from experiments.planning.pricing.mixed import open_problem
         from experiments.planning.problem import SearchBudget
         from hardware.errors import PlanError
 
         names = choose_planners(planners)
         problem = open_problem(job)
-        best = find_optimum(problem) if optimum or plot is not None else None
-        rows = rank_proposals(problem, names, SearchBudget(seconds, steps), _with_progress)
+        with _progress(len(names)) as track:
+            best = find_optimum(problem) if optimum or plot is not None else None
+            rows = rank_proposals(problem, names, SearchBudget(seconds, steps), best, track)
         if plot is not None:
             if not isinstance(best, CertifiedOptimum):
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
-            from experiments.planning.pricing.plot import draw
+            from experiments.planning.league.plot import draw
 
             draw(problem, rows, best, plot)
         if as_json:
             emit(to_answer(problem, rows, best))
         else:
-            show(_league_table(rows, best))
+            show(league_table(rows, best))
 
 
-def _with_progress(names: Sequence[str]) -> Iterable[str]:
-    """The names of planners, with a progress bar on a terminal."""
+@contextmanager
+def _progress(planners: int) -> Iterator[Callable[[Sequence[str]], Iterable[str]]]:
+    """A progress bar on a terminal, first of the search of the optimum; goes through names of planners, and shows which
+    one plans."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    return track(names, "planners", console=console, transient=True, disable=not console.is_terminal)
+    columns = TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("certified optimum", total=planners)
 
+        def go_through(names: Sequence[str]) -> Iterator[str]:
+            for number, name in enumerate(names):
+                bar.update(task, description=name, completed=number)
+                yield name
+            bar.update(task, completed=planners)
 
-def _league_table(rows: list[LeagueRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
-    """A row for every planner: forecast, memory, regret, its own objective, what it has proven, CPU time."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from experiments.planning.planner import find_planner
-    from experiments.planning.pricing.league import CertifiedOptimum, regret
-    from hardware.errors import PlanError, escape_controls
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("planner")
-    for head in ("step s", "GiB", "regret", "objective s", "proven within", "CPU s"):
-        table.add_column(head, justify="right")
-    if isinstance(optimum, CertifiedOptimum):
-        ends = f"{optimum.gap:.2%}", f"{optimum.cpu_s:.1f}"
-        table.add_row("search", f"{optimum.step_time:.4g}", "", "0.0%", "", *ends, end_section=True)
-    for row in rows:
-        if row.proposal is None or row.forecast is None:
-            table.add_row(row.name, Text("refused"), "", "", "", "", f"{row.cpu_s:.1f}")
-            continue
-        proof = row.proposal.proof
-        memory = f"{row.forecast.peak_device / 2**30:.1f}" + ("" if row.forecast.fits else " too large")
-        objective = "-" if find_planner(row.name).unit != "s" else f"{row.proposal.value:.4g}"
-        proven = f"{proof.gap:.2%}" if proof else "-"
-        lost = f"{value:.1%}" if (value := regret(row, optimum)) is not None else "-"
-        cells = (f"{row.forecast.step_time:.4g}", memory, lost, objective, proven)
-        table.add_row(row.name, *cells, f"{row.cpu_s:.1f}")
-    refused = [escape_controls(f"{row.name}: {row.refused}") for row in rows if row.refused]
-    refused += [escape_controls(f"search: {optimum}")] if isinstance(optimum, PlanError) else []
-    if refused:
-        table.caption = Text("\n".join(refused))
-        table.caption_justify = "left"
-    return table
+        yield go_through

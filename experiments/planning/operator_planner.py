@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.problem import Dims, Problem, SearchBudget
 from experiments.planning.table import Assignment, FactorTable
 from hardware.errors import PlanError
@@ -60,6 +61,20 @@ class OperatorPlanner(Planner):
         bound = min(bounds)
         proof = PlanProof(bound, best.value, self.method) if bound == bound else None
         return best._replace(visited=visited, proof=proof)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """Where the planner has proven nothing: the best layouts within the memory of a GPU, by elimination, or by an
+        integer program if those do not fit."""
+        job = getattr(problem, "bound_layouts", None)
+        if proposal.proof is not None or job is None:
+            return super().find_space_optimum(problem, proposal, budget)
+        found = [job(table, budget.seconds) for table in self.space(problem)]
+        best = min(found, key=lambda one: one.value, default=None)
+        return best if best is not None and math.isfinite(best.value) else None
+
+    def space(self, problem: Problem) -> Iterator[FactorTable]:
+        """The tables of its meshes, with the layouts that it may choose."""
+        return (problem.operators(axes, self.allows) for axes in self.meshes(problem))
 
 
 def physical_mesh(problem: Problem) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -35,10 +36,23 @@ class Proposal(NamedTuple):
     not_executable: str = ""
 
 
+class SpaceOptimum(NamedTuple):
+    """The optimum of what the restrictions of a planner leave of all plans.
+
+    value: no plan of the space has a lower objective, in `Planner.unit`; or step, if `forecast` [s].
+    method: how it was found.
+    forecast: whether plans are compared by the forecasts of their steps, not by the planner's objective.
+    """
+
+    value: float
+    method: str
+    forecast: bool = False
+
+
 class Planner:
     """A published planner: its space, its objective and its search.
 
-    Customise by: plan.
+    Customise by: plan; find_space_optimum where `plan` proves nothing.
 
     paper: the publication.
     core: the module of `experiments.planning.cores` that searches.
@@ -57,6 +71,14 @@ class Planner:
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The plan for a problem. Raises PlanError if no plan of the space fits, or the problem lacks what it needs."""
         raise NotImplementedError
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The optimum of the planner's own space, with the number of micro-batches that it has; None: not known.
+
+        proposal: what the planner has found. By default its proof.
+        """
+        proof = proposal.proof
+        return SpaceOptimum(proof.bound, proof.method) if proof and math.isfinite(proof.bound) else None
 
     def nothing_fits(self, problem: Problem, remedy: str) -> PlanError:
         """The error of a space without a plan that fits."""

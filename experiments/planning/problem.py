@@ -28,10 +28,11 @@ def allow_all(name: str, layout: Dims) -> bool:
 class SearchBudget:
     """What a planner may spend.
 
-    seconds: of a solver [s]. steps: proposals, rollouts or restarts of random searches. seed: of random numbers.
+    seconds: of a solver, and CPU time of an enumeration that would take longer [s].
+    steps: proposals, rollouts or restarts of random searches. seed: of random numbers.
     """
 
-    seconds: float = 60.0
+    seconds: float = 20.0
     steps: int = 10_000
     seed: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,8 +55,12 @@ class PlannedStage(NamedTuple):
 
 
 class StageSequence(NamedTuple):
-    """Stages in order, with the value of their objective [s] and the number of table entries computed."""
+    """Stages in order, with the value of their objective [s] and the number of table entries computed.
+
+    bound: no stages have a lower value [s]; nan: nothing is proven.
+    """
 
     stages: tuple[PlannedStage, ...]
     value: float
     visited: int
+    bound: float = math.nan

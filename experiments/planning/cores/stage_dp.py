@@ -1,14 +1,17 @@
 """Dynamic programming over contiguous stages: Alpa's inter-operator pass.
 
 Minimises, over cuts of the layers and GPUs of each stage, sum of the stages' seconds + (m - 1) x their maximum (Zheng
-et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path, and
-limits are tried in ascending order until (m - 1) x the limit with the least sum is no better than the best plan. What a
-stage costs once a step is no part of the objective. `balance_stages` is nnScaler's pass, of another objective.
+et al. 2022, arXiv 2201.12023, section 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path. What
+a stage costs once a step is no part of the objective. Only limits that some optimum of the sum attains are solved here:
+the same optimum with fewer paths. `balance_stages` is nnScaler's pass, of another objective.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,39 +19,73 @@ from experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 
 def plan_stages(
-    table: StageTable, gpus: int, microbatches: int, most_stages: int = 0, gap: float = 0.0, per_node: int = 0
+    table: StageTable,
+    gpus: int,
+    microbatches: int,
+    most_stages: int = 0,
+    gap: float = 0.0,
+    seconds: float = math.inf,
+    per_node: int = 0,
 ) -> StageSequence | None:
-    """The best stages that use all `gpus`, one stage behind the other; None if nothing fits.
+    """The best stages that use all `gpus`, one behind the other, with a bound of the objective; None if nothing fits.
 
+    seconds: CPU time after which the best stages so far count [s].
     microbatches: m. most_stages: limit of their number; 0: none.
     gap: limits of the maximum closer than this are not told apart [s]; Alpa's code has 1e-6. 0: the optimum.
     per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
     """
     steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus), per_node=per_node)
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
-    if not len(limits) or not math.isfinite(steps.least_sum(math.inf)):
+    end = time.process_time() + seconds
+    # No stage of a better plan takes longer than m of it, one after another, may.
+    limit = value_alike(table, gpus, microbatches, per_node) / microbatches * (1 + 1e-9)
+    least = steps.least_sum(limit) if len(limits) else math.inf
+    if not math.isfinite(least):
         return None
-    least = steps.least_sum(math.inf)
-    low, high = 0, len(limits) - 1
-    while low < high:  # the smallest limit under which stages exist
+    best = steps.sequence(microbatches)
+    low, high = 0, int(np.searchsorted(limits, steps.slowest(best.stages)))
+    while low < high and time.process_time() < end:  # the smallest limit under which stages exist
         middle = (low + high) // 2
-        low, high = (low, middle) if math.isfinite(steps.least_sum(float(limits[middle]))) else (middle + 1, high)
-    best: StageSequence | None = None
-    last = -math.inf
-    for limit in map(float, limits[low:]):
-        if best is not None and (microbatches - 1) * limit + least >= best.value:
+        if math.isfinite(steps.least_sum(float(limits[middle]))):
+            found = steps.sequence(microbatches)
+            best = min(best, found, key=lambda one: one.value)
+            high = int(np.searchsorted(limits, steps.slowest(found.stages)))
+        else:
+            low = middle + 1
+    lowest = float(limits[low])
+    bound = least + (microbatches - 1) * lowest
+    # A higher limit than this cannot pay; from there on down every sum is at least the one before it.
+    limit = (best.value - least) / (microbatches - 1) if microbatches > 1 else math.inf
+    while limit >= lowest:
+        if time.process_time() >= end:
+            return best._replace(visited=steps.visited, bound=min(bound, best.value))
+        total = steps.least_sum(limit)
+        found = steps.sequence(microbatches)
+        best = min(best, found, key=lambda one: one.value)
+        if total + (microbatches - 1) * lowest >= best.value:
             break
-        if limit - last < gap:
+        below = limits[limits < steps.slowest(found.stages) - gap]
+        limit = float(below[-1]) if len(below) else -math.inf
+    return best._replace(visited=steps.visited, bound=best.value)
+
+
+def value_alike(table: StageTable, gpus: int, microbatches: int, per_node: int = 0) -> float:
+    """The least objective of plans whose stages have one option and even layers; infinite if none fits [s].
+
+    per_node: see `plan_stages`.
+    """
+    best = math.inf
+    for number, option in enumerate(table.options):
+        depth, left = divmod(gpus, option.gpus)
+        crosses = per_node and per_node % option.gpus and option.gpus % per_node
+        if left or crosses or not 0 < depth <= table.layers:
             continue
-        last = limit
-        steps.least_sum(limit)
-        stages = steps.stages()
-        own = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in stages]
-        value = sum(own) + (microbatches - 1) * max(own)
-        if best is None or value < best.value:
-            best = StageSequence(stages, value, 0)
-    assert best is not None
-    return best._replace(visited=steps.visited)
+        borders = [0, *np.cumsum([len(part) for part in np.array_split(np.arange(table.layers), depth)]).tolist()]
+        cells = [(first, end - 1, number) for first, end in pairwise(borders)]
+        if all(table.behind[cell] >= depth - 1 - place for place, cell in enumerate(cells)):
+            own = [float(table.seconds[cell]) for cell in cells]
+            best = min(best, sum(own) + (microbatches - 1) * max(own))
+    return best
 
 
 def balance_stages(table: StageTable, gpus: int, microbatches: int, most_stages: int = 0) -> StageSequence | None:
@@ -76,6 +113,8 @@ class _StageSteps:
     def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add, per_node: int = 0) -> None:
         self.table, self.gpus, self.most, self.join, self.visited = table, gpus, most, join, 0
         self.per_node = per_node or gpus
+        gpus_of = np.array([option.gpus for option in table.options])
+        self.sizes = [(int(size), np.flatnonzero(gpus_of == size)) for size in np.unique(gpus_of) if size <= gpus]
         self._totals: list[np.ndarray] = []
         self._choices: list[np.ndarray] = []
 
@@ -89,22 +128,27 @@ class _StageSteps:
         for stage in range(1, self.most + 1):
             before = self._totals[-1]
             total, choice = np.full(before.shape, np.inf), np.zeros(before.shape, int)
-            for number, option in enumerate(table.options):
-                if option.gpus > self.gpus:
-                    continue
-                seconds = np.where(table.behind[:, :, number] >= stage - 1, allowed[:, :, number], np.inf)
-                # [first layer, last layer, GPUs]: this stage, and what follows its last layer.
-                sums = self.join(seconds[:, :, None], before[None, 1:, : self.gpus + 1 - option.gpus])
-                self.visited += sums.size
-                last = sums.argmin(axis=1)
-                best = np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
-                best[:, self._crosses(option.gpus)] = np.inf
-                part = total[:-1, option.gpus :]
-                better = best < part
-                part[better] = best[better]
-                choice[:-1, option.gpus :][better] = last[better] * len(table.options) + number
+            fitting = np.where(table.behind >= stage - 1, allowed, np.inf)
+            for size, numbers in self.sizes:
+                # The best option of so many GPUs [first layer, last layer]; the third axis: GPUs of what follows.
+                own = fitting[:, :, numbers]
+                option = own.argmin(axis=2)
+                seconds = np.take_along_axis(own, option[:, :, None], axis=2)[:, :, 0]
+                spans = np.flatnonzero([np.isfinite(seconds.diagonal(span)).any() for span in range(table.layers)])
+                for span in spans.tolist():  # [first layer, GPUs]: this stage of span + 1 layers, and what follows it
+                    own_seconds, last = seconds.diagonal(span), np.arange(span, table.layers)
+                    sums = self.join(own_seconds[:, None], before[span + 1 :, : self.gpus + 1 - size])
+                    sums[:, self._crosses(size)] = np.inf
+                    self.visited += sums.size
+                    part = total[: len(own_seconds), size:]
+                    better = sums < part
+                    part[better] = sums[better]
+                    cell = last * len(table.options) + numbers[option.diagonal(span)]
+                    choice[: len(own_seconds), size:][better] = np.broadcast_to(cell[:, None], sums.shape)[better]
             self._totals.append(total)
             self._choices.append(choice)
+            if not np.isfinite(total).any():
+                break
         return float(min(one[0, self.gpus] for one in self._totals[1:]))
 
     def _crosses(self, size: int) -> np.ndarray:
@@ -112,9 +156,23 @@ class _StageSteps:
         place = np.arange(self.gpus - size, -1, -1) % self.per_node
         return place > 0 if size % self.per_node == 0 else place + size > self.per_node
 
+    def seconds_of(self, stage: PlannedStage) -> float:
+        """The seconds of a stage [s]."""
+        return float(self.table.seconds[stage.layers[0], stage.layers[-1], stage.option])
+
+    def slowest(self, stages: Sequence[PlannedStage]) -> float:
+        """The seconds of the slowest stage [s]."""
+        return max(map(self.seconds_of, stages))
+
+    def sequence(self, microbatches: int) -> StageSequence:
+        """The stages of the last least sum, with the objective of so many micro-batches."""
+        stages = self.stages()
+        own = [self.seconds_of(one) for one in stages]
+        return StageSequence(stages, sum(own) + (microbatches - 1) * max(own), self.visited)
+
     def value(self, number: int) -> float:
         """The last least sum of so many stages [s]."""
-        return float(self._totals[number][0, self.gpus])
+        return float(self._totals[number][0, self.gpus]) if number < len(self._totals) else math.inf
 
     def stages(self, number: int = 0) -> tuple[PlannedStage, ...]:
         """The stages of the last least sum, by default of the best number of them."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk
 from experiments.planning.cores.local_search.operator_walk import OperatorProfile, walk_profile
-from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.cores.stage_dp import plan_stages
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from experiments.planning.problem import Problem, SearchBudget
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
@@ -59,8 +60,13 @@ class Aceso(Planner):
 
     def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
-        search = BottleneckWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10))
+        search = BottleneckWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10), budget.seconds)
         found = search.run()
         if found is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
         return Proposal(write_stages(problem, table, found.stages), found.value, found.visited)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """Alpa's dynamic program over the same stages: the objective is the same."""
+        found = plan_stages(problem.stages(), problem.gpus, problem.microbatches, seconds=budget.seconds)
+        return SpaceOptimum(found.bound, "dynamic programming over stages") if found else None

@@ -7,10 +7,13 @@ whose first ones have most micro-batches in flight (Sun et al. 2024, https://doi
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 
 from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
 from experiments.planning.pricing.stage_prices import range_totals
@@ -29,6 +32,14 @@ class AdaPipePlanner(Planner):
     restrictions = ("recompute a part of a layer", "use stages of unlike degrees", "cut inside a layer")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        return self._plan(problem, keep=1)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The same search, which keeps all suffixes that may matter."""
+        found = self._plan(problem, 0, time.process_time() + budget.seconds)
+        return SpaceOptimum(found.value, "dynamic programming over all suffixes")
+
+    def _plan(self, problem: Problem, keep: int, end: float = math.inf) -> Proposal:
         job = require_job(problem)
         table = job.stages()
         pipelines = [*uniform_pipelines(job, table)]
@@ -42,7 +53,7 @@ class AdaPipePlanner(Planner):
             if again is None:
                 continue
             costs = [self._price(job, plain, again, stage) for stage in range(plain.depth)]
-            found = plan_phases([one[0] for one in costs], [one[1] for one in costs], job.microbatches)
+            found = plan_phases([one[0] for one in costs], [one[1] for one in costs], job.microbatches, keep, end)
             visited += plain.depth * table.layers**2
             if found is None:
                 continue
@@ -69,7 +80,7 @@ class AdaPipePlanner(Planner):
         if np.ptp(slower) > 1e-9 * abs(slower).max() or np.ptp(saved) > 1e-9 * abs(saved).max():
             rule = "AdaPipe's plan recomputes the first layers of a stage, and this model's are of several kinds"
             raise PlanError("model", rule, "Choose a model of equal layers", str(job.job.model.name))
-        seconds = np.maximum(slower, 0.0)
+        seconds, saved = np.full(len(slower), max(float(slower.mean()), 0.0)), np.full(len(saved), float(saved.mean()))
         room = job.memory - again.stage_bytes(stage, job.microbatches)
         extra = keep_most(seconds, saved, room, units=2000)
         extra = np.where(plain.stage_bytes(stage, job.microbatches) <= job.memory, 0.0, extra)

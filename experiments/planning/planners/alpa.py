@@ -51,10 +51,10 @@ class Alpa(Planner):
             if not kept:
                 continue
             own = table.take(kept)
-            found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node)
+            found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node, seconds=budget.seconds / 2)
             if found is None:
                 continue
-            visited, bound = visited + found.visited, min(bound, found.value)
+            visited, bound = visited + found.visited, min(bound, found.bound)
             if best is None or found.value < best.value:
                 best = Proposal(write_stages(problem, own, found.stages), found.value, visited)
         if best is None:

@@ -6,10 +6,14 @@ et al. 2022, arXiv 2201.12023, section 4). The GPUs are reshaped to every logica
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+from experiments.planning.certificate import PlanProof
+from experiments.planning.cores.elimination import eliminate
 from experiments.planning.cores.ilp import solve_table
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh, write_plan
+from experiments.planning.planner import Proposal
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.table import FactorTable
 from simulator.ir.scheme import Paper
@@ -28,6 +32,24 @@ class AlpaIntra(OperatorPlanner):
             whole = problem.gpus % inner == 0 and (inside % inner == 0 or inner % inside == 0)
             if whole and problem.gpus // inner > 1:
                 yield {"x": problem.gpus // inner, "y": inner}
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        """The best of all meshes. Those whose layouts without a limit of memory are no better need no program."""
+        tables = [(axes, problem.operators(axes, self.allows)) for axes in self.meshes(problem)]
+        free = [(found.value if (found := eliminate(table)) else math.inf) for _, table in tables]
+        best: Proposal | None = None
+        visited, bounds = 0, [math.inf]
+        for least, (axes, table) in sorted(zip(free, tables, strict=True), key=lambda one: one[0]):
+            if best is not None and least >= best.value:
+                break
+            solved, nodes, bound = self.solve(table, problem, budget)
+            visited += nodes
+            bounds.append(bound)
+            if solved is not None and (best is None or solved.value < best.value):
+                best = Proposal(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
+        if best is None:
+            raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
+        return best._replace(visited=visited, proof=PlanProof(min(bounds), best.value, self.method))
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
         found = solve_table(table, problem.memory, budget.seconds)

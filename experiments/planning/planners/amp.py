@@ -9,14 +9,17 @@ Memory is no part of it: trials find out.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from experiments.planning.cores.pipelines.enumeration import try_best
 from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
 from experiments.planning.pricing.pipelines import pipeline_plan
+from experiments.planning.pricing.space_search import search_space
 from experiments.planning.pricing.stage_prices import range_totals
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.stages import StageOption
@@ -49,7 +52,8 @@ class Amp(Planner):
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
-        priced = [*self._price_all(mixed)]
+        end = time.process_time() + budget.seconds
+        priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
 
         def forecast(place: int) -> float:
             try:
@@ -65,9 +69,14 @@ class Amp(Planner):
         chosen = priced[best.place]
         return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
 
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        mixed = require_kinds(problem)
+        plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
+        return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
+
     def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
         layers = mixed.layers
-        for tensor in mixed.tensor_degrees:
+        for tensor in reversed(mixed.tensor_degrees):  # pipelines of few stages are priced first
             for depth in list_divisors(mixed.gpus // tensor):
                 replicas = mixed.gpus // tensor // depth
                 if depth > layers or mixed.sequences % replicas:

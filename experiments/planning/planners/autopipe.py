@@ -7,10 +7,14 @@ chain, attention and feed-forward blocks in the paper; in a job they are layers,
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
-from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.pricing.space_search import search_space
 from experiments.planning.problem import Problem, SearchBudget
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
@@ -28,7 +32,7 @@ class AutoPipe(Planner):
     modes = ("paper", "ours")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem)
+        return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem, budget)
 
     def _plan_blocks(self, problem: Problem) -> Proposal:
         graph = problem.graph()
@@ -44,15 +48,18 @@ class AutoPipe(Planner):
         stages = [[order[block] for block in one.layers] for one in found.stages]
         return Proposal({"stages": stages}, found.value, found.visited, None, "stages cut layers into blocks")
 
-    def _plan_layers(self, problem: Problem) -> Proposal:
+    def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
         best: Proposal | None = None
         visited = 0
+        end = time.process_time() + budget.seconds
         for number, option in enumerate(table.options):
+            if best is not None and time.process_time() > end:
+                break
             if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
                 continue
             own = table.take([number])
-            found = move_blocks(own, problem.gpus, problem.microbatches)
+            found = move_blocks(own, problem.gpus, problem.microbatches, end)
             if found is None:
                 continue
             once = [float(own.once[one.layers[0], one.layers[-1], 0]) for one in found.stages]
@@ -62,3 +69,10 @@ class AutoPipe(Planner):
         if best is None:
             raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
         return best._replace(visited=visited)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        if not isinstance(problem, JobProblem):
+            return None
+        plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}
+        where = [f"batch.micro * plan.dp == {problem.samples}"]
+        return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time, where)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.pipelines.layer_paths import choose_strategies
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import require_job
@@ -57,8 +58,7 @@ class Galvatron(Planner):
         if job.gpus & (job.gpus - 1):
             raise PlanError("cluster", "Galvatron's trees divide powers of two", "Use 2, 4, 8, ... GPUs", job.gpus)
         best: Proposal | None = None
-        visited = 0
-        error: PlanError | None = None
+        visited, error = 0, None
         for layers in self._pipelines(job.gpus, job.job.model.layers):
             gpus = job.gpus // len(layers)
             if job.samples % gpus:
@@ -83,7 +83,8 @@ class Galvatron(Planner):
                 best = Proposal(strategy_plan(job, layers, chosen), value, visited)
         if best is None:
             raise error or self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
-        return best._replace(visited=visited)
+        proof = PlanProof(best.value, best.value, "dynamic programming")
+        return best._replace(visited=visited, proof=proof)
 
     def _pipelines(self, gpus: int, layers: int) -> Iterator[list[int]]:
         """Layers of the stages of every depth."""

@@ -7,14 +7,14 @@ samples. Everything else follows by propagation, without a price of the whole pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.planning.cores.elimination import Optimum
 from experiments.planning.cores.propagation import find_neighbours, propagate
 from experiments.planning.operator_planner import OperatorPlanner, Solved
 from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
+from experiments.planning.table import FactorTable, Option
 from simulator.ir.scheme import Paper
 
 
@@ -38,9 +38,23 @@ class GSPMD(OperatorPlanner):
         value = table.value(found)
         return Optimum(found, value, len(found)) if value < float("inf") else None, len(found), float("nan")
 
+    def space(self, problem: Problem) -> Iterator[FactorTable]:
+        """The tables in which annotated operators have their annotations."""
+        for table in super().space(problem):
+            weighted = find_neighbours(table).with_weights
+            fixed = {name: self._annotate(options) for name, options in table.choices.items() if name in weighted}
+            kept = {name: table.choices[name][place] for name, place in fixed.items() if place is not None}
+
+            def keeps(name: str, layout: Option, kept: Mapping[str, Option] = kept) -> bool:
+                return kept.get(name, layout) == layout
+
+            yield table.restrict(keeps)
+
     def _annotate(self, options: Sequence[Any]) -> int | None:
         """The option whose innermost axis shards one of `inner_dims` and whose outer axes shard samples."""
         for place, layout in enumerate(options):
+            if not layout:  # experts
+                continue
             *outer, (_, inner) = layout
             if inner in self.inner_dims and all(dim == "b" for _, dim in outer):
                 return place

@@ -1,17 +1,18 @@
 """mCAP: the partition of a pipeline whose fullest GPU is least full.
 
-Stages are ranges of layers, one a GPU. Profiles give the memory of every range on every stage, with the micro-batches
-in flight there, and the largest is minimised (Dreuning et al. 2022, https://doi.org/10.1007/978-3-031-12597-3_10).
+Stages are ranges of layers, one a GPU, or one for each of several replicas; the depth of least memory counts. Profiles
+give the memory of every range on every stage, with the micro-batches in flight there, and the largest is minimised
+(Dreuning et al. 2022, https://doi.org/10.1007/978-3-031-12597-3_10).
 `partition: by-memory` finds the same partition from forecasts of the whole step.
 """
 
 from __future__ import annotations
 
 from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.ordered_stages import balance_stages
+from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.job import require_job
-from experiments.planning.pricing.pipelines import pipeline_plan, uniform_pipelines
+from experiments.planning.pricing.pipelines import UniformPipeline, pipeline_plan, uniform_pipelines
 from experiments.planning.problem import Problem, SearchBudget
 from simulator.ir.scheme import Paper
 
@@ -33,10 +34,15 @@ class McapPlanner(Planner):
         pipelines = [*uniform_pipelines(job, table.take(kept))]
         if not pipelines:
             raise self.nothing_fits(problem, "Give fewer GPUs, or a model of more layers: mCAP shards no tensors")
-        deepest = max(pipelines, key=lambda one: one.depth)
-        peaks = [deepest.stage_bytes(stage, job.microbatches) for stage in range(deepest.depth)]
-        found = balance_stages(peaks)
-        if found is None or found.value > job.memory:
+        best: tuple[Partition, UniformPipeline] | None = None
+        visited = 0
+        for pipeline in pipelines:
+            found = balance_stages([pipeline.stage_bytes(stage, job.microbatches) for stage in range(pipeline.depth)])
+            visited += found.visited if found is not None else 0
+            if found is not None and (best is None or found.value < best[0].value):
+                best = found, pipeline
+        if best is None or best[0].value > job.memory:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
+        found, pipeline = best
         proof = PlanProof(found.value, found.value, "dynamic programming over stages")
-        return Proposal(pipeline_plan(job, deepest.option, found.layers), found.value, found.visited, proof)
+        return Proposal(pipeline_plan(job, pipeline.option, found.layers), found.value, visited, proof)

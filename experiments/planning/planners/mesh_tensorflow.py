@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from experiments.planning.cores.elimination import Optimum
 from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from experiments.planning.planner import Proposal, SpaceOptimum
 from experiments.planning.problem import Dims, Problem, SearchBudget
 from experiments.planning.table import FactorTable
 from hardware.errors import PlanError, nearest
@@ -68,7 +69,7 @@ class MeshTensorFlow(OperatorPlanner):
                     rule = f"axis {rules[dim]} shards both {other} and {dim} of {name}"
                     raise PlanError("layout", rule, "Give one of the dims another axis, or none", dict(rules))
                 axis_dims[rules[dim]] = dim
-            wanted = tuple((axis, axis_dims.get(axis, "")) for axis in axes)
+            wanted = tuple((axis, axis_dims.get(axis, "")) for axis in axes) if given != ((),) else ()  # experts
             if wanted not in given:
                 rule = f"the dims of {name} do not divide by the axes of {axis_dims}"
                 raise PlanError("layout", rule, "Choose a mesh whose axes divide them", dict(axes))
@@ -76,3 +77,7 @@ class MeshTensorFlow(OperatorPlanner):
         value, cost = table.value(found), table.cost(found)
         fits = math.isfinite(value) and cost.nbytes <= problem.memory
         return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The rules of the user leave one plan."""
+        return SpaceOptimum(proposal.value, "one plan")

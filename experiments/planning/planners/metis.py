@@ -9,17 +9,19 @@ where the code shares them out by a heuristic.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.pipelines.device_groups import device_groups
 from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages, StageChoice
-from experiments.planning.pricing.mixed import require_kinds
+from experiments.planning.pricing.mixed import MixedProblem, require_kinds
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
@@ -40,29 +42,38 @@ class Metis(Planner):
         "mix kinds of GPUs in a stage",
         "use groups that are no powers of two",
         "recompute",
-        "balance more plans than the budget has steps",
+        "balance more plans than the budget has steps, or seconds of CPU time",
     )
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
-        visited = 0
-        for count in list_divisors(mixed.sequences):
-            own = mixed.with_microbatches(count)
-            for order in permutations(own.kinds):
-                stages = KindStages(own, order)
-                for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-                    for groups in device_groups(mixed.gpus, number):
-                        for choices, found in self._balance(stages, groups):
-                            visited += 1
-                            value = stages.step_seconds(choices, found.layers)
-                            if best is None or value < best[0]:
-                                best = value, stages.write(choices, found.layers)
-                        if visited >= budget.steps and best is not None:
-                            return Proposal(best[1], best[0], visited)
+        visited, end, whole = 0, time.process_time() + budget.seconds, True
+        for stages, groups in self._space(mixed):
+            for choices, found in self._balance(stages, groups):
+                visited += 1
+                value = stages.step_seconds(choices, found.layers)
+                if best is None or value < best[0]:
+                    best = value, stages.write(choices, found.layers)
+            if visited >= budget.steps or time.process_time() > end:
+                whole = False
+                break
         if best is None:
-            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
-        return Proposal(best[1], best[0], visited)
+            remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
+            raise self.nothing_fits(problem, remedy)
+        proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
+        return Proposal(best[1], best[0], visited, proof)
+
+    def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
+        """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
+        ordered = [
+            KindStages(own, order)
+            for own in map(mixed.with_microbatches, list_divisors(mixed.sequences))
+            for order in permutations(own.kinds)
+        ]
+        for number in range(1, min(mixed.gpus, mixed.layers) + 1):
+            groups = device_groups(mixed.gpus, number)
+            yield from ((stages, one) for stages in ordered for one in groups)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.stage_dp import balance_stages
 from experiments.planning.operator_planner import write_plan
@@ -69,7 +70,9 @@ class NnScaler(Planner):
         if not found:
             raise self.nothing_fits(problem, "Loosen the constraints, or give more GPUs")
         best = min(found, key=lambda one: one.value)
-        return best._replace(visited=sum(one.visited for one in found))
+        bound = min(one.proof.bound if one.proof else one.value for one in found)
+        proof = PlanProof(bound, best.value, "dynamic programming over stages; integer program")
+        return best._replace(visited=sum(one.visited for one in found), proof=proof)
 
     def narrow(self, table: StageTable, gpus: int, microbatches: int) -> StageTable:
         """The stages that the constraints and the window of forward passes leave, with the seconds of the objective."""
@@ -102,4 +105,5 @@ class NnScaler(Planner):
         found = solve_table(table, problem.memory, budget.seconds)
         if found is None:
             return None
-        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.nodes + 1)
+        proof = PlanProof(found.bound, found.value, "integer program")
+        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.nodes + 1, proof)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from experiments.planning.cores.elimination import Optimum
 from experiments.planning.cores.local_search.tile_propagation import spread_dims
 from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from experiments.planning.planner import Proposal, SpaceOptimum
 from experiments.planning.problem import Dims, Problem, SearchBudget
 from experiments.planning.table import FactorTable
 from hardware.errors import PlanError, nearest
@@ -63,10 +64,17 @@ class PartIR(OperatorPlanner):
         axes = [*physical_mesh(problem)]
         default = [batch_tactic(axis) for axis in axes[:-1]]
         default += [megatron_tactic(axes[-1]), embedding_tactic(axes[-1])]
-        found = self.apply(table, self.tactics or default, axes)
+        known = [
+            Tactic(axis, {name: dim for name, dim in dims.items() if name in table.choices}) for axis, dims in default
+        ]
+        found = self.apply(table, self.tactics or known, axes)
         value, nbytes = table.value(found), table.cost(found).nbytes
         fits = math.isfinite(value) and nbytes <= problem.memory
         return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The rules of the user leave one plan."""
+        return SpaceOptimum(proposal.value, "one plan")
 
     def apply(self, table: FactorTable, tactics: Sequence[Tactic], axes: Sequence[str]) -> dict[str, int]:
         """The assignment after all tactics. Raises PlanError for an axis or an operator that there is not."""
@@ -90,13 +98,21 @@ class PartIR(OperatorPlanner):
             before = {name: own[axis] for name, own in dims.items() if axis in own}
             for name, dim in spread_dims(table, {**before, **fresh}, allows).items():
                 dims[name][axis] = dim
-        return {name: options[name].index(_write_layout(own, axes)) for name, own in dims.items()}
+        return {
+            name: (options[name].index(_write_layout(own, axes)) if own else _whole(options[name]))
+            for name, own in dims.items()
+        }
 
 
 def _place(options: Sequence[Dims], layout: Mapping[str, str], axes: Sequence[str]) -> int | None:
     """The number of the option that shards these dims and no others; None if it is not legal."""
     wanted = _write_layout(layout, axes)
     return [*options].index(wanted) if wanted in options else None
+
+
+def _whole(options: Sequence[Dims]) -> int:
+    """The number of the option that shards nothing; operators of experts have no other."""
+    return next(place for place, layout in enumerate(options) if not any(dim for _, dim in layout))
 
 
 def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:

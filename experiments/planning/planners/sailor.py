@@ -9,12 +9,14 @@ section 4).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations
 from typing import Any
 
 import numpy as np
 
+from experiments.planning.certificate import PlanProof
 from experiments.planning.planner import Planner, Proposal
 from experiments.planning.pricing.kind_stages import KindStages
 from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
@@ -42,11 +44,15 @@ class Sailor(Planner):
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
-        visited = 0
-        for count in list_divisors(mixed.sequences):
+        visited, end, whole = 0, time.process_time() + budget.seconds, True
+        # Many micro-batches first, as their bubbles are small.
+        for count in reversed(list_divisors(mixed.sequences)):
             own = mixed.with_microbatches(count)
             orders = [order for size in range(len(own.kinds)) for order in permutations(own.kinds, size + 1)]
             for order, depth in ((order, depth) for order in orders for depth in range(1, own.layers + 1)):
+                whole = whole and time.process_time() < end
+                if not whole:
+                    break
                 layers = [len(part) for part in np.array_split(np.arange(own.layers), depth)]
                 for replicas in list_divisors(own.samples):
                     for shares in _shares(depth, len(order)):
@@ -55,8 +61,10 @@ class Sailor(Planner):
                         if found is not None and (best is None or found[0] < best[0]):
                             best = found
         if best is None:
-            raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
-        return Proposal(best[1], best[0], visited)
+            remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
+            raise self.nothing_fits(problem, remedy)
+        proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
+        return Proposal(best[1], best[0], visited, proof)
 
     def _price(
         self, own: MixedProblem, order: Sequence[PricedNodes], shares: Sequence[int], layers: list[int], replicas: int
@@ -87,7 +95,10 @@ class Sailor(Planner):
 
 def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behind: int) -> int | None:
     """The least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind it."""
-    table = kind.problem.stages(recompute=False)
+    try:
+        table = kind.problem.stages(recompute=False)
+    except PlanError:  # no degrees suit these micro-batches
+        return None
     fitting = [
         int(option.plan["tp"])
         for number, option in enumerate(table.options)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.planning.cores.local_search.grid_walk import GridWalk
-from experiments.planning.planner import Planner, Proposal
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.pricing.space_search import search_space
 from experiments.planning.problem import Problem, SearchBudget
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
@@ -84,3 +86,16 @@ class Slapo(Planner):
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         return Proposal(plans[best[1]], sequences / best[0], visited)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """The search over the whole grid."""
+        if not isinstance(problem, JobProblem):
+            return None
+        layers = int(problem.job.model.layers)
+        again = sorted({max(1, round(share * layers)) for share in SHARES})
+        plan = {"tp": self._degrees(problem), "recompute": "full", "recompute_layers": again}
+        return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time)
+
+    def _degrees(self, problem: JobProblem) -> list[int]:
+        most = min(problem.gpus, problem.job.cluster.gpus_per_node)
+        return [2**power for power in range(most.bit_length()) if problem.gpus % 2**power == 0]

@@ -9,28 +9,39 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from experiments.planning.cores.elimination import eliminate
+from experiments.planning.cores.ilp import solve_table
 from experiments.planning.graph import LayerGraph
+from experiments.planning.planner import SpaceOptimum
 from experiments.planning.pricing.operators import STREAM, build_table
 from experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
 from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.profile import NetworkLevel
 from experiments.planning.stages import PlannedStage, StageOption, StageTable
 from experiments.planning.table import Assignment, FactorTable
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
 from simulator.forecast.step import StepAndMemory, forecast_step
 from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
+from simulator.report.report import Report
+
+SHARED_AXES = 2
+"""Most axes of meshes whose tables are priced whole, for the planners that restrict them."""
 
 
 class JobProblem:
     """A job without its plan, at the prices of the forecast.
 
-    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts.
+    job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts, and the degree
+        of expert parallelism.
     samples: sequences of a micro-batch, of all ranks of a stage together.
     microbatches: of a step, in place of those of the plan of the job.
+    expert_ranks: of expert parallelism, those of the plan of the job; stages of fewer GPUs have fewer.
 
     Raises PlanError for a cluster of several kinds of nodes.
     """
@@ -49,11 +60,13 @@ class JobProblem:
             raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
         self.name = str(self.job.id or self.job.model.name)
         self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
-        self.microbatches = microbatches or resolve_plan(self.job, self.shared).shape.m
+        stated = resolve_plan(self.job, self.shared)
+        self.microbatches, self.expert_ranks = microbatches or stated.shape.m, stated.mesh.size("ep")
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
         self._tables: dict[Any, FactorTable] = {}
         self._stages: dict[bool, StageTable] = {}
+        self._bounds: dict[FactorTable, SpaceOptimum] = {}
 
     def with_microbatches(self, count: int) -> JobProblem:
         """The same job in another number of micro-batches."""
@@ -72,6 +85,10 @@ class JobProblem:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
+    def report(self, changes: Mapping[str, Any]) -> Report:
+        """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
+
     def resolve(self, changes: Mapping[str, Any]) -> Plan:
         """The resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
@@ -88,14 +105,51 @@ class JobProblem:
             raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
         key = tuple(axes.items()), allowed
         if key not in self._tables:
-            whole = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
-            self._tables[key] = build_table(self.resolve(whole), tuple(axes), self.shared, self.microbatches, allowed)
+            self._tables[key] = self._make_table(axes, allowed)
         return self._tables[key]
 
+    def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
+        if len(axes) <= SHARED_AXES and allowed != allow_all:
+            return self._restrict_table(axes, allowed)
+        plan = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
+        return build_table(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
+
+    def _restrict_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
+        """A part of the whole table, whose prices planners of several restrictions share."""
+        whole = self.operators(axes)
+
+        def keep(name: str, layout: Any) -> bool:
+            return not layout or allowed(name, layout)  # experts have one option
+
+        for name, options in whole.choices.items():
+            if not any(keep(name, layout) for layout in options):
+                rule = f"a planner's restrictions leave {name} no layout over {dict(axes)}"
+                raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions", name)
+        restricted = whole.restrict(keep)
+        return whole if restricted.choices == whole.choices else restricted
+
+    def bound_layouts(self, table: FactorTable, seconds: float) -> SpaceOptimum:
+        """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit.
+
+        seconds: limit of the solver [s].
+        """
+        if table not in self._bounds:
+            found = eliminate(table)
+            if found is None or table.cost(found.assignment).nbytes <= self.memory:
+                self._bounds[table] = SpaceOptimum(found.value if found else math.inf, "elimination")
+            else:
+                solved = solve_table(table, self.memory, seconds)
+                self._bounds[table] = SpaceOptimum(solved.bound if solved else math.inf, "integer program")
+        return self._bounds[table]
+
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
-        scheme = {"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}
+        schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
         batch = {"global": self.sequences, "micro": self.samples}
-        return {"plan": {"mesh": dict(axes), "schemes": [scheme]}, "batch": batch}
+        plan: dict[str, Any] = {"mesh": dict(axes)}
+        if self.expert_ranks > 1:
+            plan["views"] = {"experts": {"edp": self.gpus // self.expert_ranks, "ep": self.expert_ranks}}
+            schemes = [{"use": "expert/all-to-all", "over": "ep"}, *schemes]
+        return {"plan": {**plan, "schemes": schemes}, "batch": batch}
 
     def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
@@ -103,6 +157,7 @@ class JobProblem:
         layouts: dict[str, dict[str, str | None]] = {
             name: {axis: dim or None for axis, dim in options[name]}  # type: ignore[attr-defined]
             for name in options
+            if options[name]  # experts are sharded by their scheme
         }
         stream = layouts.pop(STREAM)
         return self._annotate_axes(axes, [{"divide": {"all": None, **layouts}}], stream)
@@ -126,13 +181,19 @@ class JobProblem:
         for size in sizes:
             for tensor in (one for one in powers if size % one == 0 and self.samples % (size // one) == 0):
                 for again in ("none", "full") if recompute else ("none",):
-                    found.append(StageOption(size, {"tp": tensor, "dp": size // tensor, "recompute": again}))
+                    degrees = {"tp": tensor, "dp": size // tensor, "recompute": again}
+                    found.append(StageOption(size, degrees | self._expert_degree(size)))
         return found
+
+    def _expert_degree(self, gpus: int) -> dict[str, int]:
+        """The degree of expert parallelism of a stage, for models with experts."""
+        return {"ep": math.gcd(self.expert_ranks, gpus)} if self.expert_ranks > 1 else {}
 
     def _resolve_option(self, option: StageOption) -> Plan:
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
-        stages = self.gpus // option.gpus
-        plan = uniform_plan(option, min(stages, self.job.model.layers) if self.gpus % option.gpus == 0 else 1)
+        most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
+        depth = max(one for one in list_divisors(self.job.model.layers) if one <= most)
+        plan = uniform_plan(option, depth)
         stated = self.job_of({"plan": plan, "batch": self._batch_of(option)})
         if plan["pp"] * option.gpus != self.gpus:
             stated["cluster"] = _resize_cluster(stated["cluster"], plan["pp"] * option.gpus, self.job)
@@ -141,6 +202,10 @@ class JobProblem:
     def units_of(self, option: StageOption) -> UnitCosts:
         """The costs of the model's units where all stages are of one option. Raises PlanError for a broken rule."""
         return unit_costs(self._resolve_option(option), self.shared)
+
+    def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
+        """The costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken rule."""
+        return unit_costs(self.resolve(changes), self.shared)
 
     def _batch_of(self, option: StageOption) -> dict[str, Any]:
         return {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
@@ -185,8 +250,6 @@ def require_job(problem: Problem) -> JobProblem:
     """The problem as a job. Raises PlanError for a profile, whose plans are no jobs."""
     if not isinstance(problem, JobProblem):
         raise PlanError(f"problem {problem.name}", "the planner plans jobs", "Give it a job", problem.mode)
-    if len(problem.job.cluster.kinds) > 1:
-        problem.stages()  # says what to do
     return problem
 
 

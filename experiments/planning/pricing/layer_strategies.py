@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.stage_prices import UnitCosts, unit_costs
+from experiments.planning.pricing.stage_prices import UnitCosts
 from hardware.errors import PlanError
 
 BY_HEADS = ("qkv", "core", "proj")
@@ -97,13 +97,15 @@ def price_strategies(
     What a layer takes once a step is told from forecasts of plans whose layers are alike, less their micro-batches, as
     a profiler tells it from runs. Raises PlanError, the last one, if the model allows none.
     """
+    if problem.expert_ranks > 1:
+        raise PlanError("model", "strategies of layers shard dense layers", "Choose a model without experts")
     kept, units, rest = [], [], []
     error: PlanError | None = None
     for strategy in strategies:
         plan = strategy_plan(problem, layers, [strategy] * sum(layers))
         try:
             step = problem.forecast(plan).step_time
-            costs = unit_costs(problem.resolve(plan), problem.shared)
+            costs = problem.units_of_plan(plan)
         except PlanError as broken:
             error = broken
             continue

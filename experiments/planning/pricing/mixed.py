@@ -12,7 +12,7 @@ from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.pricing.stage_prices import UnitCosts
 from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.stages import StageOption, StageTable
-from experiments.planning.table import FactorTable
+from experiments.planning.table import Factor, FactorTable
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.forecast.shared_work import SharedWork
@@ -56,6 +56,9 @@ def _find_place(kinds: Sequence[PricedNodes], rank: int) -> tuple[PricedNodes, i
 
 class MixedProblem(JobProblem):
     """A job without its plan, on GPUs of several kinds or of one.
+
+    Planners that know kinds ask each for its prices; to others all GPUs are as slow, and have as little memory, as
+    those of some kind, cost by cost.
 
     kinds: in the order of the job's cluster. layers: of the model.
 
@@ -108,17 +111,29 @@ class MixedProblem(JobProblem):
         groups = [{**entries[one.name], "nodes": one.gpus // one.cluster.gpus_per_node} for one in kinds]
         return {"cluster": {**stated, "groups": groups}}
 
-    # ----------------------------------------------------------------------------------- what has no one price
+    # ----------------------------------------------------------------------------------- as if of one kind
 
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
+        """The table whose operators and conversions each take as long as on the slowest kind."""
         if len(self.kinds) == 1:
             return super().operators(axes, allowed)
-        raise _several_kinds(self)
+        return slowest_table([kind.problem.operators(axes, allowed) for kind in self.kinds])
 
     def stages(self, recompute: bool = True) -> StageTable:
+        """The table of stages on the slowest kind, within the least memory, as if the cluster were of that kind."""
         if len(self.kinds) == 1:
             return super().stages(recompute)
-        raise _several_kinds(self)
+        return slowest_stages([kind.problem.stages(recompute) for kind in self.kinds])
+
+    def units_of(self, option: StageOption) -> UnitCosts:
+        if len(self.kinds) == 1:
+            return super().units_of(option)
+        return slowest_units([kind.problem.units_of(option) for kind in self.kinds])
+
+    def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
+        if len(self.kinds) == 1:
+            return super().units_of_plan(changes)
+        return slowest_units([kind.problem.units_of_plan(changes) for kind in self.kinds])
 
     # ------------------------------------------------------------------------------------------ what kinds share
 
@@ -157,7 +172,32 @@ def require_kinds(problem: Problem) -> MixedProblem:
     return MixedProblem(job.job, job.shared, job.microbatches)
 
 
-def _several_kinds(problem: MixedProblem) -> PlanError:
-    names = [kind.name for kind in problem.kinds]
-    remedy = "Ask amp, metis or sailor, or give a cluster of equal nodes"
-    return PlanError("cluster", "the planner prices GPUs of one kind, and the cluster has several", remedy, names)
+def slowest_units(kinds: Sequence[UnitCosts]) -> UnitCosts:
+    """The largest of every cost of units over kinds of nodes."""
+    return UnitCosts(*(np.max(np.stack(column), axis=0) for column in zip(*kinds, strict=True)))
+
+
+def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:
+    """The table whose every cost is the largest over kinds of nodes."""
+    factors = [
+        Factor(same[0].scope, *(np.maximum.reduce(column) for column in zip(*(one[1:] for one in same), strict=True)))
+        for same in zip(*(table.factors for table in kinds), strict=True)
+    ]
+    return FactorTable(kinds[0].choices, factors, kinds[0].microbatches)
+
+
+def slowest_stages(kinds: Sequence[StageTable]) -> StageTable:
+    """The table of the options that all kinds of nodes have, each as long as on the slowest, within the least memory.
+
+    Raises PlanError if they have none in common.
+    """
+    places = [{tuple(sorted(one.plan.items())): i for i, one in enumerate(table.options)} for table in kinds]
+    common = [key for key in places[0] if all(key in own for own in places)]
+    if not common:
+        rule = "no degrees of a stage suit all kinds of nodes"
+        raise PlanError("cluster.groups", rule, "Choose micro-batches of other sizes, or other nodes")
+    taken = [table.take([own[key] for key in common]) for table, own in zip(kinds, places, strict=True)]
+    seconds, forward, once = (
+        np.maximum.reduce([getattr(one, name) for one in taken]) for name in ("seconds", "forward", "once")
+    )
+    return StageTable(taken[0].options, seconds, forward, once, np.minimum.reduce([one.behind for one in taken]))

@@ -1,8 +1,9 @@
 """The table of a model's operators at the prices of the forecast: what `tensor/annotated` executes, factor by factor.
 
 A variable is an operator of a layer or of the ends of the model, and ``stream``, the residual stream between units; all
-layers share their variables. Its options are the legal layouts: for every axis of the mesh a dim, or none (all ranks
-along it do the same). A factor is
+layers share their variables, also layers of several kinds. Its options are the legal layouts: for every axis of the
+mesh a dim, or none (all ranks along it do the same). Operators of experts have one option, without axes: what the
+expert scheme of the plan gives them, in their view of the mesh. A factor is
 
 * an operator: its kernels, saved buffers, weights, sums of weight gradients over ranks, and their share of the update;
 * a tensor with its producer and all its readers: collectives between their layouts, each once for all readers of a
@@ -21,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,8 +45,13 @@ STREAM = "stream"
 """The variable of the residual stream."""
 
 
-def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[Dims]:
-    """Every layout of an operator in which all dims divide by the axes that shard them."""
+def legal_layouts(
+    operator: Operator, axes: Sequence[str], mesh: Mesh, dims_per_axis: Sequence[Sequence[str]] = ()
+) -> list[Dims]:
+    """Every layout of an operator in which all dims divide by the axes that shard them.
+
+    dims_per_axis: the dims to try for each axis, with "" for none; empty: all.
+    """
     tensors = (*operator.ins, *operator.outs, *operator.weights)
 
     def divides(layout: Mapping[str, str]) -> bool:
@@ -54,7 +61,10 @@ def legal_layouts(operator: Operator, axes: Sequence[str], mesh: Mesh) -> list[D
                 return False
         return True
 
-    found = (tuple(zip(axes, dims, strict=True)) for dims in product(("", *operator.divisible_dims), repeat=len(axes)))
+    found = (
+        tuple(zip(axes, dims, strict=True))
+        for dims in product(*(dims_per_axis or [("", *operator.divisible_dims)] * len(axes)))
+    )
     return [layout for layout in found if divides(dict(layout))]
 
 
@@ -74,6 +84,21 @@ class OperatorCost:
     once: float = 0.0
     nbytes: float = 0.0
     saved: dict[str, float] = field(default_factory=dict)
+
+
+class TensorRead(NamedTuple):
+    """How an operator in one layout reads a tensor.
+
+    tensor: as it reads it. needed: the layout that it needs. key: of the copy in memory in that layout.
+    given: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
+    saved: bytes of the tensor that its backward pass reads, by memory key.
+    """
+
+    tensor: Tensor
+    needed: Layout
+    key: str
+    given: tuple[tuple[str, str], ...] | None
+    saved: dict[str, float]
 
 
 class UnitTable:
@@ -101,12 +126,16 @@ class UnitTable:
         self.scope.embeds = True  # one stage has both ends: a tied output layer reads the table of the embedding
         self.operators = unit.operators()
         self.costs_of: dict[Operator, list[OperatorCost]] = {}
+        self._moves: dict[Any, tuple[list[Collective], float]] = {}
+        self._reads: dict[tuple[Operator, str, OperatorCost], TensorRead] = {}
         for operator in self.operators:
-            if operator.view:
-                rule = f"{operator.name} is in a view of the mesh, which annotations do not shard"
-                raise PlanError("model", rule, "Choose a model without experts", operator.name)
             name = self.variable(operator)
-            layouts = tuple(one for one in legal_layouts(operator, axes, self.mesh) if allowed(name, one))
+            layouts: tuple[Dims, ...] = ((),)
+            if not operator.view:
+                worth = getattr(allowed, "dims_per_axis", None)
+                tried = worth(name, ("", *operator.divisible_dims), len(axes)) if worth else ()
+                legal = legal_layouts(operator, axes, self.mesh, tried)
+                layouts = tuple(one for one in legal if allowed(name, one))
             if name in choices and choices[name] != layouts:
                 layouts = tuple(one for one in choices[name] if one in layouts)
             if not layouts:
@@ -120,6 +149,12 @@ class UnitTable:
         """The name of the variable that decides the layout of an operator."""
         return STREAM if isinstance(operator, Boundary) else operator.name
 
+    def division(self, operator: Operator, layout: Dims) -> Layout:
+        """The dim that every part of the mesh shards, in a layout; of experts, what their scheme says."""
+        if operator.view:
+            return self.scope.division(operator)
+        return {part: dim for axis, dim in layout if dim for part in self.mesh.parts(axis)}
+
     # --------------------------------------------------------------------------------------- operators
 
     def seconds(self, ops: Sequence[Op] | Sequence[Collective | Memory]) -> float:
@@ -129,10 +164,11 @@ class UnitTable:
         return sum(one.seconds + one.latency for one in found)
 
     def _price(self, operator: Operator, layout: Dims) -> OperatorCost:
-        divide = {axis: dim for axis, dim in layout if dim}
+        divide = self.division(operator, layout)
         if isinstance(operator, Boundary):
             return OperatorCost(divide)
-        self.scope.fix_division(operator, divide)
+        if not operator.view:
+            self.scope.fix_division(operator, divide)
         fragment = lower_operator(self.scope, operator, self.framework.fused_gradients, self.framework.gradients)
         phases = [[op for op in fragment.backward if (op.phase == "W") == weights] for weights in (False, True)]
         inputs, weights = map(self.seconds, phases)
@@ -204,24 +240,29 @@ class UnitTable:
             [self._traits(tensor, one, cost, one is producer) for cost in own]
             for one, own in zip(operators, costs, strict=True)
         ]
-        classes = [{key: place for place, key in reversed([*enumerate(own)])} for own in keys]
-        places = [[classes[i][key] for key in own] for i, own in enumerate(keys)]
-        shape = [len(self.choices[name]) for name in scope]
-        seconds, nbytes = np.zeros(shape), np.zeros(shape)
-        known: dict[tuple[int, ...], tuple[float, float]] = {}
+        # Of every variable: the classes of its options that the price tells apart, and the class of every option.
+        positions = [[i for i, one in enumerate(operators) if self.variable(one) == name] for name in scope]
+        first: list[list[int]] = []
+        of_option: list[np.ndarray] = []
+        for own in positions:
+            traits = [*zip(*(keys[i] for i in own), strict=True)]
+            classes = {key: place for place, key in reversed([*enumerate(traits)])}
+            numbers = {key: number for number, key in enumerate(classes)}
+            first.append([*classes.values()])
+            of_option.append(np.array([numbers[key] for key in traits]))
+        seconds, nbytes = (np.zeros([len(own) for own in first]) for _ in range(2))
         at = [scope.index(self.variable(one)) for one in operators]
-        for cell in np.ndindex(*shape):
-            key = tuple(places[i][cell[at[i]]] for i in range(len(operators)))
-            if key not in known:
-                known[key] = self._price_tensor(tensor, operators, [costs[i][key[i]] for i in range(len(operators))])
-            seconds[cell], nbytes[cell] = known[key]
-        return Factor(scope, self.count * seconds, np.zeros(shape), self.count * nbytes)
+        for cell in np.ndindex(*seconds.shape):
+            chosen = [costs[i][first[place][cell[place]]] for i, place in enumerate(at)]
+            seconds[cell], nbytes[cell] = self._price_tensor(tensor, operators, chosen)
+        seconds, nbytes = (array[np.ix_(*of_option)] for array in (seconds, nbytes))
+        return Factor(scope, self.count * seconds, np.zeros(seconds.shape), self.count * nbytes)
 
     def _costs(self, operator: Operator) -> list[OperatorCost]:
         if operator in self.costs_of:
             return self.costs_of[operator]
         # The border of the unit: the stream that enters it.
-        return [OperatorCost({axis: dim for axis, dim in layout if dim}) for layout in self.choices[STREAM]]
+        return [OperatorCost(self.division(operator, layout)) for layout in self.choices[STREAM]]
 
     def _traits(self, tensor: Tensor, operator: Operator, cost: OperatorCost, makes: bool) -> tuple[object, ...]:
         """All of a layout that the price of a tensor depends on."""
@@ -229,7 +270,7 @@ class UnitTable:
         layout = operator.output_layout(own, cost.divide) if makes else required_layout(own, cost.divide)
         needed = required_layout(own, cost.divide) if makes else output_layout(own, cost.divide)
         beside = (0.0, 0.0) if makes else (cost.weights, cost.inputs)
-        saved = tuple((key, size) for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name)
+        saved = tuple(_saved_of(tensor, cost).items())
         return tuple(sorted(layout.items())), tuple(sorted(needed.items())), beside, saved
 
     def _as_read(self, operator: Operator, tensor: Tensor) -> Tensor:
@@ -242,42 +283,62 @@ class UnitTable:
         producer, own = operators[0], costs[0]
         made, wanted = producer.output_layout(tensor, own.divide), required_layout(tensor, own.divide)
         moved: set[str] = set()
-        saved = {key: size for key, size in own.saved.items() if key.partition("@")[0] == tensor.name}
+        saved = _saved_of(tensor, own)
         seconds, gradients = 0.0, defaultdict[tuple[tuple[str, str], ...], list[float]](list)
         for operator, cost in zip(operators[1:], costs[1:], strict=True):
-            read = self._as_read(operator, tensor)
-            arrives, needed = read.layout_of_producer(made), required_layout(read, cost.divide)
-            steps = collectives_between(read, arrives, needed, self.mesh)
-            if steps and (key := self.scope.key(read, needed)) not in moved:
-                moved.add(key)
-                seconds += self.seconds(steps)
-            kept = {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
-            if steps and all(one.operation == "all_gather" for one in steps) and self._gathers_again(operator, read):
-                again = self.seconds(steps)
-                seconds += max(0.0, again - cost.inputs) if isinstance(operator, Linear) else again
-                kept = {self.scope.key(read, arrives): float(read.nbytes(arrives, self.mesh))} if kept else {}
+            read = self._read(operator, tensor, cost)
+            arrives, kept = read.tensor.layout_of_producer(made), read.saved
+            steps, duration = self._move(read.tensor, arrives, read.needed)
+            if steps and read.key not in moved:
+                moved.add(read.key)
+                seconds += duration
+            if steps and all(one.operation == "all_gather" for one in steps) and self._gathers_again(operator, tensor):
+                seconds += max(0.0, duration - cost.inputs) if isinstance(operator, Linear) else duration
+                whole = read.tensor
+                kept = {self.scope.key(whole, arrives): float(whole.nbytes(arrives, self.mesh))} if kept else {}
             saved |= kept
+            if read.given is not None:
+                gradients[read.given].append(cost.weights)
+        return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
+
+    def _read(self, operator: Operator, tensor: Tensor, cost: OperatorCost) -> TensorRead:
+        key = operator, tensor.name, cost
+        if key not in self._reads:
+            read = self._as_read(operator, tensor)
+            needed, given = required_layout(read, cost.divide), None
             if read in self.scope.inputs_with_gradient(operator):
                 back = {new: old for old, new in read.renamed.items()}
-                given = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
-                gradients[tuple(sorted(given.items()))].append(cost.weights)
-        return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
+                layout = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
+                given = tuple(sorted(layout.items()))
+            self._reads[key] = TensorRead(read, needed, self.scope.key(read, needed), given, _saved_of(tensor, cost))
+        return self._reads[key]
+
+    def _move(
+        self, tensor: Tensor, source: Layout, target: Layout, gradient: bool = False
+    ) -> tuple[list[Collective], float]:
+        """The collectives between two layouts of a tensor, or of its gradient, and their seconds."""
+        key = tensor, gradient, tuple(source.items()), tuple(target.items())
+        if key not in self._moves:
+            steps = collectives_between(tensor.gradient if gradient else tensor, source, target, self.mesh)
+            self._moves[key] = steps, self.seconds(steps)
+        return self._moves[key]
 
     def _gathers_again(self, operator: Operator, tensor: Tensor) -> bool:
         """Whether an all-gathered input is not kept, but gathered again in the backward pass."""
-        kinds = isinstance(operator, Linear | CoreAttention) and tensor not in operator.read_by_later_slices
-        return self.scope.regather and kinds
+        later = {one.name for one in operator.read_by_later_slices}
+        kinds = isinstance(operator, Linear | CoreAttention) and tensor.name not in later
+        return self.scope.regather and kinds and not operator.view
 
     def _gradient_seconds(
         self, tensor: Tensor, wanted: Layout, gradients: Mapping[tuple[tuple[str, str], ...], Sequence[float]]
     ) -> float:
         """Seconds of the sums and conversions of the gradients of a tensor, by their layouts; each with the seconds of
         the weight gradients that its readers compute meanwhile."""
-        seconds, ordered = 0.0, self.scope.keeps_issue_order("")
+        seconds, ordered = 0.0, self.scope.keeps_issue_order(self.scope.transfer_view(tensor))
         for layout, beside in gradients.items():
             seconds += self._sum_seconds(tensor, dict(layout), len(beside))
-            steps = collectives_between(tensor.gradient, dict(layout), wanted, self.mesh)
-            seconds += max(0.0, self.seconds(steps) - (0.0 if ordered else beside[0] if len(beside) == 1 else 0.0))
+            _, duration = self._move(tensor, dict(layout), wanted, gradient=True)
+            seconds += max(0.0, duration - (0.0 if ordered else beside[0] if len(beside) == 1 else 0.0))
         return seconds + self._sum_seconds(tensor, wanted, len(gradients))
 
     def _sum_seconds(self, tensor: Tensor, layout: Layout, members: int) -> float:
@@ -288,27 +349,29 @@ class UnitTable:
         return self.seconds([Memory("add", members * nbytes, nbytes)])
 
 
+def _saved_of(tensor: Tensor, cost: OperatorCost) -> dict[str, float]:
+    """Bytes of the copies of a tensor that the backward pass of an operator reads, by memory key."""
+    return {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
+
+
 def build_table(
     plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
 ) -> FactorTable:
-    """The table of all operators of a model whose stages are alike: one stage, and all layers of one kind.
+    """The table of all operators of a model in one stage.
 
     plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
-    Raises PlanError for a model with experts, with layers of several kinds, or an operator without allowed layouts.
+    Raises PlanError for an operator without allowed layouts.
     """
     architecture, model = plan.architecture, plan.model
     costs = shared.costs(plan)
-    stages = [architecture.stage(range(0), True, False), architecture.stage(range(0, 1), False, False)]
-    kinds = {
-        tuple(unit.lowering_key for unit in architecture.stage(range(layer, layer + 1), False, False).units)
-        for layer in range(model.layers)
-    }
-    if len(kinds) > 1:
-        rule = f"the layers of {model.name} are of {len(kinds)} kinds, and a table has one"
-        raise PlanError("model", rule, "Choose a model whose layers are alike")
-    stages.append(architecture.stage(range(0), False, True))
+    layers = [architecture.stage(range(layer, layer + 1), False, False) for layer in range(model.layers)]
+    kinds: dict[Any, list[Any]] = defaultdict(list)
+    for layer in layers:
+        kinds[tuple(unit.lowering_key for unit in layer.units)].append(layer)
+    stages = [(architecture.stage(range(0), True, False), 1), *((own[0], len(own)) for own in kinds.values())]
+    stages.append((architecture.stage(range(0), False, True), 1))
     choices: dict[str, tuple[Dims, ...]] = {}
-    units = [(unit, count) for stage, count in zip(stages, (1, model.layers, 1), strict=True) for unit in stage.units]
+    units = [(unit, count) for stage, count in stages for unit in stage.units]
     tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
     # A variable of several units keeps the layouts that are legal in all of them.
     if any(len(one.costs_of[op]) != len(choices[one.variable(op)]) for one in tables for op in one.operators):

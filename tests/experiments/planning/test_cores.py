@@ -138,7 +138,7 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
     best, found = stages_by_brute_force(table, 4, microbatches), plan_stages(table, 4, microbatches)
     assert (found is None) == math.isinf(best)
     if found is not None:
-        assert found.value == pytest.approx(best)
+        assert found.value == pytest.approx(best) == pytest.approx(found.bound)
         assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
         assert sum(table.options[one.option].gpus for one in found.stages) == 4
 
@@ -163,6 +163,17 @@ def test_stages_inside_nodes_are_those_of_brute_force(seed: int) -> None:
     found = plan_stages(table, 4, 8, per_node=2)
     assert (found is None) == math.isinf(best)
     assert found is None or found.value == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_without_time_have_a_bound(seed: int) -> None:
+    table = draw_stages(seed, layers=5, gpus=4)
+    best, found = stages_by_brute_force(table, 4, 8), plan_stages(table, 4, 8, seconds=-1.0)
+    assert (found is None) == math.isinf(best)
+    if found is not None:
+        assert found.bound <= best * (1 + 1e-9) and best <= found.value * (1 + 1e-9)
+        own = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in found.stages]
+        assert found.value == pytest.approx(sum(own) + 7 * max(own))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

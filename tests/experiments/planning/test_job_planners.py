@@ -191,3 +191,12 @@ def test_a_cluster_of_gpus_without_a_node_is_priced_and_one_of_several_kinds_ref
     groups = [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]
     with pytest.raises(PlanError, match="GPUs of one kind"):
         JobProblem({**job, "cluster": {"groups": groups}})
+
+
+@pytest.mark.parametrize("name", ["gspmd", "hypar", "mesh-tensorflow", "nnscaler", "oneflow", "partir", "tofu"])
+def test_planners_of_operators_plan_models_with_experts(name: str) -> None:
+    job = {"model": {"preset": "mixtral-8x7b", "layers": 2}, "cluster": "dgx-h100:1"}
+    problem = JobProblem({**job, "batch": {"global": 64, "micro": 1}, "plan": {"tp": 1, "dp": 8, "ep": 8}})
+    found = find_planner(name)().plan(problem, SearchBudget(5.0, 200))
+    assert found.plan["plan"]["views"]["experts"] == {"edp": 1, "ep": 8}
+    assert 0.8 < found.value / problem.forecast(found.plan).step_time < 1.06

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from experiments.planning.league.rows import planners_of_jobs
 from experiments.planning.planner import find_planner, planner_names
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "planners.md").read_text("utf-8")
 
 
 def test_every_planner_has_a_row_with_its_paper_and_modes() -> None:
-    rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", PAGE, re.MULTILINE))
+    section = PAGE.partition("## The planners")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", section, re.MULTILINE))
     assert sorted(rows) == planner_names()
     for name, row in rows.items():
         planner = find_planner(name)
@@ -25,3 +27,12 @@ def test_the_example_runs() -> None:
     space: dict[str, object] = {"print": lambda *values: None}
     exec(example, space)
     assert space["found"].proof.optimal  # type: ignore[attr-defined]
+
+
+def test_the_league_tables_have_every_planner_of_jobs_and_none_beats_the_optimum() -> None:
+    tables = PAGE.partition("## League tables")[2].partition("\n## ")[0].split("\n### ")[1:]
+    assert len(tables) == 4
+    for table in tables:
+        rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
+        assert sorted(rows) == planners_of_jobs(), table[:60]
+        assert all(float(cells.split("|")[3].strip(" %") or 0) >= 0 for cells in rows.values())

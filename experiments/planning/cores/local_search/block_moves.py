@@ -8,6 +8,7 @@ block from it towards another stage, and every stage in between passes one on (L
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -76,15 +77,15 @@ def chain_table(forward: Sequence[float] | np.ndarray, backward: Sequence[float]
     return StageTable((StageOption(1, {}),), sums[0] + sums[1], sums[0], 0.0 * behind, behind)
 
 
-def move_blocks(table: StageTable, gpus: int, microbatches: int) -> StageSequence | None:
+def move_blocks(table: StageTable, gpus: int, microbatches: int, end: float = math.inf) -> StageSequence | None:
     """Stages of the one option of a table that use all `gpus`, and the seconds of their simulated step; None if nothing
-    fits. Starts from the least slowest stage."""
+    fits. Starts from the least slowest stage. end: of the CPU time of the process, for moves [s]."""
     seed = balance_stages(table, gpus, microbatches)
     if seed is None:
         return None
     borders, visited = [0, *(one.layers.stop for one in seed.stages)], 0
     played = play_borders(table, borders, microbatches)
-    while True:
+    while time.process_time() < end:
         tried = [(play_borders(table, one, microbatches), one) for one in _moves(borders, played.master)]
         visited += len(tried) + 1
         best, moved = min(tried, key=lambda one: one[0].seconds, default=(played, borders))

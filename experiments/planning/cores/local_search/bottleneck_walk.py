@@ -10,6 +10,7 @@ plan that it has passed by (Liu et al. 2024, "Aceso", EuroSys 2024; microsoft/Su
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,13 +77,22 @@ class StageWalk:
     """The search, whatever prices the stages: for one number of stages after another.
 
     layers: their number. shapes: in which stages may use GPUs. gpus: all of them are used. most: plans priced for a
-    number of stages.
+    number of stages. seconds: CPU time after which no other number of stages is tried, once a plan fits [s].
 
     Customise by: choose_option, split_seconds, layers_to_move.
     """
 
-    def __init__(self, layers: int, shapes: Collection[Shape], gpus: int, microbatches: int, most: int) -> None:
+    def __init__(
+        self,
+        layers: int,
+        shapes: Collection[Shape],
+        gpus: int,
+        microbatches: int,
+        most: int,
+        seconds: float = math.inf,
+    ) -> None:
         self.layers, self.shapes, self.gpus, self.microbatches, self.most = layers, shapes, gpus, microbatches, most
+        self._end = time.process_time() + seconds
         self.visited, self._limit = 0, 0
         self.known: dict[State, PricedState] = {}
         self.primitives = (
@@ -114,6 +124,8 @@ class StageWalk:
         """The best plan of all numbers of stages; None if none that was met fits."""
         best: State | None = None
         for number in range(1, min(self.layers, self.gpus) + 1):
+            if time.process_time() > self._end and best is not None and max(self.price(best).lacking) <= 0:
+                break
             start = self.start(number)
             if start is None:
                 continue
@@ -320,7 +332,7 @@ class StageWalk:
 class BottleneckWalk(StageWalk):
     """The search over the stages of a table."""
 
-    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int) -> None:
+    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int, seconds: float = math.inf) -> None:
         self.table = table
         self.options: dict[Shape, list[int]] = {}
         for number, option in enumerate(table.options):
@@ -328,7 +340,7 @@ class BottleneckWalk(StageWalk):
             shape = Shape(option.gpus, tensor, int(option.plan.get("dp", option.gpus // tensor)))
             self.options.setdefault(shape, []).append(number)
         self.work = (table.seconds * np.array([one.gpus for one in table.options])).min(axis=-1)
-        super().__init__(table.layers, self.options, gpus, microbatches, most)
+        super().__init__(table.layers, self.options, gpus, microbatches, most, seconds)
 
     def choose_option(self, stage: StageState, behind: int) -> tuple[int, float, int]:
         """Micro-batches that do not fit, seconds and option of a stage before `behind` others."""

@@ -15,6 +15,7 @@ suffixes which no other beats in all of them give the optimum.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,11 @@ def keep_most(seconds: np.ndarray, nbytes: np.ndarray, room: np.ndarray, units: 
     units: parts of the largest room that are told apart; an item takes whole ones.
     """
     count = len(seconds)
+    if not np.ptp(seconds) and not np.ptp(nbytes):  # of equal items as many as there is room for
+        items = np.indices(room.shape)[1] - np.indices(room.shape)[0] + 1
+        fitting = np.floor(np.maximum(room, 0.0) / max(float(nbytes[0]), 1e-300) + 1e-9)
+        left = float(seconds[0]) * (items - np.minimum(items, fitting))
+        return np.where((room >= 0) & (items > 0), left, np.inf)
     largest = float(min(room.max(initial=0.0), nbytes.sum()))
     unit = max(largest / units, 1e-300)
     sizes = np.ceil(nbytes / unit - 1e-9)
@@ -66,13 +72,20 @@ def keep_most(seconds: np.ndarray, nbytes: np.ndarray, room: np.ndarray, units: 
 
 
 def plan_phases(
-    forward: Sequence[np.ndarray], backward: Sequence[np.ndarray], microbatches: int, keep: int = 1
+    forward: Sequence[np.ndarray],
+    backward: Sequence[np.ndarray],
+    microbatches: int,
+    keep: int = 1,
+    end: float = math.inf,
 ) -> PhasePlan | None:
     """The stages of the shortest step that was found; None if nothing fits.
 
     forward, backward: seconds of every stage with the layers from first to last; infinite: it does not fit [layers,
         layers].
     keep: suffixes kept for a first layer; 1: the paper's search. 0: all that may matter, and the plan is the optimum.
+    end: of the CPU time of the process [s].
+
+    Raises ValueError if the time has come to an end.
     """
     depth, layers = len(forward), len(forward[0])
     suffixes: list[list[Suffix]] = [[] for _ in range(layers)] + [[Suffix(0.0, 0.0, 0.0, ())]]
@@ -82,6 +95,8 @@ def plan_phases(
         ahead, back = forward[stage].tolist(), backward[stage].tolist()
         grown: list[list[Suffix]] = [[] for _ in range(layers + 1)]
         for first in range(layers):
+            if time.process_time() > end:
+                raise ValueError(f"the time was up at stage {stage} of {depth}")
             for last in range(first, layers):
                 both = ahead[first][last] + back[first][last]
                 if not math.isfinite(both):

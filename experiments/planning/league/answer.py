@@ -1,0 +1,55 @@
+"""The league table as plain data, which ``plan --json`` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.planning.league.optimum import CertifiedOptimum
+from experiments.planning.league.rows import LeagueRow
+from experiments.planning.planner import find_planner
+from experiments.planning.pricing.job import JobProblem
+from hardware.errors import PlanError
+from hardware.units import GIB
+
+
+def to_answer(
+    problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanError | None = None
+) -> dict[str, Any]:
+    """The rows, best first, and the certified optimum."""
+    found: dict[str, Any] = {"rows": [_row_answer(problem, row) for row in rows]}
+    if isinstance(optimum, PlanError):
+        found["certificate"] = {"refused": optimum.to_dict()}
+    elif optimum is not None:
+        found["certificate"] = optimum.to_dict()
+    return found
+
+
+def _row_answer(problem: JobProblem, row: LeagueRow) -> dict[str, Any]:
+    found: dict[str, Any] = {"planner": row.name, "mode": problem.mode, "cpu_s": row.cpu_s, "plan": None}
+    if row.proposal is None:
+        return found | {"executable": str(row.refused), "refused": row.refused.to_dict() if row.refused else None}
+    proof, report, space = row.proposal.proof, row.report, row.space
+    found |= {
+        "objective": row.proposal.value,
+        "unit": find_planner(row.name).unit,
+        "evaluations": row.proposal.visited,
+        "proven_gap": proof.gap if proof and math.isfinite(proof.gap) else None,
+        "executable": explain_execution(row) or True,
+        "step_time_s": report.step_time if report else None,
+        "interval_90_s": [*report.interval_90] if report else None,
+        "peak_device_gib": report.peak_device / GIB if report else None,
+        "regret": row.regret,
+        "regret_restricted": row.own_regret,
+        "space_optimum": space._asdict() if space else None,
+        "outside": [*row.outside],
+    }
+    return found | ({} if row.not_executable else {"plan": problem.job_of(row.proposal.plan)})
+
+
+def explain_execution(row: LeagueRow) -> str:
+    """Why the plan of a row cannot be run; empty: it can."""
+    if row.report is None:
+        return row.not_executable or str(row.refused)
+    return "" if row.fits else "it does not fit in memory"

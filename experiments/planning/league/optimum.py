@@ -1,0 +1,100 @@
+"""The certified optimum of a job, which no planner may beat: the best plan of a search with all fields open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.planning.pricing.job import JobProblem
+from experiments.search.certificate import Certificate
+from experiments.search.comparison.membership import list_outside
+from experiments.search.comparison.short_form import read_short_form
+from experiments.search.find import open_search, search
+from experiments.search.found import ROUNDING
+from experiments.search.search import Search
+from experiments.search.workers import count_cores, run_on_workers
+from hardware.errors import PlanError
+from simulator.job.load import load_job
+
+WITHIN = 0.01
+"""Gap at which the search of the optimum may end: regrets are known as well as that."""
+
+SECONDS = 60.0
+"""CPU time of the search of the optimum, if no plan has been proven by then [s]."""
+
+
+@dataclass(frozen=True)
+class CertifiedOptimum:
+    """The best plan of `meshcast search` with all fields of a plan open, on the cluster and batch of a job.
+
+    step_time: of the plan; infinite if none fits [s]. gap: how much faster another plan of the space can be at most.
+    plans: of the space. cpu_s: CPU time of the search [s]. plan: values of the fields that were open.
+    unlike: whether stages and replicas of unlike degrees were searched.
+    done: the search that has run; None for one of unlike plans.
+    """
+
+    step_time: float
+    gap: float
+    plans: int
+    cpu_s: float
+    plan: dict[str, Any]
+    unlike: bool = False
+    done: Search | None = None
+
+    @property
+    def shortest(self) -> float:
+        """No plan of the space has a shorter step [s]."""
+        return self.step_time * (1 - self.gap)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate in the answer of ``plan --json``."""
+        names = ("gap", "plans", "cpu_s", "plan", "unlike")
+        step = self.step_time if math.isfinite(self.step_time) else None
+        return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
+
+
+def find_optimum(problem: JobProblem, seconds: float = SECONDS) -> CertifiedOptimum | PlanError:
+    """The certified optimum of a job, or why there is no search of it.
+
+    seconds: CPU time after which the best plan so far counts, with the gap that is proven by then [s].
+    """
+
+    def watch(proof: Certificate) -> None:
+        if not proof.counting and math.isfinite(proof.step) and proof.cpu > seconds:
+            raise KeyboardInterrupt  # ends the search, as Ctrl-C does
+
+    stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
+    folder = problem.job.folder
+    try:
+        if len(problem.job.cluster.kinds) > 1:
+            found = search(stated, within=WITHIN, top=1, unlike=True, base=folder, watch=watch)
+            done, proof = None, found.certificate
+            changes = found.best[0].changes if found.best else None
+        else:
+            done = open_search(stated, within=WITHIN, top=1, base=folder)
+            proof = run_on_workers(done, count_cores(), watch)
+            changes = done.best[0].changes if done.best else None
+    except PlanError as error:
+        return error
+    step = proof.step if changes is not None else math.inf
+    return CertifiedOptimum(step, proof.gap, proof.plans, proof.cpu, dict(changes or {}), done is None, done)
+
+
+def explain_faster(problem: JobProblem, plan: dict[str, Any], step: float, optimum: CertifiedOptimum) -> list[str]:
+    """The fields of a plan, faster than the certified optimum, that are outside of the space; empty if it is not
+    faster.
+
+    plan: as a planner proposes it. step: of its forecast [s].
+    Raises PlanError if the space holds the plan: nothing is proven then, a defect of meshcast.
+    """
+    if step >= optimum.shortest * (1 - ROUNDING):
+        return []
+    if optimum.done is None:
+        return ["plan"]
+    job = load_job(problem.job_of(plan), base=problem.job.folder)
+    outside = list_outside(optimum.done.space, read_short_form(job, optimum.done.space.named))
+    if not outside:
+        rule = f"a plan of the space takes {step:.6g} s, and none should take less than {optimum.shortest:.6g} s"
+        raise PlanError(f"problem {problem.name}", rule, "Please report it with the job: nothing is proven", plan)
+    return [one.field for one in outside]

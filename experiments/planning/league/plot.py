@@ -1,0 +1,130 @@
+"""Plot of a league table: how much slower than the certified optimum a plan is, against the CPU time of its planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from experiments.planning.league.optimum import CertifiedOptimum
+from experiments.planning.league.rows import LeagueRow
+from experiments.planning.pricing.job import JobProblem
+from experiments.plots import style
+from experiments.plots.sheet import LINE, Sheet, save, text_width, wrap_words
+from simulator.report.words import format_seconds
+
+LEFT, SIDE, HEIGHT = 0.62, 6.2, 3.8
+"""Left end, width and height of the axes [in]."""
+
+LINEAR = 10.0
+"""Regret up to which the axis is linear; above it is logarithmic [%]."""
+
+TICKS = (-10, 0, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+ROW, GAP = 0.115, 0.07
+"""Height of a label, and its distance from its point [in]."""
+
+
+class PlacedBox(NamedTuple):
+    """A rectangle of a plot [in]: left and right end, lower and upper end."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def overlaps(self, other: PlacedBox) -> bool:
+        """Whether the two have a part in common."""
+        return self.left < other.right and other.left < self.right and self.low < other.high and other.low < self.high
+
+
+def draw(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum, path: str | Path) -> None:
+    """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
+    save(lambda: regret_and_time(problem, rows, optimum), path)
+
+
+def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> Figure:
+    """The plot."""
+    shown = [(row.name, max(row.cpu_s, 1e-2), 100 * row.regret) for row in rows if row.regret is not None]
+    lines = _describe(problem, rows, optimum)
+    top = 0.52 + LINE * len(lines)
+    sheet = Sheet(top + HEIGHT + 0.6)
+    sheet.head(f"Planners of {problem.job.model.name}: regret and time of the search", lines)
+    axes = sheet.axes(LEFT, top, SIDE, HEIGHT)
+    axes.spines["left"].set_visible(True)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.axhline(0, color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes.scatter([x for _, x, _ in shown], [y for _, _, y in shown], s=20, color=style.PURPLE, zorder=3)
+    star = max(optimum.cpu_s, 1e-2)
+    axes.scatter(star, 0.0, s=60, marker="*", color=style.INK, zorder=4)
+    times, regrets = [star, *(x for _, x, _ in shown)], [0.0, *(y for _, _, y in shown)]
+    axes.set_xlim(min(times) / 1.6, max(times) * 3.5)
+    axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.8)
+    axes.set_ylim(min(-1.5, 1.2 * min(regrets)), max(20.0, 1.4 * max(regrets)))
+    axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _write_labels(axes, [("search", star, 0.0), *shown])
+    axes.set_xlabel("CPU time of the planner [s]")
+    axes.set_ylabel("slower than the certified optimum [%]")
+    return sheet.figure
+
+
+def _describe(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> list[str]:
+    """The lines below the title: the job, the optimum, and planners without a point."""
+    kinds = [*problem.job.cluster.kinds.values()] or [problem.job.cluster]
+    words = [
+        f"{problem.gpus:,} x {' and '.join(dict.fromkeys(one.gpu.name for one in kinds))}",
+        f"{problem.sequences:,} sequences a step",
+        f"certified optimum {format_seconds(optimum.step_time)} (gap {optimum.gap:.2%}) of {optimum.plans:,} plans",
+    ]
+    lines = wrap_words(words)
+    too_large = [row.name for row in rows if row.report is not None and not row.fits]
+    not_executable = [row.name for row in rows if row.not_executable]
+    refused = [row.name for row in rows if row.refused is not None]
+    for reason, names in (("too large", too_large), ("not executable", not_executable), ("refused", refused)):
+        lines += wrap_words([f"{reason}: {', '.join(names)}"]) if names else []
+    return lines
+
+
+def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Writes the name of each point beside it, or where there is room near it, with a line to it."""
+    places = []
+    for _, x, y in points:
+        across, up = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+        places.append((across * SIDE, up * HEIGHT))
+    zero = axes.transAxes.inverted().transform(axes.transData.transform((1.0, 0.0)))[1] * HEIGHT
+    taken = [PlacedBox(0.0, SIDE, zero - 0.01, zero + 0.01)]
+    taken += [PlacedBox(x - 0.04, x + 0.04, y - 0.04, y + 0.04) for x, y in places]
+    for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda one: one[1]):
+        width = text_width(name)
+        box = next(
+            (one for one in _boxes_near(x, y, width) if not any(one.overlaps(other) for other in taken)),
+            PlacedBox(x + GAP, x + GAP + width, y - ROW / 2, y + ROW / 2),
+        )
+        taken.append(box)
+        middle = (box.low + box.high) / 2
+        if abs(middle - y) > ROW:
+            end = box.left if box.left > x else box.right
+            axes.plot(
+                [x / SIDE, end / SIDE], [y / HEIGHT, middle / HEIGHT], transform=axes.transAxes,
+                color=style.FAINT, linewidth=0.5, zorder=2,
+            )  # fmt: skip
+        axes.text(
+            box.left / SIDE, middle / HEIGHT, name, transform=axes.transAxes, fontsize=style.SMALL, va="center_baseline"
+        )
+
+
+def _boxes_near(x: float, y: float, width: float) -> Iterator[PlacedBox]:
+    """Places for a label of a point inside the axes, the nearest first."""
+    shifts = sorted(product(range(-14, 15), (1, -1)), key=lambda one: (abs(one[0]), -one[1], -one[0]))
+    for row, side in shifts:
+        middle = y + row * ROW
+        left = x + GAP + 0.02 * abs(row) if side > 0 else x - GAP - 0.02 * abs(row) - width
+        if left >= 0 and left + width <= SIDE and ROW / 2 <= middle <= HEIGHT:
+            yield PlacedBox(left, left + width, middle - ROW / 2, middle + ROW / 2)

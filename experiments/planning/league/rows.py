@@ -1,0 +1,129 @@
+"""The rows of the league table: what named planners propose for one job, and what the engine says to it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.planning.league.optimum import CertifiedOptimum, explain_faster
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, find_planner, planner_names
+from experiments.planning.pricing.job import JobProblem
+from experiments.planning.problem import SearchBudget
+from hardware.errors import PlanError
+from simulator.report.report import Report
+
+
+@dataclass(frozen=True)
+class LeagueRow:
+    """The proposal of one planner.
+
+    name: of the planner. cpu_s: CPU time of its plan, pricing included [s].
+    proposal: its plan; None where the planner refused the job. refused: why.
+    report: the forecast of the plan; None without one, and where the engine cannot play it. not_executable: why.
+    space: the optimum of the planner's own space; None: not known.
+    regret: how much slower the plan is than the certified optimum, as a share of it; None where either is unknown, or
+        the plan does not fit. own_regret: the same against the optimum of the planner's own space.
+    outside: fields of a plan that is faster than the certified optimum, outside of the space of the search.
+    """
+
+    name: str
+    cpu_s: float
+    proposal: Proposal | None = None
+    report: Report | None = None
+    refused: PlanError | None = None
+    not_executable: str = ""
+    space: SpaceOptimum | None = None
+    regret: float | None = None
+    own_regret: float | None = None
+    outside: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether its plan can be played and fits in memory."""
+        return self.report is not None and self.report.fits
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Fitting plans first, the fastest first of all; refusals last."""
+        step = self.report.step_time if self.report else math.inf
+        return self.report is None, not self.fits, step
+
+
+def planners_of_jobs() -> list[str]:
+    """The planners that propose plans of jobs."""
+    return [name for name in planner_names() if "ours" in find_planner(name).modes]
+
+
+def choose_planners(given: str) -> list[str]:
+    """The planners of a list with commas; ``all``: those that propose plans of jobs.
+
+    Raises PlanError for a name without a planner, and for planners of profiles alone.
+    """
+    names = planners_of_jobs() if given == "all" else [name.strip() for name in given.split(",")]
+    for name in names:
+        if "ours" not in find_planner(name).modes:
+            remedy = f"Choose some of {', '.join(planners_of_jobs())}"
+            raise PlanError("--with", "it solves profiles of its paper, not jobs", remedy, name)
+    return names
+
+
+def rank_proposals(
+    problem: JobProblem,
+    names: Sequence[str],
+    budget: SearchBudget,
+    optimum: CertifiedOptimum | PlanError | None = None,
+    watch: Callable[[Sequence[str]], Iterable[str]] = lambda names: names,
+) -> list[LeagueRow]:
+    """The proposals of planners, best first. watch: goes through their names, for example with a progress bar.
+
+    Raises PlanError if a plan of the space of the certified optimum is faster than that.
+    """
+    rows = (_judge(problem, row, budget, optimum) for row in _propose(problem, watch(names), budget))
+    return sorted(rows, key=lambda row: row.rank)
+
+
+def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) -> Iterator[LeagueRow]:
+    for name in names:
+        begin = time.process_time()
+        planner: Planner = find_planner(name)()
+        try:
+            proposal = planner.plan(problem, budget)
+        except PlanError as error:
+            yield LeagueRow(name, time.process_time() - begin, refused=error)
+            continue
+        except ValueError as error:  # of a core: a table that is too large, a solver without a solution in time
+            rule, remedy = str(error), "Give it more time with --seconds, or fewer GPUs"
+            refused = PlanError(f"planner {name}", rule, remedy)
+            yield LeagueRow(name, time.process_time() - begin, refused=refused)
+            continue
+        row = LeagueRow(name, time.process_time() - begin, proposal, not_executable=proposal.not_executable)
+        try:
+            yield row if row.not_executable else replace(row, report=problem.report(dict(proposal.plan)))
+        except PlanError as error:
+            yield replace(row, not_executable=str(error))
+
+
+def _judge(
+    problem: JobProblem, row: LeagueRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
+) -> LeagueRow:
+    """A row with its regrets."""
+    proposal = row.proposal
+    if proposal is None or row.report is None or not row.fits:
+        return row
+    step = row.report.step_time
+    space = _space_optimum(problem, row.name, proposal, budget)
+    if space is not None and space.value > 0:
+        row = replace(row, space=space, own_regret=(step if space.forecast else proposal.value) / space.value - 1)
+    if not isinstance(optimum, CertifiedOptimum) or not math.isfinite(optimum.step_time):
+        return row
+    outside = explain_faster(problem, dict(proposal.plan), step, optimum)
+    return replace(row, regret=step / optimum.step_time - 1, outside=tuple(outside))
+
+
+def _space_optimum(problem: JobProblem, name: str, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    try:
+        return find_planner(name)().find_space_optimum(problem, proposal, budget)
+    except (PlanError, ValueError):  # as in `_propose`
+        return None
