@@ -188,6 +188,11 @@ class PricedBlock:
         return self.prices.lasting
 
 
+def one_op(op: Op) -> Block:
+    """A block of one op, which waits for the input of its action and makes the result."""
+    return Block([op], [()], (Port((0,), (0,), through=False),), [])
+
+
 def price_block(block: Block, count: int, price: Price) -> PricedBlock:
     """Prices `count` copies of a block; ops without work are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]

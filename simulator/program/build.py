@@ -25,6 +25,7 @@ from simulator.program.block import (
     concatenate,
     interleave,
     leave_multiprocessors,
+    one_op,
     price_block,
     resolve_dependencies,
 )
@@ -304,10 +305,10 @@ class _Builder:
                 made = (own, "workspace"), (others, "activations")
                 freed = (own, "activations"), (others, "workspace")
             elif slot.kind == ActionKind.OUTPUTS:
-                blocks = [_single(Op("outputs complete"))]
+                blocks = [one_op(Op("outputs complete"))]
             else:
                 adds = Memory("add", 2 * loss.nbytes, loss.nbytes)
-                blocks = [_single(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
+                blocks = [one_op(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
                 made = freed = ((own, "workspace"),)
             parts = tuple(price_block(block, 1, self.prices[price]) for block in blocks)
             self._tasks[key] = Task(parts, [], [], made, freed, [()] * len(parts), [0] * len(parts))
@@ -408,11 +409,6 @@ class _Builder:
         if key not in self._whole:
             self._whole[key] = concatenate(task.parts)
         return self._whole[key]
-
-
-def _single(op: Op) -> Block:
-    """A block of one op, which waits for the input of its action and makes the result."""
-    return Block([op], [()], (Port((0,), (0,), through=False),), [])
 
 
 def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:

@@ -18,6 +18,7 @@ from simulator.program.block import (
     CompiledBlocks,
     Price,
     PricedBlock,
+    one_op,
     price_block,
 )
 from simulator.program.categories import KINDS, kind_of
@@ -184,7 +185,6 @@ def make_task(
         found.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
-    task.parts = tuple(found)
     first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
     ends = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
     # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
@@ -192,6 +192,12 @@ def make_task(
     category = "activations" if forward else "workspace"
     inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
+    if kind == ActionKind.B and inputs and not any(part.block.ops for part in found):
+        # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
+        found.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))
+        task.marks.insert(0, ())
+        task.numbers.insert(0, 0)
+    task.parts = tuple(found)
     return task
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hardware.errors import ScheduleError
 from simulator.engine.play import Engine
 from simulator.engine.simpy_engine import play
+from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Collective, Memory, Op, Param, Transfer
 from simulator.program.block import Port, resolve_dependencies
 from simulator.program.flatten import FlatProgram
@@ -401,3 +402,20 @@ def test_messages_name_both_ends() -> None:
         assert (work.axis, work.source, work.target) == ("pp", sender, receiver)
         assert abs(sender - receiver) == 1
         assert number in played.flat.queues[sender, "pipeline-forward" if receiver > sender else "pipeline-backward"]
+
+
+def test_weight_gradients_of_an_embedding_alone_in_its_stage_wait_for_the_gradient_that_arrives() -> None:
+    """Without tensor parallelism its input gradient has no kernel, and the next pass began too early."""
+    job = {
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"gpu": "h100-sxm", "gpus": 4},
+        "batch": {"global": 8, "micro": 1, "sequence": 2048},
+        "plan": {"pp": 4, "schedule": "zb-h1", "partition": "ends-as-layers"},
+    }
+    step = simulate(job).play.step
+    flat, times = step.flat, step.times
+    begins = sorted(times.begin[i] for i, op in enumerate(flat.ops) if op.name == "wembedding")
+    arrivals = sorted(times.end[i] for i, sender, receiver in flat.sent if (sender, receiver) == (1, 0))
+    assert len(begins) == len(arrivals) == 8
+    assert all(begin >= arrival for begin, arrival in zip(begins, arrivals, strict=True))
+    assert begins[0] > times.span / 10
