@@ -39,7 +39,7 @@ def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str,
     assert not one.not_executable and one.visited > 0
     assert load_job(gpt.job_of(one.plan)).cluster.gpus == 8
     forecast = gpt.forecast(one.plan)
-    expected = forecast.peak_device if find_planner(name).unit == "bytes" else forecast.step_time
+    expected = forecast.peak_allocated if find_planner(name).unit == "bytes" else forecast.step_time
     assert forecast.fits and 0.8 < one.value / expected < 1.1
     assert one.proof is None or one.proof.gap >= 0
 

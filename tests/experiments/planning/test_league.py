@@ -52,6 +52,7 @@ def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
     assert next(one for one in rows if one["planner"] == "optcnn")["proven_gap"] == 0
 
 
+@pytest.mark.slow
 def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Path, tmp_path: Path) -> None:
     """A small version of the tables of docs/planners.md: every planner of jobs."""
     plot = tmp_path / "league.png"

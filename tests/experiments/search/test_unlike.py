@@ -52,7 +52,7 @@ def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
         return None
 
 
-@pytest.mark.parametrize("draws", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [2, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", JOBS)
 def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str, draws: int) -> None:
     rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
@@ -114,7 +114,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-SLOW = ("two kinds, two schedules", "stages on one kind")
+SLOW = ("two kinds, two schedules", "stages on one kind", "experts on two kinds")
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in SMALL])
@@ -136,6 +136,7 @@ def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> Non
     assert certificate.exact < certificate.plans
 
 
+@pytest.mark.slow
 def test_equal_stages_are_among_the_unlike_ones() -> None:
     """The best plan of stages that are alike, of an ordinary search, is not better than the best unlike one."""
     base = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}}
