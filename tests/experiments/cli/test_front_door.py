@@ -38,7 +38,8 @@ def test_the_first_job_teaches_every_key_in_a_line() -> None:
             assert len(comment) > 8, line
             taught.add(key[1])
     keys = {*JobFile.model_fields, *ShortPlan.model_fields, *RunLength.model_fields, "global", *Batch.model_fields}
-    in_comments = {"documents", "microbatches", "stages", "replicas", "lengths", "order", "samples", "reshard", "unit"}
+    in_comments = {"documents", "microbatches", "stages", "replicas", "lengths", "order", "samples"}
+    in_comments |= {"reshard", "unit", "prefetch"}
     assert all(f"{key}: " in "".join(lines) for key in in_comments)
     assert keys - {"total"} - taught <= {"batch", *in_comments}
 
