@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-readme \
+.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -81,6 +81,9 @@ docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalo
 
 docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims/; some minutes
 	$(BIN)/python -m experiments.docs.claims docs/claims.md
+
+docs-league: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/league; ten minutes
+	$(BIN)/python -m experiments.docs.league docs/planners.md
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
 	$(BIN)/python -m validation.published.measured_range.tables $(RUNS)

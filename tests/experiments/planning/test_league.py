@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
+from experiments.docs.league import COLUMNS, TABLE, format_table
 from experiments.planning.cores.elimination import eliminate
 from experiments.planning.league.optimum import CertifiedOptimum, explain_faster, find_optimum
 from experiments.planning.league.rows import planners_of_jobs
@@ -112,3 +113,19 @@ def test_the_jobs_of_the_league_are_accepted() -> None:
 def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, given: str, words: str) -> None:
     done = run(job, "--with", given)
     assert done.exit_code == 2 and words in done.output
+
+
+def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
+    done = json.loads(run(job, "--with", "optcnn,hypar,dapple", "--json").stdout)
+    lines = format_table(done).splitlines()
+    assert len(lines) == 3 + len(done["rows"])
+    assert {line.count("|") for line in lines} == {len(COLUMNS) + 1}
+    assert lines[2].startswith("| certified optimum | ")
+    for line, row in zip(lines[3:], done["rows"], strict=True):
+        assert f"| `{row['planner']}` | " in line and (row["regret"] is None or f"{100 * row['regret']:.1f} %" in line)
+
+
+def test_the_page_of_planners_has_a_table_for_every_job_of_the_league() -> None:
+    root = Path(__file__).parents[3]
+    jobs = [found[1] for found in TABLE.finditer((root / "docs/planners.md").read_text("utf-8"))]
+    assert sorted(jobs) == sorted(str(one.relative_to(root)) for one in root.glob("examples/league/*.yaml"))
