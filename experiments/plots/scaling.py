@@ -35,6 +35,10 @@ PARTS = (
 """Groups of parts of the step with their colours, from the bottom up."""
 
 
+MOST_ROWS = 12
+"""Points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
+
+
 def draw(curve: Curve, path: str | Path) -> None:
     """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: scaling(curve), path)
@@ -140,7 +144,7 @@ def _draw_key(sheet: Sheet, curve: Curve, top: float) -> None:
     right, y = style.PAGE - EDGE, top + 0.08
     for x, head in ((KEY + 0.42, "GPUs"), (KEY + 0.95, "efficiency"), (right, "step")):
         sheet.text(x, y, head, ha="right", color=style.FAINT, fontsize=style.SMALL)
-    for point in _choose_points(curve.known, 9):
+    for point in _choose_points(curve.known, MOST_ROWS):
         y += LINE
         assert point.report is not None
         cells = f"{point.gpus:,}", f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
