@@ -67,8 +67,7 @@ def format_table(answer: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "evaluations" not in row:
-        reason = row["executable"].partition(": ")[2].partition(". ")[0]
-        return [*[""] * 7, _seconds(row), f"no: {reason}"]
+        return [*[""] * 7, _seconds(row), f"no: {row['refused']['rule']}"]
     objective = f"{row['objective'] / GIB:.1f} GiB" if row["unit"] == "bytes" else f"{row['objective']:.3f} s"
     priced = [objective, _count(row["evaluations"]), _seconds(row)]
     if row["step_time_s"] is None:
@@ -81,7 +80,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     own = "not known"
     if row["regret_restricted"] is not None:
         method = METHODS.get(row["space_optimum"]["method"], "DP")
-        own = f"{100 * row['regret_restricted']:.1f} %, {method}"
+        own = f"{max(0.0, 100 * row['regret_restricted']):.1f} %, {method}"  # equal to the solver's tolerance
     return [*forecast, regret, own, *priced, "yes"]
 
 
