@@ -43,7 +43,7 @@ def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_0
     root: folder of the paths of jobs. seconds, steps: see `SearchBudget`.
     """
 
-    def made(found: re.Match[str]) -> str:
+    def make_table(found: re.Match[str]) -> str:
         link, job = found[0].partition("\n")[0], root / found[1]
         print(f"{job}", file=sys.stderr)
         problem = open_problem(job)
@@ -51,7 +51,7 @@ def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_0
         rows = rank_proposals(problem, choose_planners("all"), SearchBudget(seconds, steps), best)
         return f"{link}\n\n{format_table(to_answer(problem, rows, best))}"
 
-    return TABLE.sub(made, page)
+    return TABLE.sub(make_table, page)
 
 
 def format_table(answer: dict[str, Any]) -> str:
