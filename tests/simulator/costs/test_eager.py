@@ -8,7 +8,8 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.kernels import eager
 from simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager
-from simulator.forecast.simulate import simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.stages import lower_stages
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Gemm, Memory
 from simulator.job.framework import load_framework
@@ -103,13 +104,15 @@ def test_conversions_are_kernels_of_their_own_where_formats_differ() -> None:
         "batch": {"global": 1, "sequence": 1024},
     }
 
-    def updates(**precision: str) -> dict[str, float]:
-        report = simulate({**job, "precision": {"main_weights": "fp32", **precision}})
-        return report.breakdown.parts["optimizer"]
+    def updates(**precision: str) -> dict[str, Memory]:
+        plan = resolve_plan(load_job({**job, "precision": {"main_weights": "fp32", **precision}}))
+        return {op.name: op.work for op in lower_stages(plan)[1][0].forward if isinstance(op.work, Memory)}
 
-    converted = updates(compute="bf16", gradients="bf16")
-    same = updates(compute="fp32", gradients="fp32")
-    assert converted > 0 and same > 0
+    same, converted = updates(compute="fp32", gradients="fp32"), updates(compute="bf16", gradients="bf16")
+    elements = same["grad-norm"].read // 4
+    assert "convert" not in same
+    assert (converted["convert"].read, converted["convert"].write) == ((2 + 4) * elements, (4 + 2) * elements)
+    assert all((one["adam"].read, one["adam"].write) == (16 * elements, 12 * elements) for one in (same, converted))
 
 
 def test_an_unknown_operation_is_refused_with_its_name() -> None:

@@ -31,6 +31,19 @@ def test_steps_of_dense_models_are_within_ten_percent(name: str) -> None:
     assert Forecaster("catalog", found.job).step.value == pytest.approx(found.rows[0].median, rel=0.1)
 
 
+def test_the_median_step_is_as_the_readme_says() -> None:
+    files = [measured(f"step-{name}") for name in (*DENSE, "llama3.2-3b-full")]
+    errors = [abs(Forecaster("catalog", one.job).step.value / one.rows[0].median - 1) for one in files]
+    assert round(100 * median(errors), 1) == 0.5
+
+
+def test_output_layers_with_unaligned_rows_are_within_ten_percent() -> None:
+    found = measured("output-layers-in-steps")
+    costs = Forecaster("catalog", measured("step-gpt2-355m").job).costs
+    for row in found.rows:
+        assert costs.estimate(work_of(row.shape[WORK])).seconds == pytest.approx(row.median, rel=0.1), row.name
+
+
 def test_a_step_with_experts_waits_for_the_host_beyond_the_forecast() -> None:
     """Its kernels take 212 of 279 ms: the host launches 8,314 of them, more than the forecast counts."""
     found = measured("step-moe-1b")
