@@ -67,11 +67,11 @@ UNALIGNED_RATE = 1.3
 on 17 of BLOOM's tests on A100 (bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md): heads of 108
 elements say 1.25, heads of 150 elements 1.35."""
 
-UNALIGNED_DENSE = {"tn": 0.146, "nn": 0.196, "nt": 0.218}
-"""Rate of dense GEMMs in 16 bits without that alignment on Hopper, by layout, against aligned ones: cuBLAS runs kernels
-for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1`). Output layers of
-50,257 tokens of two GPT-2 models, which differ by 1 to 6 % (validation/measured/h200/output-layers-in-steps.json). On an
-A100 such a GEMM runs as fast as others (1,024 x 2,145 x 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
+UNALIGNED_DENSE = {"hopper": {"tn": 0.146, "nn": 0.196, "nt": 0.218}}
+"""Rate of dense GEMMs in 16 bits without that alignment against aligned ones, by architecture and layout, where cuBLAS
+runs kernels for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1`). Output layers of
+50,257 tokens of two GPT-2 models, which differ by 1 to 6 % (validation/measured/h200/output-layers-in-steps.json). On
+an A100 such a GEMM runs as fast as others (1,024 x 2,145 x 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def price(
         return NOTHING
     if not uses_tensor_cores(work) and "fp32" in gpu.peak:
         speed *= min(1.0, UNALIGNED_RATE * peak(gpu, "fp32") / peak(gpu, work.dtype))
-    if work.batch == 1 and gpu.architecture == "hopper" and not _rows_are_aligned(work):
-        speed *= UNALIGNED_DENSE[work.layout]
+    if work.batch == 1 and gpu.architecture in UNALIGNED_DENSE and not _rows_are_aligned(work):
+        speed *= UNALIGNED_DENSE[gpu.architecture][work.layout]
     taken, launch = seconds(work, gpu, model, speed, decomposition)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
     return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
