@@ -69,9 +69,10 @@ elements say 1.25, heads of 150 elements 1.35."""
 
 UNALIGNED_DENSE = {"hopper": {"tn": 0.146, "nn": 0.196, "nt": 0.218}}
 """Rate of dense GEMMs in 16 bits without that alignment against aligned ones, by architecture and layout, where cuBLAS
-runs kernels for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1`). Output layers of
-50,257 tokens of two GPT-2 models, which differ by 1 to 6 % (validation/measured/h200/output-layers-in-steps.json). On
-an A100 such a GEMM runs as fast as others (1,024 x 2,145 x 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
+runs kernels for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1`):
+output layers of 50,257 tokens of two GPT-2 models, which differ by 1 to 6 %
+(validation/measured/h200/output-layers-in-steps.json). On an A100 such a GEMM runs as fast as others (1,024 x 2,145 x
+1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
 
 
 @dataclass(frozen=True, slots=True)
