@@ -29,7 +29,7 @@ from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.decomposition import Decomposition
-from simulator.costs.kernels.eager import EagerPasses, make_eager
+from simulator.costs.kernels.eager import EagerPasses, make_eager_kernels
 from simulator.costs.kernels.gemm import uses_tensor_cores
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
@@ -256,7 +256,7 @@ class Costs:
         """Returns a function that prices memory-bound operations, of one kernel or of several."""
         if not self._eager:
             return price
-        return lambda work: price(make_eager(work, self._eager) or work)
+        return lambda work: price(make_eager_kernels(work, self._eager) or work)
 
     def _attention_price(self, price: Callable[[Any], Estimate]) -> Callable[[Attention], Estimate]:
         """Returns a function that prices attention in the number format of its library."""

@@ -120,7 +120,7 @@ RATE_OF = {
 """Coefficient of a kind of operation; "": as fast as a stream."""
 
 
-def make_eager(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerKernels | None:
+def make_eager_kernels(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerKernels | None:
     """The kernels of `work` in a framework whose operations of these kinds are not fused; None for other kinds."""
     # Copies of tokens become more bytes; sums over the copies of a token become fewer.
     what = "unpermute" if work.what == "permute" and work.read > work.write else work.what

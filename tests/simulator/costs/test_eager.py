@@ -7,7 +7,7 @@ from hardware.errors import PlanError
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.kernels import eager
-from simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager
+from simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager_kernels
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.stages import lower_stages
 from simulator.ir.mesh import Mesh
@@ -27,17 +27,17 @@ def costs_on(gpu: str, framework: str) -> Costs:
 
 
 def test_an_operation_has_the_kernels_and_the_bytes_of_its_pass() -> None:
-    forward = make_eager(Memory("activation", 200 * MB, 100 * MB), REFERENCE.eager)
-    backward = make_eager(Memory("activation", 300 * MB, 200 * MB, backward=True), REFERENCE.eager)
+    forward = make_eager_kernels(Memory("activation", 200 * MB, 100 * MB), REFERENCE.eager)
+    backward = make_eager_kernels(Memory("activation", 300 * MB, 200 * MB, backward=True), REFERENCE.eager)
     assert forward == EagerKernels("activation", pytest.approx(300 * MB * 10 / 6, rel=2e-3), 2)
     assert backward == EagerKernels("activation", pytest.approx(500 * MB * 22 / 10, rel=2e-3), 4, backward=True)
 
 
 def test_sums_over_copies_of_tokens_differ_from_the_copies() -> None:
     copies, sums = Memory("permute", MB, 2 * MB), Memory("permute", 2 * MB, MB)
-    kinds = [made.what for one in (copies, sums) if (made := make_eager(one, REFERENCE.eager))]
+    kinds = [made.what for one in (copies, sums) if (made := make_eager_kernels(one, REFERENCE.eager))]
     assert kinds == ["permute", "unpermute"]
-    assert make_eager(Memory("residual", MB, MB), REFERENCE.eager) is None
+    assert make_eager_kernels(Memory("residual", MB, MB), REFERENCE.eager) is None
 
 
 @pytest.mark.parametrize("what", RATE_OF)

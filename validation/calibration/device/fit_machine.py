@@ -15,7 +15,7 @@ from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.calibration.cost_models import PROCESSES
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
 from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.kernels.eager import make_eager
+from simulator.costs.kernels.eager import make_eager_kernels
 from simulator.costs.kernels.libraries import TRAINING_LIBRARIES, attention_library
 from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Memory, Work
@@ -53,7 +53,7 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
     gpu = load("gpus", name)
     reference = load_framework("reference")
     kinds = reference.eager if gpu.architecture != "cpu" else {}
-    priced = [(make_eager(work, kinds) or work) if isinstance(work, Memory) else work for work in works]
+    priced = [(make_eager_kernels(work, kinds) or work) if isinstance(work, Memory) else work for work in works]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for at, work in enumerate(priced):
         words = ((k, getattr(work, k)) for k in work.__dataclass_fields__ if not _number(getattr(work, k)))
