@@ -224,12 +224,17 @@ class Costs:
     def _host(self) -> host.HostShare:
         return host.HostShare.of(self.cluster, self.rates["communication"])
 
+    def sustained_rate(self, dtype: str = "bf16") -> float:
+        """Returns the rate of GEMMs and attention in a step against the same kernel alone.
+
+        That measured on the machine itself, else that of the framework, else that of the GPU's architecture.
+        """
+        sustained = 1.0 if self._alone else self._sustained
+        return self.calibration.sustained_rate(self.cluster.gpu, dtype) if sustained is None else sustained
+
     def _sustained_rate(self, work: Gemm | Attention) -> float:
         """Returns the rate of a kernel in a step against the calibrated one."""
-        sustained = 1.0 if self._alone else self._sustained
-        if sustained is None:
-            sustained = self.calibration.sustained_rate(self.cluster.gpu, work.dtype)
-        return self.rates["kernel"] * sustained / self._pace
+        return self.rates["kernel"] * self.sustained_rate(work.dtype) / self._pace
 
     def _gemm_rate(self, work: Gemm) -> float:
         """Returns the same of a GEMM, with the factor on those that tensor cores cannot do."""

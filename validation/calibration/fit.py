@@ -19,6 +19,10 @@ LOSS = 0.03
 """Residuals of log(forecast / measured) beyond this count linearly, not squared."""
 
 
+PRIOR_WIDTH = 0.3
+"""Relative distance of a coefficient from its known value that weighs as much as one row that is `LOSS` off."""
+
+
 class LibraryMeasurements(Protocol):
     """Measurements of one library.
 
@@ -70,23 +74,26 @@ def fit(
     held: Mapping[str, float] | None = None,
     most: int = 4000,
     loss: float = LOSS,
+    prior: Mapping[Name, float] | None = None,
 ) -> Fit:
     """Fits the coefficients of the cost model `model` to `samples`.
 
     predict: computes the seconds of a sample with a cost model.
     held: coefficients with fixed values.
+    prior: known values, where the fit starts; a coefficient that the samples hardly determine stays near (a Gaussian
+        prior, on the scale of the fit; see `PRIOR_WIDTH`). Without an entry every value is as likely.
     most: maximum number of evaluations.
     loss: see `LOSS`.
     """
     from scipy.optimize import least_squares
 
-    held = held or {}
+    held, prior = held or {}, prior or {}
     known = coefficients(model)
     libraries = sorted({sample.library for sample in samples})
     # Whose coefficient it is: a library's, or None for the GPU's.
     every: list[Name] = [(name, None) for name, c in known.items() if c.of == "gpu"]
     every += [(name, library) for library in libraries for name, c in known.items() if c.of == "library"]
-    start = {(name, of): held.get(name, known[name].start) for name, of in every}
+    start = {one: held.get(one[0], prior.get(one, known[one[0]].start)) for one in every}
 
     def split(at: Mapping[Name, float]) -> Fit:
         common = {name: value for (name, of), value in at.items() if of is None}
@@ -109,8 +116,16 @@ def fit(
         ends = [(known[one[0]].low, known[one[0]].high, best[one]) for one in free]
         low, high, begin = np.array([[to(v) for v in end] for (to, _), end in zip(scales, ends, strict=True)]).T
         span = high - low
+        drawn = [i for i, one in enumerate(free) if one in prior]
+        center = np.array([scales[i][0](prior[free[i]]) for i in drawn])
+        unit = [1.0 if known[free[i][0]].low > 0 else max(abs(prior[free[i]]), known[free[i][0]].start) for i in drawn]
+        width = PRIOR_WIDTH * np.array(unit) / LOSS
+
+        def distances(x: np.ndarray) -> np.ndarray:
+            return np.concatenate([residuals(at(x)), (x[drawn] - center) / width]) if drawn else residuals(at(x))
+
         found = least_squares(
-            lambda x: residuals(at(x)),
+            distances,
             np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
             bounds=(low, high),
             loss="soft_l1",

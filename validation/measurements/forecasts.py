@@ -60,9 +60,17 @@ class Forecaster:
     @cached_property
     def costs(self) -> Costs:
         """Costs of kernels that are timed one by one, outside a training step."""
+        return self._make_costs(alone=True)
+
+    @property
+    def sustained_rate(self) -> float:
+        """Rate of GEMMs and attention in the forecast step against the same kernels alone."""
+        return self._make_costs(alone=False).sustained_rate(str(self.plan.job.precision.compute))
+
+    def _make_costs(self, alone: bool) -> Costs:
         job = self.plan.job
         traits = job.framework.kernel_traits
-        return Costs(job.cluster, self.plan.mesh, alone=True, calibration=self.calibration, **traits)
+        return Costs(job.cluster, self.plan.mesh, alone=alone, calibration=self.calibration, **traits)
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
         """Seconds of works that run one after another; their errors count as fully correlated."""

@@ -53,6 +53,19 @@ def test_finds_the_coefficients_of_generated_data():
     assert found.libraries["fast"]["launch"] == pytest.approx(5e-5, rel=1e-3)
 
 
+def test_what_rows_do_not_determine_stays_near_its_known_value():
+    """`rate` and `share` act as a product, and `other` not at all: only the prior tells them apart."""
+    rows = made("one", 0.5, 1e-4, noise=0.03)
+    prior = {("rate", None): 2e6, ("other", None): 0.2, ("share", "one"): 0.25, ("launch", "one"): 1e-3}
+    found = fit(Line, [rows], line, held={"bend": 0.0}, prior=prior)
+    assert found.values["rate"] == pytest.approx(2e6, rel=0.01)
+    assert found.libraries["one"]["share"] == pytest.approx(0.25, rel=0.01)
+    assert found.values["other"] == 0.2
+    assert found.libraries["one"]["launch"] == pytest.approx(1e-4, rel=0.03), "many rows outweigh it"
+    free = fit(Line, [rows], line, held={"bend": 0.0})
+    assert free.values["rate"] != pytest.approx(2e6, rel=0.1)
+
+
 def test_outliers_hardly_move_it():
     rows = made("one", 0.5, 1e-4, noise=0.03)
     rows.seconds[::10] *= 5

@@ -38,7 +38,7 @@ def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str
     out.mkdir(parents=True, exist_ok=True)
     samples = _make_samples(measured, works, name)
     tables: Any = [Recorded(samples, source)]
-    found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False)
+    found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False, prior=True)
     file = out / f"{load('gpus', name).name}.yaml"
     write(file, str(load("gpus", name).title), found.data)
     files, errors = [file], [vars(one) for one in found.libraries]

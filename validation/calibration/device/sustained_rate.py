@@ -11,9 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hardware.load import load
 from simulator.bridges import kineto
-from simulator.costs.calibration.calibration import Calibration
 from validation.distributed.measure import measure
 from validation.measurements.forecasts import Forecaster
 from validation.traces.comparison import compare_step
@@ -52,14 +50,16 @@ def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
         found = measure(
             job, kind, place / "step.json", *STEPS[kind], out, check=False, trace=trace, progress=lambda line: None
         )
-        seen = compare_step(kineto.read(trace), Forecaster("calibration", job, out).report)
+        forecaster = Forecaster("calibration", job, out)
+        seen = compare_step(kineto.read(trace), forecaster.report)
     lines = [line for line in seen.lines if line.kind in GEMM_KINDS]
     real = sum(line.real for line in lines)
     simulated = sum(line.simulated for line in lines)
-    old = Calibration.from_folder(out).sustained_rate(load("gpus", gpu))
     source = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
-        "sustained": _entry(old * simulated / real, "rate of GEMMs and attention in a training step", source),
+        "sustained": _entry(
+            forecaster.sustained_rate * simulated / real, "rate of GEMMs and attention in a training step", source
+        ),
     }
 
 

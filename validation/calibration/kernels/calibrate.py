@@ -10,7 +10,8 @@ import numpy as np
 from hardware import load
 from simulator.costs.calibration.calibration import Calibration, format_of
 from simulator.costs.calibration.cost_models import KERNEL_MODELS
-from validation.calibration.fit import Fit, fit
+from simulator.costs.coefficients import coefficients
+from validation.calibration.fit import Fit, Name, fit
 from validation.calibration.kernels.predict import price, price_by
 from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.tables.calibrated import (
@@ -42,10 +43,13 @@ def names(tables: Sequence[Table]) -> list[str]:
     return sorted({sample.gpu for table in tables for sample, _ in _select([table], "", "")})
 
 
-def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True) -> CalibrationResult:
+def calibrate(
+    calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True, prior: bool = False
+) -> CalibrationResult:
     """The calibration of one GPU.
 
-    calibration: of other GPUs. leave_out: also fit every section without each of its libraries.
+    calibration: of other GPUs. leave_out: also fit every section without each of its libraries. prior: coefficients
+    that few rows determine stay near those of `calibration` for this GPU, its own or those that it borrows.
     """
     data: dict[str, Any] = {}
     errors: list[LibraryErrors] = []
@@ -53,7 +57,7 @@ def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave
         pairs = _select(tables, gpu, section)
         if not pairs:
             continue
-        data[section] = _fit_section(calibration, gpu, data, section, pairs)
+        data[section] = _fit_section(calibration, gpu, data, section, pairs, prior)
         for library in sorted({sample.library for sample, _ in pairs}):
             errors.append(_library_errors(calibration, gpu, data, section, pairs, library, leave_out))
     return CalibrationResult(gpu, data, errors)
@@ -76,12 +80,13 @@ def _with_gpu(calibration: Calibration, gpu: str, data: Mapping[str, Any]) -> Ca
 
 
 def _fit_section(
-    calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, pairs: Pairs
+    calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, pairs: Pairs, prior: bool = False
 ) -> dict[str, Any]:
-    """A section of the file whose other sections are `data`."""
+    """A section of the file whose other sections are `data`; prior: see `calibrate`."""
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
-    found = _fit(model, samples, lambda sample, one: by[sample](one).seconds)
+    drawn = _known_values(calibration, gpu, section, samples) if prior else {}
+    found = _fit(model, samples, lambda sample, one: by[sample](one).seconds, drawn)
     prices = [(sample, by[sample](found.make_model(model, sample.library))) for sample in samples]
     own = {
         library: sigmas_by_kind([pair for pair in prices if pair[0].library == library]) for library in found.libraries
@@ -102,18 +107,36 @@ def _fit_section(
     return made
 
 
-def _fit(model: type, samples: Sequence[KernelSample], predict: Callable[[KernelSample, Any], np.ndarray]) -> Fit:
+def _known_values(
+    calibration: Calibration, gpu: str, section: str, samples: Sequence[KernelSample]
+) -> dict[Name, float]:
+    """Coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
+    known = coefficients(KERNEL_MODELS[section])
+    found: dict[Name, float] = {}
+    for sample in samples:
+        model = calibration.kernel_model(load("gpus", gpu), section, sample.library, _format(sample)).model
+        for name, one in known.items():
+            found.setdefault((name, sample.library if one.of == "library" else None), float(getattr(model, name)))
+    return found
+
+
+def _fit(
+    model: type,
+    samples: Sequence[KernelSample],
+    predict: Callable[[KernelSample, Any], np.ndarray],
+    prior: Mapping[Name, float],
+) -> Fit:
     """The fit of a cost model to all libraries.
 
     Kernels that were not tuned to their sizes say nothing of the GPU: their library coefficients are fitted afterwards.
     """
     tuned = [sample for sample in samples if sample.tuned]
-    found = fit(model, tuned or samples, predict)
+    found = fit(model, tuned or samples, predict, prior=prior)
     libraries, errors = dict(found.libraries), dict(found.library_errors)
     for library in sorted({sample.library for sample in samples} - {*libraries}):
         rest = [sample for sample in samples if sample.library == library]
         held = {name: value for name, value in found.values.items() if name not in rest[0].own}
-        more = fit(model, rest, predict, held=held)
+        more = fit(model, rest, predict, held=held, prior=prior)
         own = [name for name in rest[0].own if name in more.errors]
         libraries[library] = more.libraries[library] | {name: more.values[name] for name in own}
         errors[library] = more.library_errors[library] | {name: more.errors[name] for name in own}
