@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, scheme_namer
+from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, SchemeWithOptions, scheme_namer
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
 
@@ -29,6 +29,9 @@ FIELDS: dict[str, str] = {
 
 PARTITIONS = ("even", "ends-as-layers")
 
+RECOMPUTE = ("none", "selective", "full")
+"""Words of `plan.recompute`, which may also list modules."""
+
 MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
 """Orders of the axes of the mesh, the usual one first."""
 
@@ -47,13 +50,15 @@ FOLLOWING = {
 
 def is_open(field: str, value: Any) -> bool:
     """Whether a value leaves a field open: ``auto``, or for a field in `FIELDS` a list that no plan may state itself,
-    as it may state the layers of all stages, and which states it offloads."""
+    as it may state the layers of all stages, which states it offloads, and which modules it recomputes."""
     if field not in FIELDS or not isinstance(value, list):
         return bool(value == AUTO)
     if field == "plan.partition":
         return bool(value) and all(isinstance(one, str) for one in value)
     if field == "plan.offload":
         return any(isinstance(one, list) for one in value)
+    if field == "plan.recompute":  # of modules, unless it has one of the words, or several such lists
+        return not value or any(isinstance(one, list) or one in RECOMPUTE for one in value)
     return True
 
 
@@ -147,7 +152,9 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
     named = field == "plan.dp_scheme" or name in DEFAULTS
     kind = str if named else int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
-    wrong = [one for one in values if type(one) is not kind and not ((named or name in OPTIONAL) and one is None)]
+    kind, other = (str, list) if name == "recompute" else (kind, dict if name in DEFAULTS else kind)
+    wrong = [one for one in values if type(one) not in (kind, other)]
+    wrong = [one for one in wrong if not ((named or name in OPTIONAL) and one is None)]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
@@ -178,7 +185,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
         "ep": plan.get("ep", 1),
         "etp": plan.get("etp"),
         "micro": job.batch.micro,
-        "recompute": plan.get("recompute", "none"),
+        "recompute": read_recompute(plan.get("recompute", "none")),
         "recomputed": plan.get("recompute_layers"),
         "sequence_parallel": plan.get("sequence_parallel", True),
         "overlap_tp": overlap.tp,
@@ -217,6 +224,13 @@ def read_data_scheme(plan: Mapping[str, Any]) -> str:
     return "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1))
 
 
+def read_recompute(given: Any) -> str | tuple[str, ...]:
+    """What a plan recomputes, as a point has it: a word, or modules; the attention core alone is `selective`."""
+    if isinstance(given, str):
+        return given
+    return "selective" if [*given] == ["core_attn"] else tuple(given)
+
+
 def data_name(zero: Any) -> str:
     return f"zero-{zero}" if zero else "ddp"
 
@@ -237,5 +251,12 @@ def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, 
         value = values[FIELDS[field]]
         if field == "plan.zero":
             found["plan.fsdp"], value = state_sharding(value)
-        found[field] = list(value) if isinstance(value, tuple) else value
+        found[field] = state_value_of(value)
     return found
+
+
+def state_value_of(value: Any) -> Any:
+    """A value of a field as a job states it."""
+    if isinstance(value, SchemeWithOptions):
+        return value.to_dict()
+    return list(value) if isinstance(value, tuple) else value

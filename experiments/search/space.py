@@ -26,8 +26,10 @@ from experiments.search.fields import (
     data_name,
     list_fields,
     opens_plan,
+    read_recompute,
     schedule_name,
     split_open_fields,
+    state_value_of,
     state_values,
     values_of,
 )
@@ -39,6 +41,7 @@ from experiments.search.keys.scheme_keys import (
     FSDP_UNITS,
     PREFETCHED,
     UNITS,
+    NamedScheme,
     accompanies_others,
     changes_kernels,
     find_named,
@@ -79,19 +82,19 @@ class LayerGroup(NamedTuple):
     cp: int
     ep: int
     micro: int
-    recompute: str
+    recompute: str | tuple[str, ...]
     sequence_parallel: bool
     overlap_tp: bool
     offload: tuple[str, ...]
     etp: int | None = None
     """Expert tensor parallel; None: the default of a plan."""
-    tp_scheme: str | None = None
+    tp_scheme: NamedScheme | None = None
     """Tensor scheme that the plan names; None: Megatron's."""
-    cp_scheme: str = DEFAULTS["cp_scheme"]
-    ep_scheme: str = DEFAULTS["ep_scheme"]
+    cp_scheme: NamedScheme = DEFAULTS["cp_scheme"]
+    ep_scheme: NamedScheme = DEFAULTS["ep_scheme"]
 
     @property
-    def schemes(self) -> tuple[str | None, ...]:
+    def schemes(self) -> tuple[NamedScheme | None, ...]:
         """The schemes of its tensor, sequence and expert parallelism."""
         return self.tp_scheme, self.cp_scheme, self.ep_scheme
 
@@ -228,6 +231,7 @@ class Space:
                 ways: dict[str, Callable[[Any], Any]] = {
                     "data": data_name if field == "plan.zero" else scheme_namer("dp_scheme"),
                     "offload": tuple,
+                    "recompute": read_recompute,
                     "schedule": schedule_name,
                     **{name: scheme_namer(name) for name in DEFAULTS},
                 }
@@ -238,7 +242,6 @@ class Space:
         return found
 
     def _is_valid(self, field: str, value: Any) -> bool:
-        """Whether a job with this value of a field is a job."""
         try:
             return bool(load_job(apply_changes(self.job, {field: value}), base=self.base))
         except PlanError:
@@ -288,10 +291,7 @@ class Space:
     def stated_values(self) -> dict[str, list[Any]]:
         """The values of the open fields, as a job states them."""
         found = {CLUSTER: [self.job[CLUSTER]]} if self.names_cluster else {}
-        return found | {
-            name: [list(one) if isinstance(one, tuple) else one for one in self.values[FIELDS[name]]]
-            for name in self.open
-        }
+        return found | {name: [state_value_of(one) for one in self.values[FIELDS[name]]] for name in self.open}
 
     # ------------------------------------------------------------------------------------------- points
 

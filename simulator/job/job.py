@@ -81,7 +81,8 @@ class ShortStage(JobPart):
     shard: Count | None = None
     """Data-parallel ranks that share one copy of what is sharded over them; the other dp / shard hold copies of it
     (hybrid sharding, the option `replicate` of data/fsdp and data/zero-1). Default: all of them."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] | tuple[str, ...] = "none"
+    """selective: the attention core; or a list of the modules that memory/recompute-selective recomputes."""
     recompute_layers: Count | None = None
     """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""
     offload: tuple[Literal["activations", "optimizer"], ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from hardware.documents.other_words import list_meanings
 from hardware.errors import PlanError, nearest
@@ -151,11 +151,25 @@ def _expand_stage(
     if short.recompute == "full":
         layers = {} if short.recompute_layers is None else {"layers": short.recompute_layers}
         schemes.append({"use": "memory/recompute-full", **layers})
-    elif short.recompute == "selective":
-        schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
+    elif short.recompute != "none":
+        schemes.append(_selective_scheme(short.recompute, f"{where}.recompute"))
     if short.offload:
         schemes.append({"use": "memory/offload", "what": list(short.offload)})
     return {"mesh": mesh, "views": views, "schemes": schemes}
+
+
+def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str, Any]:
+    """The entry that recomputes chosen modules."""
+    use, modules = "memory/recompute-selective", ["core_attn"] if isinstance(recompute, str) else [*recompute]
+    if not modules:
+        raise PlanError(where, "the list names no module", "Write none, or leave it out", modules)
+    field = find_scheme(use).Options.model_fields["modules"]
+    known = get_args(get_args(field.annotation)[0])
+    if wrong := next((one for one in modules if one not in known), None):
+        rule = "selective recomputation has no such module"
+        remedy = f"{nearest(wrong, known)}. none, selective and full stand alone"
+        raise PlanError(f"{where}[{modules.index(wrong)}]", rule, remedy, wrong)
+    return {"use": use, "modules": modules}
 
 
 def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.search.comparison.short_form import ShortForm
-from experiments.search.fields import FIELDS, PARTITIONS
+from experiments.search.fields import FIELDS, PARTITIONS, state_value_of
 from experiments.search.keys.partitions import UNLIKE_ENDS
 from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from experiments.search.limits import LimitedSpace
@@ -62,8 +62,7 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
         return None
     if name == "partition" and isinstance(value, tuple) and UNLIKE_ENDS in known:
         return None
-    searched = [list(one) if isinstance(one, tuple) else one for one in known]
-    value = list(value) if isinstance(value, tuple) else value
+    searched, value = [state_value_of(one) for one in known], state_value_of(value)
     if field not in space.open and len(searched) == 1:
         return OutsideField(field, value, searched, f"the job of the search states {state_value(searched[0])}")
     named = ", ".join(map(state_value, searched[:MOST_NAMED]))
@@ -118,6 +117,8 @@ def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeli
 
 def state_value(value: Any) -> str:
     """A value of a field in words."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {state_value(one)}' for key, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(state_value, value))}]" if value else "none"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

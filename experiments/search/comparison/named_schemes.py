@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, UNITS, accompanies_others
+from experiments.search.keys.scheme_keys import DEFAULTS, UNITS, NamedScheme, accompanies_others, name_scheme
 from simulator.ir.registry import find_scheme
 from simulator.job.framework import Framework
 from simulator.job.job import LongPlan, SchemeEntry
@@ -22,12 +22,14 @@ def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[st
         usual = (*BY_SEQUENCE_PARALLEL, framework.tensor_overlap if framework.overlap.tp else "")
         others = [entry for entry in _family(plan, "tensor") if entry.use not in usual]
         if len(others) == 1:
-            found["tp_scheme"] = others[0].use.partition("/")[2]
+            found["tp_scheme"] = _name_entry(others[0])
             if not accompanies_others(found["tp_scheme"]):
                 found["sequence_parallel"] = None
     for field, family in (("plan.cp_scheme", "sequence"), ("plan.ep_scheme", "expert")):
-        if field in named and family_degree(plan, family) > 1 and len(own := _family(plan, family)) == 1:
-            found[field.partition(".")[2]] = own[0].use.partition("/")[2]
+        views = plan.views.get("experts", {}) if family == "expert" else {}
+        ranks = max(family_degree(plan, family), views.get("ep", 1) * views.get("etp", 1))
+        if field in named and ranks > 1 and len(own := _family(plan, family)) == 1:
+            found[field.partition(".")[2]] = _name_entry(own[0])
     for entry in _family(plan, "data"):
         if "plan.dp_scheme" in named:
             found["data"] = entry.use.partition("/")[2]
@@ -38,6 +40,12 @@ def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[st
         if "plan.prefetch" in named and "prefetch" in options.model_fields and found["prefetch"] is None:
             found["prefetch"] = int(framework.overlap.gathers_ahead)
     return found
+
+
+def _name_entry(entry: SchemeEntry) -> NamedScheme:
+    """The scheme of an entry, with the options that its plan states but for axes, which follow from degrees."""
+    axes = find_scheme(entry.use).names_axes
+    return name_scheme(entry.use, {k: v for k, v in (entry.model_extra or {}).items() if k not in axes})
 
 
 def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:

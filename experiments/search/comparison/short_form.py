@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.search.comparison.named_schemes import read_named_schemes
-from experiments.search.fields import FIELDS, MESH_ORDERS, PARTITIONS, state_sharding
+from experiments.search.fields import (
+    FIELDS,
+    MESH_ORDERS,
+    PARTITIONS,
+    RECOMPUTE,
+    read_recompute,
+    state_sharding,
+    state_value_of,
+)
 from experiments.search.keys.data_schemes import DATA
 from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from hardware.errors import MeshcastError
@@ -20,9 +28,6 @@ from simulator.ir.registry import find_scheme
 from simulator.job.job import Job, LongPlan, SchemeEntry
 from simulator.job.load import load_job
 from simulator.job.shorthand import expand_plan, family_degree
-
-RECOMPUTE = ("full", "selective", "none")
-"""Values of `plan.recompute`, the one that recomputes most first: of a plan with both schemes it is the first."""
 
 SCHEMES = "plan.schemes."
 """Prefix of the fields that are the schemes of a family, such as ``plan.schemes.data``."""
@@ -54,7 +59,7 @@ class ShortForm:
         """The values by field of a job, as `Certificate.fields` states them, without those that make no difference."""
         idle = "plan.zero" if "plan.dp_scheme" in self.named else "plan.dp_scheme"
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
-        if self.values.get("recompute") == RECOMPUTE[0] and self.values["recomputed"] is None:
+        if self.values.get("recompute") == "full" and self.values["recomputed"] is None:
             stated["plan.recompute_layers"] = "all"
         return {field: value for field, value in stated.items() if value is not None}
 
@@ -105,11 +110,15 @@ def _read_values(job: Job) -> dict[str, Any]:
 def _read_memory(job: Job, plan: LongPlan) -> dict[str, Any]:
     """Recomputation and offloading."""
     uses = {entry.use: entry for entry in _family(plan, "memory")}
-    recompute, layers = "none", None
-    for word in RECOMPUTE:
+    recompute: str | tuple[str, ...] = "none"
+    layers = None
+    for word in reversed(RECOMPUTE):  # of a plan with both schemes it is the first that recomputes more
         made = [entry.use for entry in _family(_expand(job, {"recompute": word}), "memory")]
         if made and made[0] in uses:
-            recompute, layers = word, _options(uses[made[0]]).get("layers")
+            options = _options(uses[made[0]])
+            recompute, layers = word, options.get("layers")
+            if modules := options.get("modules"):
+                recompute = read_recompute(modules)
             break
     (offload,) = _family(_expand(job, {"offload": ["optimizer"]}), "memory")
     what = tuple(_options(uses[offload.use]).get("what", ())) if offload.use in uses else ()
@@ -190,7 +199,7 @@ def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
         plan["recompute_layers"] = values["recomputed"]
     if values["offload"]:
         plan["offload"] = list(values["offload"])
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in plan.items()}
+    return {key: state_value_of(value) for key, value in plan.items()}
 
 
 def _expand(job: Job, short: Mapping[str, Any]) -> LongPlan:

@@ -9,7 +9,6 @@ from experiments.search.fields import check_partition
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
 from simulator.job.job import Job
-from simulator.job.named_schemes import FAMILIES
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
@@ -29,10 +28,9 @@ def check_plan(plan: Any) -> None:
     if isinstance(schedule := plan.get("schedule"), Mapping):
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    for key in FAMILIES:
-        if isinstance(given := plan.get(key), Mapping):
-            rule = "a search takes a scheme by its name, without options"
-            raise PlanError(f"plan.{key}", rule, "Write its name alone, or use `meshcast sweep`", dict(given))
+    if isinstance(given := plan.get("dp_scheme"), Mapping):
+        rule = "a search takes a data scheme by its name, without options"
+        raise PlanError("plan.dp_scheme", rule, "Write its name alone, or use `meshcast sweep`", dict(given))
     if (partition := plan.get("partition")) is not None:
         check_partition(partition)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -26,6 +27,40 @@ PREFETCHED = (0, 1, 2)
 
 NAMED_ALONE = tuple(f"plan.{key}" for key in (*DEFAULTS, "dp_scheme", *UNITS))
 """Fields that ``plan: auto`` leaves alone: they are searched where a job names them."""
+
+
+@dataclass(frozen=True)
+class SchemeWithOptions:
+    """A scheme that a plan names with options of its own.
+
+    name: without its family. options: those that are not the scheme's defaults, sorted by name.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(f'{key} {value}' for key, value in self.options)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value of the key in a plan."""
+        return {"use": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.options}}
+
+
+NamedScheme = str | SchemeWithOptions
+"""A scheme as a point has it: its name without its family, or with options."""
+
+
+def name_scheme(use: str, options: Mapping[str, Any]) -> NamedScheme:
+    """A scheme as a point has it. use: with its family. options: as a plan states them."""
+    defaults, name = find_scheme(use).Options.model_fields, use.rpartition("/")[2]
+    changed = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if v != defaults[k].default}
+    return SchemeWithOptions(name, tuple(sorted(changed.items()))) if changed else name
+
+
+def plain_name(scheme: NamedScheme) -> str:
+    """The name of a scheme without its options."""
+    return scheme.name if isinstance(scheme, SchemeWithOptions) else scheme
 
 
 class Units(Protocol):
@@ -52,22 +87,29 @@ def find_named(given: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[s
     return frozenset(field for field in NAMED_ALONE if field in given or field in stated)
 
 
-def scheme_namer(key: str) -> Callable[[str | None], str | None]:
-    """Gives the name of a scheme, without its family, from what a job states under a key."""
+def scheme_namer(key: str) -> Callable[[str | Mapping[str, Any] | None], NamedScheme | None]:
+    """Gives a scheme as a point has it from what a job states under a key."""
     default = DEFAULTS.get(key, DEFAULT_DATA)
-    return lambda given: default if given is None else given.rpartition("/")[2]
+
+    def read(given: str | Mapping[str, Any] | None) -> NamedScheme | None:
+        if given is None or isinstance(given, str):
+            return default if given is None else given.rpartition("/")[2]
+        name = str(given["use"]).rpartition("/")[2]
+        return name_scheme(f"{named_schemes.FAMILIES[key]}/{name}", {k: v for k, v in given.items() if k != "use"})
+
+    return read
 
 
 @cache
-def accompanies_others(tensor: str | None) -> bool:
+def accompanies_others(tensor: NamedScheme | None) -> bool:
     """Whether a tensor scheme overlaps the communication of another one."""
-    return tensor is not None and named_schemes.accompanies_others(find_scheme(f"tensor/{tensor}"))
+    return tensor is not None and named_schemes.accompanies_others(find_scheme(f"tensor/{plain_name(tensor)}"))
 
 
 @cache
-def changes_kernels(family: str, name: str) -> bool:
+def changes_kernels(family: str, scheme: NamedScheme) -> bool:
     """Whether a scheme has kernels of its own, which also a single rank runs."""
-    return find_scheme(f"{family}/{name}").changes_kernels
+    return find_scheme(f"{family}/{plain_name(scheme)}").changes_kernels
 
 
 @cache
@@ -77,7 +119,7 @@ def offloads_states(data: str) -> bool:
     return bool(scheme.offloaded_to("optimizer")) or scheme.measures_memory
 
 
-def write_scheme_keys(plan: dict[str, Any], tensor: str | None, step: Units) -> None:
+def write_scheme_keys(plan: dict[str, Any], tensor: NamedScheme | None, step: Units) -> None:
     """Writes the keys of a point to a plan, which has those of its open fields already: of keys that state the same
     one is left."""
     if plan.get("dp_scheme") is not None:

@@ -46,7 +46,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("pp: 2", "1: 2", ":4 plan[1] is 1: keys must be text. Put the key in quotes"),
     ("pp: 2", "schedule: 1f2b", "plan.schedule is '1f2b': no such schedule. Did you mean '1f1b'? Valid: 1f1b, bpipe"),
     ("pp: 2", "pp: 2, schedule: 1f1", "Did you mean '1f1b'?"),
-    ("pp: 2", "recompute: selectiv", ":4 plan.recompute is 'selectiv': not one of the valid words. Did you mean 'sele"),
+    ("pp: 2", "recompute: selectiv", ":4 plan.recompute is 'selectiv': not one of the valid words, or a list. Did you"),
     ("pp: 2", "zero: 4", ":4 plan.zero is 4: not one of the valid words. Valid: 0, 1, 2, 3"),
     ("pp: 2", "fsdp: maybe", ":4 plan.fsdp is 'maybe': must be true or false"),
     ("pp: 2", "partition: evn", "is 'evn': no such partition. Valid: even, ends-as-layers, by-cost, by-memory"),

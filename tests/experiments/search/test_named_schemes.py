@@ -29,6 +29,9 @@ EXPERTS: dict[str, Any] = {
     "batch": {"global": 16, "micro": [1, 4], "sequence": 2048},
 }
 
+STRIPED = {"use": "ring", "balance": "striped"}
+RECOMPUTE = ["none", "full", ["norm", "act"], ["layernorm"]]
+
 SPACES: dict[str, dict[str, Any]] = {
     "tensor": {**NODE, "plan": {"tp": [1, 4], "pp": [1, 2], "tp_scheme": [None, "async-tp", "summa-2d"]}},
     "sequence": {
@@ -36,6 +39,10 @@ SPACES: dict[str, dict[str, Any]] = {
         "plan": {"cp": [1, 2, 4], "pp": [1, 2], "cp_scheme": [None, "ulysses", "ring", "megatron-cp", "wallfacer"]},
     },
     "expert": {**EXPERTS, "plan": {"ep": [1, 4], "pp": [1, 2], "ep_scheme": ["all-to-all", "deepep", "tutel", "lina"]}},
+    "options": {
+        **EXPERTS,
+        "plan": {"ep": [1, 4], "ep_scheme": ["deepep", {"use": "deepep", "sms": 8}], "recompute": RECOMPUTE},
+    },
     "data": {
         **NODE,
         "plan": {"tp": [1, 4, 8], "pp": [1, 2], "dp_scheme": ["fsdp", "mics", "zero-plus-plus", "zero-offload"]},
@@ -88,6 +95,21 @@ def test_schemes_vary_where_their_degree_is_above_one() -> None:
     ]  # fmt: skip
 
 
+def test_a_list_of_modules_is_one_value_of_recompute() -> None:
+    space = space_of(NODE, tp=[1, 2], recompute=["norm", "act"])
+    assert space.values["recompute"] == (("norm", "act"),)
+    assert space_of(NODE, recompute=[["norm"], "none"]).stated_values()["plan.recompute"] == [["norm"], "none"]
+    assert space_of(NODE, recompute=[["core_attn"], "selective"]).values["recompute"] == ("selective",)
+
+
+def test_options_that_are_defaults_make_no_other_scheme() -> None:
+    given = ["deepep", {"use": "deepep"}, {"use": "expert/deepep", "sms": 8}]
+    space = space_of(EXPERTS, ep=[4], ep_scheme=given)
+    assert space.stated_values()["plan.ep_scheme"] == ["deepep", {"use": "deepep", "sms": 8}]
+    found = meshcast.search({**EXPERTS, "plan": {"ep": [4], "ep_scheme": given}}, where=["plan.ep_scheme == 'deepep'"])
+    assert {str(plan.changes["plan.ep_scheme"]) for plan in found.best} == {"deepep"}
+
+
 def test_units_vary_with_fsdp_alone() -> None:
     one = {**NODE, "batch": {**NODE["batch"], "micro": 1}}
     plans = plans_of(space_of(one, zero="auto", reshard="auto", unit=[1, 2]))
@@ -137,8 +159,13 @@ def test_auto_is_what_a_plan_without_the_key_has() -> None:
     ("plan", "words"),
     [
         ({"cp_scheme": ["ring", "rings"]}, "plan.cp_scheme is 'rings': no such sequence scheme"),
-        ({"cp_scheme": {"use": "ring"}, "tp": "auto"}, "a search takes a scheme by its name, without options"),
-        ({"cp_scheme": [{"use": "ring"}]}, "its values are words"),
+        ({"dp_scheme": {"use": "mics"}, "tp": "auto"}, "a search takes a data scheme by its name, without options"),
+        ({"dp_scheme": [{"use": "mics"}]}, "its values are words"),
+        ({"cp_scheme": [{"use": "ring", "rings": 2}]}, "plan.cp_scheme.rings"),
+        ({"recompute": ["none", ["norms"]]}, "plan.recompute[0] is 'norms'"),
+        ({"recompute": ["norms"], "tp": "auto"}, "plan.recompute[0] is 'norms'"),
+        ({"recompute": ["selected", "full"]}, "plan.recompute"),
+        ({"recompute": [1, "full"]}, "plan.recompute is 1: its values are words"),
         ({"cp_scheme": [1]}, "plan.cp_scheme is 1: its values are words"),
         ({"dp_scheme": ["mics"], "zero": "auto"}, "listed in one field, and the job opens plan.zero as well"),
         ({"dp_scheme": ["mics"], "fsdp": True}, "it names the data scheme, and so does fsdp"),
@@ -180,6 +207,9 @@ def test_constraints_name_schemes() -> None:
         ({"cp": [1, 2], "cp_scheme": ["all-gather", "ring"]}, {"cp": 2, "cp_scheme": "ring"}),
         ({"cp": [1, 2], "cp_scheme": ["all-gather", "ring"]}, {"cp": 1}),
         ({"dp_scheme": ["zero-1", "mics"]}, {"dp_scheme": "mics"}),
+        ({"recompute": [["norm", "act"], "selective"]}, {"recompute": ["norm", "act"]}),
+        ({"recompute": ["selective", "full"]}, {"recompute": ["core_attn"]}),
+        ({"cp": 2, "cp_scheme": ["ring", STRIPED]}, {"cp": 2, "cp_scheme": STRIPED}),
     ],
 )
 def test_a_compared_plan_is_read_with_the_schemes_that_a_search_names(
