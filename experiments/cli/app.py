@@ -34,14 +34,13 @@ from experiments.cli.console import (
     to_json,
     unwritable,
 )
+from experiments.cli.interchange import traces as interchange
 from experiments.cli.launch import tell_launch
 from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
     from simulator.costs.calibration.calibration import Calibration
     from simulator.engine.play import Engine
-
-TRACES = (".json", ".json.gz")
 
 app = typer.Typer(
     name="meshcast",
@@ -118,12 +117,8 @@ def predict(
             "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into FOLDER/."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write the step as a Chrome trace (.json, .json.gz) for ui.perfetto.dev."
-        ),
-    ] = None,
+    trace: interchange.Trace = None,
+    snapshot: interchange.Snapshot = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
     ] = False,
@@ -153,8 +148,9 @@ def predict(
 
         known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
-            if job is not None or plot is not None or trace is not None:
-                raise PlanError("--jobs", "it cannot be combined with JOB, --plot or --trace", "Leave them out")
+            if (job, plot, trace, snapshot) != (None,) * 4:
+                rule = "it cannot be combined with JOB, --plot, --trace or --snapshot"
+                raise PlanError("--jobs", rule, "Leave them out")
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
@@ -162,7 +158,9 @@ def predict(
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         files = plot_files(plot) if plot is not None else {}
         if trace is not None:
-            check_trace(trace, job)
+            interchange.check_trace(trace, job)
+        if snapshot is not None:
+            interchange.check_snapshot(snapshot, job)
         from simulator import load_job, simulate
 
         engine_of(engine)  # a wrong name is refused before a search
@@ -171,13 +169,7 @@ def predict(
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files)
-        if trace is not None:
-            from simulator.report.trace import write_trace
-
-            try:
-                write_trace(report, trace)
-            except OSError as error:
-                raise unwritable(trace, error.strerror or str(error), "--trace") from None
+        interchange.write_files(report, trace, snapshot)
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}))
         else:
@@ -185,7 +177,7 @@ def predict(
 
             if found is not None:
                 cli_search.show_search(found)
-            show(page(report, list(files.values()), str(trace) if trace else None))
+            show(page(report, list(files.values()), trace, snapshot))
         if found is not None:
             cli_search.end_search(found)
         if strict and not report.fits:
@@ -267,16 +259,6 @@ def draw(report: Any, files: dict[str, Path]) -> None:
             figures[name](report, path)
         except OSError as error:
             raise unwritable(path, error.strerror or str(error)) from None
-
-
-def check_trace(path: Path, job: Path) -> None:
-    """Raises PlanError, before any work, for a trace file that cannot be written."""
-    if not path.name.lower().endswith(TRACES):
-        remedy = f"Write {path.stem or 'trace'}.json.gz"
-        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, str(path))
-    check_place(path, "--trace")
-    if path.exists() and job.exists() and path.samefile(job):
-        raise unwritable(path, "it is the job", "--trace")
 
 
 # --------------------------------------------------------------------------------------------- sweep

@@ -39,24 +39,6 @@ NCCL = {
 }
 """By operation of a collective: the name of NCCL's kernel, and torch's ``Collective name``."""
 
-MEMORY_KERNELS = {
-    "norm": "layer_norm",
-    "activation": "gated_activation",
-    "expert-activation": "gated_activation_experts",
-    "bias-gradient": "bias_gradient_add_kernel",
-    "residual": "residual_add_kernel",
-    "add": "add_kernel",
-    "permute": "token_permute",
-    "conv": "causal_conv1d",
-    "scan": "chunk_scan",
-    "cast": "cast_copy_kernel",
-    "concat": "concat_copy_kernel",
-    "convert": "multi_tensor_apply_convert",
-    "grad-norm": "multi_tensor_apply_norm",
-    "adam": "multi_tensor_apply_adam",
-}
-"""Names of memory-bound kernels by `Memory.what`, where they differ from it."""
-
 DESCRIPTIONS = {
     "tensor": "TENSOR_MODEL_PARALLEL_GROUP",
     "data": "DATA_PARALLEL_GROUP",
@@ -80,10 +62,12 @@ def name_kernel(op: Op, name: str = "") -> str:
         return "Memcpy HtoD (Pinned -> Device)" if work.back else "Memcpy DtoH (Device -> Pinned)"
     if isinstance(work, HostUpdate | HostLaunch):
         return op.name
-    return f"{_function(work)}({name or op.name})"
+    assert work is not None
+    return f"{function_of(work)}({name or op.name})"
 
 
-def _function(work: Work | None) -> str:
+def function_of(work: Work) -> str:
+    """The function that a kernel is named after: ``gemm``, ``rms_norm_backward``, ``ncclDevKernel_AllReduce``."""
     if isinstance(work, Gemm):
         return "attention_scores_gemm" if work.what == "scores" else "grouped_gemm" if work.groups else "gemm"
     if isinstance(work, Attention):
@@ -93,8 +77,7 @@ def _function(work: Work | None) -> str:
     if isinstance(work, Exchange | Transfer):
         return "ncclDevKernel_SendRecv"
     assert isinstance(work, Memory)
-    what = work.what
-    return MEMORY_KERNELS.get(what, what.replace("-", "_")) + ("_backward" if work.backward else "")
+    return work.what.replace("-", "_") + ("_backward" if work.backward else "")
 
 
 def category_of(op: Op) -> str:
