@@ -34,6 +34,7 @@ from experiments.cli.console import (
     to_json,
     unwritable,
 )
+from experiments.cli.interchange import collectives as cli_collectives
 from experiments.cli.interchange import traces as interchange
 from experiments.cli.launch import tell_launch
 from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
@@ -461,6 +462,7 @@ def scale(
 
 app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
+app.command()(cli_collectives.collectives)
 app.command()(cli_plan.plan)
 app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_search.search)
