@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-readme \
+.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-python docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ bench: $(DEV) ## time the simulator itself
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite
 
-docs: docs-catalog docs-figures docs-readme docs-schemes ## write all that is made from the code, as below
+docs: docs-catalog docs-figures docs-python docs-readme docs-schemes ## write all that is made from the code, as below
 
 docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
 	$(BIN)/python -m experiments.docs.accuracy $(RUNS) docs/accuracy.md
@@ -90,6 +90,9 @@ docs-envelope: $(BASE) ## write what published runs have measured: make docs-env
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
+
+docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
+	$(BIN)/python -m experiments.docs.python_page docs/python.md
 
 docs-readme: $(BASE) ## write the page of the README's example
 	$(BIN)/python -m experiments.docs.readme
