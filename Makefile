@@ -119,7 +119,7 @@ $(BASE): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
-	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search]"
+	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search,solvers]"
 	@touch $@ $(BASE)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
@@ -127,5 +127,5 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@sed '/^torch==/d' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--constraint $(OLDEST)/constraints.txt --editable ".[dev]" "torch==$(OLDEST_TORCH)"
+		--constraint $(OLDEST)/constraints.txt --editable ".[dev,solvers]" "torch==$(OLDEST_TORCH)"
 	@touch $@

@@ -69,7 +69,7 @@ if not TYPE_CHECKING:  # otherwise every misspelt name would be one of unknown t
 
         check_packages()
         if name == "__version__":
-            from simulator.report.report import product_version
+            from simulator.report.version import product_version
 
             return product_version()
         module, there = _HOMES[name]

@@ -27,9 +27,11 @@ from experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    PlainUsage,
     answering,
     check_place,
     emit,
+    one_of,
     plot_files,
     to_json,
     unwritable,
@@ -83,19 +85,16 @@ def _name(command: typer.models.CommandInfo) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from simulator.report.version import describe_version
 
-        try:
-            typer.echo(f"meshcast {version('meshcast')}")
-        except PackageNotFoundError:
-            typer.echo("meshcast 0+unknown")
+        typer.echo(f"meshcast {describe_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and exit.")
     ] = False,
 ) -> None:
     """Options of meshcast itself."""
@@ -127,7 +126,7 @@ def predict(
         str,
         typer.Option(
             "--engine",
-            metavar="{matrices|sweep|simpy|shared}",
+            metavar="matrices|sweep|simpy|shared",
             help="How to play the step. All agree, except `shared`, which also models contention on links.",
         ),
     ] = "matrices",
@@ -321,7 +320,14 @@ def merge(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="{gpus|nodes|clusters|models|schemes|frameworks|schedule}")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="gpus, nodes, clusters, models, schemes or frameworks; or schedule, with its NAME.",
+            autocompletion=one_of("gpus", "nodes", "clusters", "models", "schemes", "frameworks", "schedule"),
+        ),
+    ],
     name: cli_schedule.Name = None,
     p: cli_schedule.Devices = None,
     m: cli_schedule.Microbatches = None,
@@ -390,7 +396,9 @@ def plot(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="job, sweep, cluster, model, framework, published or measurement.")
+    ] = "job",
 ) -> None:
     """Print the JSON Schema of a job or of another file of meshcast."""
     with answering():
@@ -401,7 +409,7 @@ def schema(
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; - prints it.")] = Path("job.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; - prints it.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a first job, with a comment on every key."""
@@ -472,6 +480,9 @@ app.command()(cli_validate.calibrate)
 app.command()(cli_measure.measure)
 app.command("import")(cli_measure.import_)
 app.command()(cli_schedule.export)
+
+for _command in app.registered_commands:
+    _command.cls = PlainUsage
 
 
 if __name__ == "__main__":

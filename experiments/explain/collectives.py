@@ -17,8 +17,9 @@ from simulator.costs.costs import Costs
 from simulator.costs.estimate import Estimate
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Exchange, Op, Transfer
-from simulator.report.report import Report, product_version
+from simulator.report.report import Report
 from simulator.report.tracing.names import group_ranks
+from simulator.report.version import product_version
 from simulator.report.words import name_device
 
 TESTS = {operation: test for test, operation in OPERATIONS.items()} | {"shift": "sendrecv", "reduce": "reduce"}

@@ -31,7 +31,7 @@ from simulator.ir.ops import COMPUTE, HostCopy, Op
 from simulator.plan.plan import Plan
 from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report, product_version
+from simulator.report.report import Report
 from simulator.report.tracing.lanes import HOST, THREADS, describe_ranks, find_lanes, find_launches, thin_samples
 from simulator.report.tracing.names import (
     COPY,
@@ -42,6 +42,7 @@ from simulator.report.tracing.names import (
     is_launched,
     name_kernel,
 )
+from simulator.report.version import product_version
 from simulator.report.words import describe_device, is_unlike, name_device, name_replicas
 from simulator.scheduling.schedule import OverlappedPasses
 

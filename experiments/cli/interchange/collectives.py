@@ -16,9 +16,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def collectives(
-    job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="A job file: the collectives of its step.")
-    ] = None,
+    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file: the collectives of its step.")] = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", metavar="CLUSTER", help="Those of a cluster instead, e.g. dgx-h100:2, or its file."),
@@ -43,7 +41,7 @@ def collectives(
     factor: Annotated[int, typer.Option("--factor", "-f", metavar="N", help="Factor between two sizes.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Print forecasts of collectives as tables of nccl-tests: those of a job's step, or of a cluster."""
+    """Print the collectives of a job or cluster as nccl-tests does."""
     with answering(as_json):
         from experiments.explain.collectives import TESTS, make_sizes, tables_of_cluster, tables_of_job
         from simulator.bridges.nccl_tests import OPERATIONS
