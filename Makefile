@@ -3,6 +3,8 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+# make test-pythons: those to try, by name or path.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # make gpu: a Python with meshcast's packages and a torch for CUDA, the folder of its files, and minutes of a slice.
 GPU_PYTHON ?= python3
 MEASURED   ?= measured
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-python docs-readme \
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-python docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -57,6 +59,9 @@ lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test-pythons: $(DEV) ## install the wheel for each of PYTHONS that is found, into an empty environment, and do the tutorial there
+	$(BIN)/python -m tests.pythons $(PYTHONS)
 
 fuzz: $(DEV) ## give N=100000 malformed files and command lines to every command; SEED=100000 goes on with others
 	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
