@@ -3,6 +3,8 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+# make test-pythons: those to try, by name or path.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # make gpu: a Python with meshcast's packages and a torch for CUDA, the folder of its files, and minutes of a slice.
 GPU_PYTHON ?= python3
 MEASURED   ?= measured
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-readme \
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-python docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -58,6 +60,9 @@ lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+test-pythons: $(DEV) ## install the wheel for each of PYTHONS that is found, into an empty environment, and do the tutorial there
+	$(BIN)/python -m tests.pythons $(PYTHONS)
+
 fuzz: $(DEV) ## give N=100000 malformed files and command lines to every command; SEED=100000 goes on with others
 	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
 
@@ -71,7 +76,7 @@ bench: $(DEV) ## time the simulator itself
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite
 
-docs: docs-catalog docs-figures docs-readme docs-schemes ## write all that is made from the code, as below
+docs: docs-catalog docs-figures docs-python docs-readme docs-schemes ## write all that is made from the code, as below
 
 docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
 	$(BIN)/python -m experiments.docs.accuracy $(RUNS) docs/accuracy.md
@@ -90,6 +95,9 @@ docs-envelope: $(BASE) ## write what published runs have measured: make docs-env
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
+
+docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
+	$(BIN)/python -m experiments.docs.python_page docs/python.md
 
 docs-readme: $(BASE) ## write the page of the README's example
 	$(BIN)/python -m experiments.docs.readme
@@ -116,7 +124,7 @@ $(BASE): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
-	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search]"
+	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search,solvers]"
 	@touch $@ $(BASE)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
@@ -124,5 +132,5 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@sed '/^torch==/d' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--constraint $(OLDEST)/constraints.txt --editable ".[dev]" "torch==$(OLDEST_TORCH)"
+		--constraint $(OLDEST)/constraints.txt --editable ".[dev,solvers]" "torch==$(OLDEST_TORCH)"
 	@touch $@

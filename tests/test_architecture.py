@@ -64,6 +64,7 @@ FLOORS = [
     "experiments.schema",
     "experiments.plots",
     "experiments.pages",
+    "experiments.notebook",
     "experiments.search",
     "experiments.planning",
     "experiments.docs",

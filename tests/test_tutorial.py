@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,26 @@ def words(text: str) -> str:
     return " ".join(re.findall(r"[A-Za-z][A-Za-z./-]*", text))
 
 
-def run(line: str) -> str:
-    """The output of one command, whose exit code is that of its comment."""
+def split_command(line: str) -> tuple[list[str], int]:
+    """Words of a command behind `meshcast`, and the exit code of its comment."""
     command, _, comment = line.partition("#")
     wanted = re.search(r"exit code (\d)", comment)
-    result = CliRunner().invoke(app, shlex.split(command)[1:])
-    assert result.exit_code == (int(wanted[1]) if wanted else 0), f"{line}\n{result.output}"
+    return shlex.split(command)[1:], int(wanted[1]) if wanted else 0
+
+
+def run(line: str) -> str:
+    """The output of one command, whose exit code is that of its comment."""
+    arguments, wanted = split_command(line)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == wanted, f"{line}\n{result.output}"
     return result.output
 
 
-@pytest.mark.slow
-def test_every_command_and_every_excerpt(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def follow_tutorial(run_command: Callable[[str], str], run_python: Callable[[str], str]) -> None:
+    """Does all of the tutorial in the working directory, and compares every excerpt.
+
+    run_command, run_python: run a line of the shell, or a script, and return the output.
+    """
     commands, output = 0, ""
     for name, language, text in blocks(TUTORIAL):
         if name:
@@ -45,16 +53,28 @@ def test_every_command_and_every_excerpt(tmp_path, monkeypatch, capsys) -> None:
         elif language == "sh":
             lines = [line for line in text.splitlines() if line.startswith("meshcast ")]
             commands += len(lines)
-            output = "\n".join(map(run, lines))
+            output = "\n".join(map(run_command, lines))
         elif language == "python":
-            exec(compile(text, "tutorial.md", "exec"), {})
-            output = capsys.readouterr().out
+            output = run_python(text)
         elif language == "text":
             for line in text.splitlines():
                 assert words(line) in words(output), f"{line}\nis not in\n{output}"
     assert commands > 20
     made = {"timeline.png", "memory.png", "breakdown.png", "heatmap.png", "scaling.png", "step.json.gz"}
-    assert made <= {path.name for path in tmp_path.rglob("*")}
+    assert made <= {path.name for path in Path().rglob("*")}
+
+
+@pytest.mark.slow
+def test_every_command_and_every_excerpt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run_python(text: str) -> str:
+        exec(compile(text, "tutorial.md", "exec"), {})
+        return capsys.readouterr().out
+
+    follow_tutorial(run, run_python)
 
 
 def test_paths_named_by_the_pages_exist() -> None:

@@ -27,21 +27,23 @@ from experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    PlainUsage,
     answering,
     check_place,
     emit,
+    one_of,
     plot_files,
     to_json,
     unwritable,
 )
+from experiments.cli.interchange import collectives as cli_collectives
+from experiments.cli.interchange import traces as interchange
 from experiments.cli.launch import tell_launch
 from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
     from simulator.costs.calibration.calibration import Calibration
     from simulator.engine.play import Engine
-
-TRACES = (".json", ".json.gz")
 
 app = typer.Typer(
     name="meshcast",
@@ -83,19 +85,16 @@ def _name(command: typer.models.CommandInfo) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from simulator.report.version import describe_version
 
-        try:
-            typer.echo(f"meshcast {version('meshcast')}")
-        except PackageNotFoundError:
-            typer.echo("meshcast 0+unknown")
+        typer.echo(f"meshcast {describe_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and exit.")
     ] = False,
 ) -> None:
     """Options of meshcast itself."""
@@ -118,12 +117,8 @@ def predict(
             "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into FOLDER/."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write the step as a Chrome trace (.json, .json.gz) for ui.perfetto.dev."
-        ),
-    ] = None,
+    trace: interchange.Trace = None,
+    snapshot: interchange.Snapshot = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
     ] = False,
@@ -131,7 +126,7 @@ def predict(
         str,
         typer.Option(
             "--engine",
-            metavar="{matrices|sweep|simpy|shared}",
+            metavar="matrices|sweep|simpy|shared",
             help="How to play the step. All agree, except `shared`, which also models contention on links.",
         ),
     ] = "matrices",
@@ -153,8 +148,9 @@ def predict(
 
         known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
-            if job is not None or plot is not None or trace is not None:
-                raise PlanError("--jobs", "it cannot be combined with JOB, --plot or --trace", "Leave them out")
+            if (job, plot, trace, snapshot) != (None,) * 4:
+                rule = "it cannot be combined with JOB, --plot, --trace or --snapshot"
+                raise PlanError("--jobs", rule, "Leave them out")
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
@@ -162,7 +158,9 @@ def predict(
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         files = plot_files(plot) if plot is not None else {}
         if trace is not None:
-            check_trace(trace, job)
+            interchange.check_trace(trace, job)
+        if snapshot is not None:
+            interchange.check_snapshot(snapshot, job)
         from simulator import load_job, simulate
 
         engine_of(engine)  # a wrong name is refused before a search
@@ -171,13 +169,7 @@ def predict(
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files)
-        if trace is not None:
-            from simulator.report.trace import write_trace
-
-            try:
-                write_trace(report, trace)
-            except OSError as error:
-                raise unwritable(trace, error.strerror or str(error), "--trace") from None
+        interchange.write_files(report, trace, snapshot)
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}))
         else:
@@ -185,7 +177,7 @@ def predict(
 
             if found is not None:
                 cli_search.show_search(found)
-            show(page(report, list(files.values()), str(trace) if trace else None))
+            show(page(report, list(files.values()), trace, snapshot))
         if found is not None:
             cli_search.end_search(found)
         if strict and not report.fits:
@@ -269,16 +261,6 @@ def draw(report: Any, files: dict[str, Path]) -> None:
             raise unwritable(path, error.strerror or str(error)) from None
 
 
-def check_trace(path: Path, job: Path) -> None:
-    """Raises PlanError, before any work, for a trace file that cannot be written."""
-    if not path.name.lower().endswith(TRACES):
-        remedy = f"Write {path.stem or 'trace'}.json.gz"
-        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, str(path))
-    check_place(path, "--trace")
-    if path.exists() and job.exists() and path.samefile(job):
-        raise unwritable(path, "it is the job", "--trace")
-
-
 # --------------------------------------------------------------------------------------------- sweep
 
 
@@ -338,7 +320,14 @@ def merge(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="{gpus|nodes|clusters|models|schemes|frameworks|schedule}")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="gpus, nodes, clusters, models, schemes or frameworks; or schedule, with its NAME.",
+            autocompletion=one_of("gpus", "nodes", "clusters", "models", "schemes", "frameworks", "schedule"),
+        ),
+    ],
     name: cli_schedule.Name = None,
     p: cli_schedule.Devices = None,
     m: cli_schedule.Microbatches = None,
@@ -407,7 +396,9 @@ def plot(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="job, sweep, cluster, model, framework, published or measurement.")
+    ] = "job",
 ) -> None:
     """Print the JSON Schema of a job or of another file of meshcast."""
     with answering():
@@ -418,7 +409,7 @@ def schema(
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; - prints it.")] = Path("job.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; - prints it.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a first job, with a comment on every key."""
@@ -479,6 +470,7 @@ def scale(
 
 app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
+app.command()(cli_collectives.collectives)
 app.command()(cli_plan.plan)
 app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_search.search)
@@ -488,6 +480,9 @@ app.command()(cli_validate.calibrate)
 app.command()(cli_measure.measure)
 app.command("import")(cli_measure.import_)
 app.command()(cli_schedule.export)
+
+for _command in app.registered_commands:
+    _command.cls = PlainUsage
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from hardware.errors import MeshcastError, PlanError, escape_controls
 
@@ -19,6 +20,25 @@ WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 """Exit codes."""
 
 IMAGE_SUFFIXES = (".png", ".svg")
+
+
+class PlainUsage(TyperCommand):
+    """A command whose line of usage names arguments as other programs do: ``JOB [NAME]``; releases of typer differ."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the line: options, then arguments in their order."""
+        pieces = [self.options_metavar] if self.options_metavar else []
+        for param in self.params:
+            if param.param_type_name == "argument":
+                name = (param.metavar or (param.name or "").upper()) + ("..." if param.nargs != 1 else "")
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """The completion of a word in a shell: those of `words` that it begins."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 

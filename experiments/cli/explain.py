@@ -18,7 +18,7 @@ Changes = Annotated[
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A job file, YAML or JSON.")],
     second: Annotated[
-        Path | None, typer.Argument(metavar="[B]", help="Another one; A itself, changed by --set, if not given.")
+        Path | None, typer.Argument(metavar="B", help="Another one; A itself, changed by --set, if not given.")
     ] = None,
     change: Changes = None,
     as_json: AsJson = False,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit
+from experiments.cli.console import AsJson, answering, check_place, emit, one_of
 from experiments.cli.launch import import_launch
 from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
@@ -46,10 +46,13 @@ Change = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE"
 
 
 def measure(
-    kind: Annotated[str, typer.Argument(metavar="{kernels|stages|distributed|collectives|campaign}")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", autocompletion=one_of(*KINDS)),
+    ],
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; or a campaign file.")],
     device: Annotated[
-        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="Device to measure; cuda if not given.")
+        str | None, typer.Option("--device", metavar="cpu|cuda", help="Device to measure; cuda if not given.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Measurement file to write; of a campaign a FOLDER.")
@@ -57,17 +60,17 @@ def measure(
     calibration: Calibration = None,
     change: Change = None,
     mode: Annotated[
-        list[str] | None, typer.Option("--mode", metavar="{eager|cuda-graph|compile}", help="kernels: launch modes.")
+        list[str] | None, typer.Option("--mode", metavar="eager|cuda-graph|compile", help="kernels: launch modes.")
     ] = None,
     tp: Annotated[
         list[int] | None, typer.Option("--tp", metavar="N", help="kernels: tensor-parallel degrees; may be repeated.")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", metavar="{fp32|bf16|fp8}", help="kernels: number formats.")
+        list[str] | None, typer.Option("--dtype", metavar="fp32|bf16|fp8", help="kernels: number formats.")
     ] = None,
     recompute: Annotated[
         list[str] | None,
-        typer.Option("--recompute", metavar="{none|selective|full}", help="stages: recomputations to measure."),
+        typer.Option("--recompute", metavar="none|selective|full", help="stages: recomputations to measure."),
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="distributed: timed steps.")] = None,
     repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="Samples of each quantity.")] = None,
@@ -272,7 +275,9 @@ def import_(
     form: Annotated[
         str,
         typer.Argument(
-            metavar="{megatron|torchtitan|deepspeed|nemo|accelerate|nccl-tests|kineto|megatron-log|torchtitan-log}"
+            metavar="PROGRAM",
+            help="Of a launch file: megatron, torchtitan, deepspeed, nemo or accelerate; of measurements: nccl-tests, "
+            "kineto, megatron-log or torchtitan-log.",
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch file or output of that program.")],

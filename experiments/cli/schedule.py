@@ -14,9 +14,7 @@ from hardware.errors import PlanError, nearest
 EXPORTS = ("schedule",)
 """Kinds of things that `meshcast export` writes."""
 
-Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="schedule: its name, or a CSV file written by torch.")
-]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="schedule: its name, or a CSV file written by torch.")]
 Devices = Annotated[int | None, typer.Option("--p", metavar="N", min=1, help="schedule: devices of the pipeline.")]
 Microbatches = Annotated[int | None, typer.Option("--m", metavar="N", min=1, help="schedule: micro-batches.")]
 Chunks = Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="schedule: chunks a device.")]
@@ -37,7 +35,7 @@ def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None,
 
 
 def export(
-    kind: Annotated[str, typer.Argument(metavar="{schedule|JOB}")],
+    kind: Annotated[str, typer.Argument(metavar="JOB", help="A job file; or the word schedule, with its NAME.")],
     name: Name = None,
     p: Devices = None,
     m: Microbatches = None,
@@ -45,7 +43,7 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file; printed if not given.")] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="{megatron|torchtitan|deepspeed|nemo}", help="JOB: the program to write it for."),
+        typer.Option("--to", metavar="megatron|torchtitan|deepspeed|nemo", help="JOB: the program to write it for."),
     ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="JOB: change a field, e.g. plan.tp=4.")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit, plot_files
+from experiments.cli.console import AsJson, answering, check_place, emit, one_of, plot_files
 from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
@@ -25,7 +25,7 @@ Data = Annotated[
     list[Path] | None,
     typer.Option("--data", metavar="FILE", help="Measurements, or pipeline cases; may be repeated."),
 ]
-More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further files, as with --data.")]
+More = Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Further files, as with --data.")]
 Calibration = Annotated[
     Path | None,
     typer.Option("--calibration", metavar="FOLDER", help="Calibrations to use before those of meshcast."),
@@ -33,7 +33,10 @@ Calibration = Annotated[
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="{" + "|".join(KINDS) + "}")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", autocompletion=one_of(*KINDS)),
+    ],
     more: More = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -228,7 +231,7 @@ def _validate_tables(
 
 
 def calibrate(
-    kind: Annotated[str | None, typer.Argument(metavar="[kernels|collectives|campaign]")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="kernels, collectives or campaign.")] = None,
     more: More = None,
     data: Data = None,
     out: Annotated[
@@ -244,7 +247,7 @@ def calibrate(
         ),
     ] = True,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="Measure this machine instead of tables.")
+        str | None, typer.Option("--device", metavar="cpu|cuda", help="Measure this machine instead of tables.")
     ] = None,
     processes: Annotated[
         int,

@@ -98,8 +98,10 @@ def _console(file: IO[str], width: int) -> Console:
     return SafeConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
-def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:
-    """The whole page. plots, trace: files that were written."""
+def page(
+    report: Report, plots: Sequence[Path] = (), trace: str | None = None, snapshot: Path | None = None
+) -> RenderableType:
+    """The whole page. plots, trace, snapshot: files that were written."""
     answer = report.to_dict()
     parts: list[RenderableType] = [
         title(report),
@@ -127,6 +129,8 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
         parts.append(_field("plots", f"{', '.join(path.name for path in plots)} written to {plots[0].parent}"))
     if trace:
         parts.append(_field("trace", f"written to {trace}; open it in ui.perfetto.dev"))
+    if snapshot:
+        parts.append(_field("snapshot", f"written to {snapshot}; open it in pytorch.org/memory_viz"))
     return Group(*parts)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.notebook.report import ForecastReport
+from experiments.notebook.simulate import simulate
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.found import FoundPlan, PlanSearch
 from hardware.units import GIB
-from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
-from simulator.report.report import Report
 from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
 from validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
 from validation.published.measured_range.envelope import published_envelope
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class RankedPlan(NamedTuple):
@@ -26,7 +29,7 @@ class RankedPlan(NamedTuple):
     """
 
     found: FoundPlan
-    report: Report
+    report: ForecastReport
     distance: Distance | None = None
 
     @property
@@ -86,6 +89,18 @@ class SearchResult:
     forecasts: Sequence[FoundPlan] = ()
     compared: Sequence[ComparedPlan] = ()
 
+    def _repr_html_(self) -> str:
+        """The table of the best plans."""
+        return str(self.to_frame().to_html(index=False))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each of the best plans, in their order: the open fields, then the columns of a sweep."""
+        import pandas
+
+        tables = [one.report.to_frame() for one in self.best]
+        fields = pandas.DataFrame([one.changes for one in self.best])
+        return pandas.concat([fields, pandas.concat(tables, ignore_index=True)], axis=1) if tables else fields
+
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``search --json``."""
         envelope = published_envelope(self.best[0].report.job) if self.best else None
@@ -128,5 +143,5 @@ def _upper_end(plan: RankedPlan) -> float:
     return plan.interval[1] * plan.found.values[0] / plan.found.forecast.step_time
 
 
-def _forecast_whole(search: PlanSearch, one: FoundPlan) -> Report:
+def _forecast_whole(search: PlanSearch, one: FoundPlan) -> ForecastReport:
     return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)

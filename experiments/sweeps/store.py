@@ -25,7 +25,7 @@ from experiments.sweeps.grid import Sweep
 from experiments.sweeps.output import Output, tell_changes
 from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
-from simulator.report.report import product_version
+from simulator.report.version import product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

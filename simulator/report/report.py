@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, nest
 from simulator.report.forecast import Forecast
 from simulator.report.metrics import Metrics
+from simulator.report.version import product_version
 from simulator.report.words import describe_device, is_unlike, name_device
 from simulator.scheduling.schedule import ScheduleItem
 
@@ -295,12 +295,3 @@ def _position(path: str) -> int:
     """Rank of a path in the order of `KEYS`."""
     found = (number for number, key in enumerate(KEYS) if path == key or path.startswith(f"{key}."))
     return next(found, len(KEYS))
-
-
-@cache
-def product_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("meshcast")
-    except PackageNotFoundError:
-        return "0+unknown"

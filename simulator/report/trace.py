@@ -1,9 +1,17 @@
-"""Chrome trace of a played step, for ui.perfetto.dev and chrome://tracing.
+"""Chrome trace of a played step in the fields of torch's profiler (Kineto), for Perfetto, HolisticTraceAnalysis and
+whatever else reads traces of PyTorch.
 
-A process is a pipeline device, a thread one of its streams, a slice an op. Arrows lead from a send to the op on the
-other device that waits for it; counters show memory by category. Format: "Trace Event Format", JSON object form. Times
-are in microseconds [us], rounded to one grid, so that consecutive ops stay consecutive in the file; equal forecasts
-give equal bytes.
+A process is a pipeline device, which stands for its equal ranks; a thread is one of its streams, or its host. Events:
+
+    user_annotation      on the host: the step (``ProfilerStep#0``), and issuing the ops of each action
+    cpu_op               on the host: issuing one op
+    cuda_runtime         on the host: the launch of its kernel, which has the same ``correlation``
+    gpu_user_annotation  on the stream of kernels: an action of the schedule, from its first kernel to its last
+    kernel, gpu_memcpy   on a stream (``args.stream``): a kernel, collective or message; a copy to or from the host
+
+Arrows lead from a send to the op on the other device that waits for it; counters show memory by category. Times are in
+microseconds [us], rounded to one grid, so that consecutive ops stay consecutive in the file; equal forecasts give equal
+bytes. Format: "Trace Event Format", JSON object form; fields as of libkineto's ``output_json.cpp``.
 """
 
 from __future__ import annotations
@@ -11,52 +19,41 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hardware.units import GIB
-from simulator.ir.ops import COMPUTE, Op, Transfer, Work
-from simulator.program.categories import kind_of
+from simulator.ir.ops import COMPUTE, HostCopy, Op
+from simulator.plan.plan import Plan
 from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report, product_version
+from simulator.report.report import Report
+from simulator.report.tracing.lanes import HOST, THREADS, describe_ranks, find_lanes, find_launches, thin_samples
+from simulator.report.tracing.names import (
+    COPY,
+    LAUNCH,
+    category_of,
+    describe_collective,
+    describe_op,
+    is_launched,
+    name_kernel,
+)
+from simulator.report.version import product_version
 from simulator.report.words import describe_device, is_unlike, name_device, name_replicas
 from simulator.scheduling.schedule import OverlappedPasses
-
-ACTIONS, HOST = "actions", "host"
-
-THREADS = (
-    ACTIONS,
-    HOST,
-    COMPUTE,
-    "tensor",
-    "tensor-row",
-    "sequence",
-    "sequence-inner",
-    "expert",
-    "expert-fetch",
-    "expert-fetch-far",
-    "data",
-    "pipeline-forward",
-    "pipeline-backward",
-    "pipeline-moves",
-    "pipeline-sums",
-    "pipeline",
-    "memory",
-)
-"""Threads of every process from top to bottom. All but the first two are streams; a family may have more of them."""
 
 SPOKEN = {"memory": "copy"}
 """Name of a thread where it differs from its stream: "memory" would be taken for the counter of the memory."""
 
 STRIDE = 100
 """Thread ids of a process start at its id times this, so they are unique and differ from ids of processes."""
+
+FIRST_STREAM = 7
+"""``args.stream`` of the kernels: torch's default stream in traces of Kineto. Other streams follow by their places."""
 
 SAMPLES = 2000
 """Maximum number of memory samples of one device."""
@@ -67,25 +64,32 @@ LEVEL = 6
 UPDATE = "O"
 """Name of the optimizer's action."""
 
+STEP = "ProfilerStep#0"
+"""The profiler's name of the step."""
+
 
 def write_trace(report: Report, path: str | Path) -> None:
-    """Writes the trace of a forecast, compressed if `path` ends in .gz.
+    """Writes the trace of all pipeline devices into one file, compressed if `path` ends in .gz.
 
     Raises OSError if the file cannot be written.
     """
-    with ExitStack() as opened:
-        file: Any = opened.enter_context(open(path, "wb"))
-        if str(path).lower().endswith(".gz"):
-            # No time and no file name in the header: the bytes depend on the forecast alone.
-            file = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, file, mtime=0))
-        trace = _Trace(report)
-        file.write(f'{{"displayTimeUnit":"ms","otherData":{_json(trace.about())},"traceEvents":[\n'.encode())
-        separator = ""
-        for lines in trace.events():
-            if lines:
-                file.write((separator + ",\n".join(lines)).encode())
-                separator = ",\n"
-        file.write(b"\n]}\n")
+    trace = _Trace(report)
+    trace.write(Path(path), range(trace.program.devices))
+
+
+def write_rank_traces(report: Report, folder: str | Path) -> list[Path]:
+    """Writes a trace for each pipeline device, as of its first rank: ``rank-0.pt.trace.json.gz``. Returns the files.
+
+    The names are those of ``torch.profiler.tensorboard_trace_handler``; HolisticTraceAnalysis reads such a folder.
+    Raises OSError if a file cannot be written.
+    """
+    trace, written = _Trace(report), []
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for device in range(trace.program.devices):
+        rank = int(trace.play.plan.device_ranks(device).min())
+        written.append(Path(folder) / f"rank-{rank}.pt.trace.json.gz")
+        trace.write(written[-1], [device])
+    return written
 
 
 class _Trace:
@@ -98,6 +102,7 @@ class _Trace:
         self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
         times = report.play.step.times
         self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
+        self.arrive = self.ticks(np.add(times.end, self.flat.latency))
         # Stages have the numbers of their own pipeline.
         self.first_stage = self._first_stages()
         turns = [
@@ -110,13 +115,12 @@ class _Trace:
         self.actions = [*played, *[UPDATE] * self.program.devices]
         self.sender: dict[int, str] = {}
         self.owner = self._owners()
-        self.streams: dict[int, list[str]] = defaultdict(list)
-        for (device, stream), queue in self.flat.queues.items():
-            if any(self.flat.ops[number].work is not None for number in queue):
-                self.streams[device].append(stream)
-        streams = {stream for found in self.streams.values() for stream in found}
+        self.lanes = find_lanes(self.flat, self.begin, self.arrive)
+        streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
-        self._texts: dict[Op, tuple[str, str]] = {}
+        self._texts: dict[tuple[Op, int], tuple[str, str]] = {}
+        self.launch = find_launches(self.flat, self.begin, self.ticks, self.scale)
+        self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
     def _first_stages(self) -> list[int]:
         """For every device, the first stage of its pipeline."""
@@ -160,28 +164,65 @@ class _Trace:
 
     # ------------------------------------------------------------------------------------------ parts
 
-    def about(self) -> dict[str, Any]:
-        """Metadata of the trace: job, result and version."""
-        report = self.report
+    def write(self, path: Path, devices: Sequence[int]) -> None:
+        """Writes the trace of some devices."""
+        with ExitStack() as opened:
+            file: Any = opened.enter_context(open(path, "wb"))
+            if str(path).lower().endswith(".gz"):
+                # No time and no file name in the header: the bytes depend on the forecast alone.
+                file = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, file, mtime=0))
+            # A line each: HolisticTraceAnalysis looks for the rank line by line.
+            head = [f"{_json(key)}: {json.dumps(value, default=str)}" for key, value in self.head(devices).items()]
+            file.write(("{" + ",\n".join(head) + ',\n"traceEvents": [\n').encode())
+            separator = ""
+            for lines in self.events(devices):
+                if lines:
+                    file.write((separator + ",\n".join(lines)).encode())
+                    separator = ",\n"
+            file.write(b"\n]}\n")
+
+    def head(self, devices: Sequence[int]) -> dict[str, Any]:
+        """Metadata of the trace: ranks and GPUs, as Kineto writes them, and job, result and version."""
+        report, clusters = self.report, self.play.plan.clusters
+        ranks = {device: self.play.plan.device_ranks(device) for device in devices}
         return {
-            "id": report.job.id,
-            "meshcast": product_version(),
-            "step_time_s": report.step_time,
-            "interval_90_s": list(report.interval_90),
-            "job": report.job.to_dict(),
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "distributedInfo": {
+                "backend": "nccl",
+                # Of several devices no rank has all events.
+                **({"rank": int(ranks[devices[0]].min())} if len(devices) == 1 else {}),
+                "world_size": self.play.plan.mesh.world,
+            },
+            "deviceProperties": [
+                {"id": device, "name": clusters[device].gpu.name, "totalGlobalMem": int(clusters[device].gpu.memory)}
+                for device in devices
+            ],
+            "otherData": {
+                "id": report.job.id,
+                "meshcast": product_version(),
+                "step_time_s": report.step_time,
+                "interval_90_s": list(report.interval_90),
+                "job": report.job.to_dict(),
+            },
         }
 
-    def events(self) -> Iterator[list[str]]:
-        """All events in batches; a slice comes before the arrows that start or end at it."""
-        for device in range(self.program.devices):
+    def events(self, devices: Sequence[int]) -> Iterator[list[str]]:
+        """All events in batches; a slice comes before those inside it, and before arrows that start or end at it."""
+        for device in devices:
             yield self.names(device)
-            yield self.action_slices(device)
             yield self.host_slices(device)
-            for stream in sorted(self.streams[device], key=self.threads.index):
+            yield self.action_slices(device)
+            for stream in self.streams(device):
                 yield self.slices(device, stream)
-        yield self.arrows()
-        for device in range(self.program.devices):
+        if len(devices) == self.program.devices:
+            yield self.arrows()
+        for device in devices:
             yield self.counters(device)
+
+    def streams(self, device: int) -> list[str]:
+        """The streams of a device that have events, in the order of the threads."""
+        return sorted((stream for owner, stream in self.lanes if owner == device), key=self.threads.index)
 
     def names(self, device: int) -> list[str]:
         """Names and order of a process and its threads."""
@@ -193,45 +234,68 @@ class _Trace:
             _metadata_event("process_sort_index", device, 0, {"sort_index": device}),
         ]
         for place, name in enumerate(self.threads):
-            if name in (ACTIONS, *self.streams[device]) or (name == HOST and self._has_host):
+            if name == HOST or (device, name) in self.lanes:
                 tid = self.tid(device, name)
                 lines.append(_metadata_event("thread_name", device, tid, {"name": SPOKEN.get(name, name)}))
                 lines.append(_metadata_event("thread_sort_index", device, tid, {"sort_index": place}))
         return lines
-
-    @property
-    def _has_host(self) -> bool:
-        return self.program.host > 0 or self.report.job.framework.step_overhead_s > 0
 
     def tid(self, device: int, thread: str) -> int:
         """Unique id of a thread over all processes."""
         return device * STRIDE + 1 + self.threads.index(thread)
 
     def slices(self, device: int, stream: str) -> list[str]:
-        """Slices of a stream, one for every op that has work."""
-        ops, actions, flat = self.flat.ops, self.actions, self.flat
-        numbers = np.array([n for n in flat.queues[device, stream] if ops[n].work is not None], int)
-        begin, end = self.begin[numbers], self.end[numbers]
-        rows = zip(numbers.tolist(), self.us(begin), self.us(end - begin), self.owner[numbers].tolist(), strict=True)
+        """Slices of a stream, one for every op that has work, and for every message that arrives."""
+        numbers = np.array([number for number, _ in self.lanes[device, stream]], int)
+        begin, end = self.begin[numbers], self.arrive[numbers]
+        rows = zip(self.lanes[device, stream], self.us(begin), self.us(end - begin), strict=True)
         where = f'"pid":{device},"tid":{self.tid(device, stream)},"ts":'
+        on_gpu = f'"device":{device},"context":1,"stream":{self.stream(stream)},"correlation":'
         lines = []
-        for number, ts, dur, action in rows:
-            head, tail = self._op_json(ops[number], flat.latency[number], self.sender.get(number, ops[number].name))
-            lines.append(f'{head}{where}{ts},"dur":{dur},"args":{{"action":"{actions[action]}"{tail}')
+        for (number, receives), ts, dur in rows:
+            op = self.flat.ops[number]
+            if receives:
+                head, tail = self._receive_json(device, number)
+            else:
+                head, tail = self._op_json(device, number)
+            launch = f",{on_gpu}{self.correlation(number, receives)}" if is_launched(op) else ""
+            action = (
+                f'"action":"{self.actions[self.owner[number]]}"'
+                if not receives
+                else f'"action":"{self.sender.get(number, "send ")[5:]}"'
+            )
+            lines.append(f'{head}{where}{ts},"dur":{dur},"args":{{{action}{launch}{tail}')
         return lines
 
-    def _op_json(self, op: Op, latency: float, name: str) -> tuple[str, str]:
+    def stream(self, thread: str) -> int:
+        """Number of a stream in the arguments of its kernels."""
+        return FIRST_STREAM + self.threads.index(thread) - self.threads.index(COMPUTE)
+
+    def correlation(self, number: int, receives: bool) -> int:
+        """The id that a kernel shares with its launch."""
+        return 1 + number + (len(self.flat.ops) if receives else 0)
+
+    def _op_json(self, device: int, number: int) -> tuple[str, str]:
         """JSON of an op before its times and after its action, which all executions of the op share."""
-        if op not in self._texts:
-            assert op.work is not None
-            # A send has no phase of its own: its action says whether it is forward or backward.
-            args: dict[str, Any] = {} if isinstance(op.work, Transfer) else {"phase": op.phase}
-            args |= _describe_work(op.work)
-            if latency:
-                args["latency_us"] = float(f"{latency * 1e6:.6g}")
-            head = f'{{"ph":"X","name":{_json(name)},"cat":"{kind_of(op)}",'
-            self._texts[op] = head, f",{_json(args)[1:]}}}"
-        return self._texts[op]
+        op = self.flat.ops[number]
+        if (op, device) not in self._texts:
+            args = describe_op(op, self.flat.latency[number]) | describe_collective(op, self.plan_of(device), device)
+            name = name_kernel(op, self.sender.get(number, ""))
+            head = f'{{"ph":"X","name":{_json(name)},"cat":"{category_of(op)}",'
+            self._texts[op, device] = head, f",{_json(args)[1:]}}}"
+        return self._texts[op, device]
+
+    def _receive_json(self, device: int, number: int) -> tuple[str, str]:
+        """The same of the receiving end of a message."""
+        op = self.flat.ops[number]
+        name = name_kernel(op, self.sender.get(number, op.name).replace("send", "recv", 1))
+        args = describe_op(op, self.flat.latency[number])
+        args |= describe_collective(op, self.plan_of(device), device, receives=True)
+        return f'{{"ph":"X","name":{_json(name)},"cat":"kernel",', f",{_json(args)[1:]}}}"
+
+    def plan_of(self, device: int) -> Plan:
+        """The plan of the ranks of a device."""
+        return self.play.plan.on(device)
 
     def action_slices(self, device: int) -> list[str]:
         """Slices of the actions of a device, each from its first kernel to its last."""
@@ -254,29 +318,55 @@ class _Trace:
                 args |= {"class": table.slots[table.slot[action]].variant} if table.shape.classes else {}
                 if table.slots[table.slot[action]].partner:
                     args |= {"beside": str(shift_item(table.actions[action + 1], -self.first_stage[device]))}
-            lines.append(_slice_event(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
+            tid = self.tid(device, COMPUTE)
+            lines.append(_slice_event(self.actions[action], "gpu_user_annotation", device, tid, ts, dur, args))
         return lines
 
     def host_slices(self, device: int) -> list[str]:
-        """Slices of the host of a device: launching the ops of one action after another, then the framework's constant
-        time after the step."""
-        lines = []
+        """Slices of the host of a device: the step, issuing the ops of one action after another, each of these ops and
+        its launch, then the framework's constant time after the step."""
+        tid = self.tid(device, HOST)
+        overhead = self.report.job.framework.step_overhead_s
+        done = max(int(self.arrive.max(initial=0)), int(self.ticks(self.play.step.span)))
+        ends = np.array([done, max(done, int(self.ticks(self.play.step.span + overhead)))])
+        (ts, step), (dur,) = self.us(ends), self.us(np.diff(ends))
+        lines = [_slice_event(STEP, "user_annotation", device, tid, 0.0, step, {})]
         issue = np.asarray(self.flat.issue)
         own = np.flatnonzero((np.asarray(self.flat.device) == device) & (issue > 0))
         if len(own):
             first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
             clock = self.ticks(np.concatenate([[0.0], np.cumsum(issue[own])]))[[*first, len(own)]]
             rows = zip(self.us(clock[:-1]), self.us(np.diff(clock)), np.diff([*first, len(own)]).tolist(), strict=True)
-            for (ts, dur, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
+            for (begin, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
                 name = self.actions[action]
                 args = {"action": name, "ops": count}
-                lines.append(_slice_event(f"issue {name}", HOST, device, self.tid(device, HOST), ts, dur, args))
-        if self.report.job.framework.step_overhead_s:
-            done = max(int(self.end.max(initial=0)), int(self.ticks(self.play.step.span)))
-            overhead = self.report.job.framework.step_overhead_s
-            ends = np.array([done, int(self.ticks(self.play.step.span + overhead))])
-            (ts, _), (dur,) = self.us(ends), self.us(np.diff(ends))
-            lines.append(_slice_event("host: data, logging", HOST, device, self.tid(device, HOST), ts, dur, {}))
+                lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, begin, lasts, args))
+        lines += self.launches(device)
+        if overhead:
+            lines.append(_slice_event("host: data, logging", "user_annotation", device, tid, ts, dur, {}))
+        return lines
+
+    def launches(self, device: int) -> list[str]:
+        """Slices of the host for every op that it launches on a device: the operator, and inside it the launch."""
+        own = np.flatnonzero(np.asarray(self.flat.device) == device)
+        own = own[[is_launched(self.flat.ops[number]) for number in own]]
+        sides = [(number, False) for number in own.tolist()]
+        sides += [(number, True) for number, _, receiver in self.flat.sent if receiver == device]
+        numbers = np.array([number for number, _ in sides], int)
+        spent = np.where([receives for _, receives in sides], 0.0, np.asarray(self.flat.issue)[numbers])
+        end = self.launch[numbers]
+        begin = np.maximum(end - self.ticks(spent), 0)
+        where = f'"pid":{device},"tid":{self.tid(device, HOST)},"ts":'
+        lines = []
+        for (number, receives), ts, dur in zip(sides, self.us(begin), self.us(end - begin), strict=True):
+            op, both = self.flat.ops[number], self.correlation(number, receives)
+            name = self.sender.get(number, op.name)
+            name = _json(name.replace("send", "recv", 1) if receives else name)
+            call = COPY if isinstance(op.work, HostCopy) else LAUNCH
+            args = f'"args":{{"External id":{both}'
+            lines.append(f'{{"ph":"X","name":{name},"cat":"cpu_op",{where}{ts},"dur":{dur},{args}}}}}')
+            head = f'{{"ph":"X","name":"{call}","cat":"cuda_runtime",'
+            lines.append(f'{head}{where}{ts},"dur":{dur},{args},"correlation":{both}}}}}')
         return lines
 
     def arrows(self) -> list[str]:
@@ -294,7 +384,7 @@ class _Trace:
             name = self.sender[send].removeprefix("send ")
             for ph, end, more in (("s", send, ""), ("f", number, ',"bp":"e"')):
                 (ts,) = self.us(self.begin[[end]])
-                device, stream = flat.device[end], flat.ops[end].stream
+                device, stream = flat.device[end], self.lane_of[end]
                 lines.append(
                     f'{{"ph":"{ph}","id":{send},"name":"{name}","cat":"send","pid":{device},'
                     f'"tid":{self.tid(device, stream)},"ts":{ts}{more}}}'
@@ -314,47 +404,6 @@ class _Trace:
             args = ",".join(f'"{name}":{max(value, 0.0):.9g}' for name, value in zip(names, values, strict=True))
             lines.append(f'{{"ph":"C","name":"memory [GiB]","pid":{device},"tid":0,"ts":{ts},"args":{{{args}}}}}')
         return lines
-
-
-def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
-    """Indices of at most `most` samples: the first, and in every bin of equal length the largest and the last.
-
-    moments: times of the samples, ascending [s]. total: their values.
-    """
-    if len(moments) <= most:
-        return np.arange(len(moments))
-    bins = most // 2 - 1
-    width = (moments[-1] - moments[0]) / bins or 1.0
-    bin_of = np.minimum(((moments - moments[0]) / width).astype(int), bins - 1)
-    first = np.flatnonzero(np.diff(bin_of, prepend=-1))
-    last = np.append(first[1:], len(moments)) - 1
-    largest = [a + int(np.argmax(total[a : b + 1])) for a, b in zip(first, last, strict=True)]
-    return np.unique([0, *largest, *last])
-
-
-def describe_ranks(ranks: Iterable[int]) -> str:
-    """The ranks of a pipeline device in words; the device stands for all of them.
-
-    >>> describe_ranks(range(4, 8)), describe_ranks([0, 1, 4, 5, 8, 9])
-    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 6 ranks')
-    """
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if found[-1] - found[0] == len(found) - 1:
-        return f"ranks {found[0]} to {found[-1]}: {len(found)} ranks"
-    return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"
-
-
-def _describe_work(work: Work) -> dict[str, Any]:
-    """Kind and fields of an op's work, with its bytes and FLOPs."""
-    args: dict[str, Any] = {"work": type(work).__name__.lower()}
-    args |= {field.name: value for field in fields(work) if (value := getattr(work, field.name)) is not None}
-    if hasattr(work, "bytes"):
-        args["bytes"] = int(work.bytes)
-    if work.flops:
-        args["FLOPs"] = int(work.flops)
-    return args
 
 
 def _position(thread: str) -> int:

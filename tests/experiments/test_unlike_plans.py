@@ -94,7 +94,7 @@ def test_the_trace_names_replicas_and_their_own_stages(named: tuple[str, Report]
         for device in range(plan.devices)
         for one in [plan.every_pipeline[plan.pipeline_of(device)[0]]]
     }
-    actions = [event for event in events if event.get("cat") == "action" and event["name"] != "O"]
+    actions = [event for event in events if event.get("cat") == "gpu_user_annotation" and event["name"] != "O"]
     for device, shape in counts.items():
         own = [event["args"] for event in actions if event["pid"] == device]
         assert {one["microbatch"] for one in own} == set(range(shape.m))

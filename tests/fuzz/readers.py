@@ -59,6 +59,9 @@ CHANGES = (
 COMMANDS = (
     "predict job.yaml --set plan.tp=2 --json --engine simpy --every-round",
     "predict small.yaml --strict --trace out/trace.json.gz --engine sweep",
+    "predict small.yaml --trace out/ranks/ --snapshot out/memory.pickle",
+    "collectives small.yaml --stage 0 --operation all_reduce --set plan.tp=2",
+    "collectives --cluster dgx-h100:1 --gpus 4 -b 1M -e 8M -f 2 --json",
     "predict --jobs jobs.jsonl --out out/answers.jsonl --set plan.pp=1",
     "predict small.yaml --calibration machine --set batch.micro=2",
     "predict - --json",

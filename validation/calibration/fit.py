@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from hardware.documents.optional_package import import_optional
 from simulator.costs.coefficients import Coefficient, coefficients
 
 LOSS = 0.03
@@ -85,7 +86,7 @@ def fit(
     most: maximum number of evaluations.
     loss: see `LOSS`.
     """
-    from scipy.optimize import least_squares
+    least_squares = import_optional("scipy.optimize", "solvers", "calibrate").least_squares
 
     held, prior = held or {}, prior or {}
     known = coefficients(model)

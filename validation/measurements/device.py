@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from hardware.errors import PlanError
+from simulator.report.version import find_commit
 from validation.measurements.cuda import Cuda
 from validation.measurements.gpu_state import StateMonitor, read_state, warm_up
 from validation.measurements.measurement import GPUState, Machine, Measurement, MeasurementRow
@@ -305,19 +305,9 @@ def versions() -> dict[str, str]:
         found["meshcast"] = version("meshcast")
     except PackageNotFoundError:
         found["meshcast"] = "unknown"
-    if commit := _commit():
+    if commit := find_commit():
         found["commit"] = commit
     return found | Cuda.versions()
-
-
-def _commit() -> str:
-    """The commit of meshcast's source, with ``-dirty`` if files differ from it. Outside of a git checkout it is the
-    value of the environment variable MESHCAST_COMMIT, or ""."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("MESHCAST_COMMIT", "")
 
 
 def live_tensor_bytes() -> int:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory, Op, Transfer
+from simulator.ir.ops import Attention, Collective, Exchange, Gemm, Host, HostUpdate, Memory, Op, Transfer
 
 COMPUTE = ("gemm", "attention", "scan", "norm", "activation", "rope", "addition", "embedding", "loss", "experts",
            "optimizer", "copy", "other")  # fmt: skip
@@ -27,6 +27,9 @@ other: kernels that match no pattern.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 CLASSES = (*COMPUTE, *COLLECTIVES)
+
+OTHER_COLLECTIVES = {"shift": "send_recv", "push_pull": "send_recv", "reduce": "other"}
+"""Classes of simulated collectives that have another name: NCCL runs a shift in its kernel SendRecv."""
 
 COLLECTIVE_PATTERNS = (
     # NCCL's kernels, torch's annotations of gloo's threads, and c10d's operators.
@@ -76,6 +79,48 @@ WEAK = (
 )
 """Patterns that decide only if no strong one matches, in this order: a copy inside an addition is an addition."""
 
+MEMORY = {
+    "norm": "norm",
+    "rms-norm": "norm",
+    "activation": "activation",
+    "bias-gradient": "addition",
+    "expert-activation": "activation",
+    "gelu": "activation",
+    "rope": "rope",
+    "residual": "addition",
+    "add": "addition",
+    "dropout": "addition",
+    "embedding": "embedding",
+    "cross-entropy": "loss",
+    "softmax": "attention",
+    "router": "experts",
+    "permute": "experts",
+    "conv": "scan",
+    "scan": "scan",
+    "cast": "copy",
+    "concat": "copy",
+    "convert": "optimizer",
+    "grad-norm": "optimizer",
+    "adam": "optimizer",
+    "zero-grad": "optimizer",
+}
+"""Class of a simulated memory-bound kernel, by `Memory.what`."""
+
+
+SIMULATED = {
+    "gemm": "gemm",
+    "grouped_gemm": "gemm",
+    "attention_scores_gemm": "attention",
+    "flash_attention_forward": "attention",
+    "flash_attention_backward": "attention",
+    **{
+        what.replace("-", "_") + suffix: kind
+        for what, kind in {**dict.fromkeys(("amax", "low-rank"), "other"), **MEMORY}.items()
+        for suffix in ("", "_backward")
+    },
+}
+"""Classes of the kernels in traces that meshcast itself writes, by `simulator.report.tracing.names.function_of`."""
+
 NODE = "autograd::engine::evaluate_function: "
 """Prefix of the event in which autograd evaluates a node of the backward graph."""
 
@@ -114,8 +159,10 @@ def classify(name: str, around: tuple[str, ...] = ()) -> str:
     'norm'
     >>> classify("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"), classify("aten::index_put_")
     ('all_reduce', 'other')
+    >>> classify("gemm(attn_qkv)"), classify("add(embedding)", ("embedding",))
+    ('gemm', 'addition')
     """
-    if found := collective_of(name):
+    if found := collective_of(name) or SIMULATED.get(name.partition("(")[0], ""):
         return found
     # Gradient accumulation runs inside the evaluation of a node without being part of the node.
     name, around = name.removeprefix(NODE), tuple(one for one in around if not one.startswith(NODE))
@@ -126,39 +173,11 @@ def classify(name: str, around: tuple[str, ...] = ()) -> str:
     return next((kind for kind, pattern in _WEAK if any(map(pattern.search, names))), "other")
 
 
-MEMORY = {
-    "norm": "norm",
-    "rms-norm": "norm",
-    "activation": "activation",
-    "bias-gradient": "addition",
-    "expert-activation": "activation",
-    "gelu": "activation",
-    "rope": "rope",
-    "residual": "addition",
-    "add": "addition",
-    "dropout": "addition",
-    "embedding": "embedding",
-    "cross-entropy": "loss",
-    "softmax": "attention",
-    "router": "experts",
-    "permute": "experts",
-    "conv": "scan",
-    "scan": "scan",
-    "cast": "copy",
-    "concat": "copy",
-    "convert": "optimizer",
-    "grad-norm": "optimizer",
-    "adam": "optimizer",
-    "zero-grad": "optimizer",
-}
-"""Class of a simulated memory-bound kernel, by `Memory.what`."""
-
-
 def class_of(op: Op) -> str:
     """Returns the class of a simulated op that has work, one of `CLASSES`."""
     work = op.work
     if isinstance(work, Collective):
-        return work.operation
+        return OTHER_COLLECTIVES.get(work.operation, work.operation)
     if isinstance(work, Exchange):
         return "all_to_all"
     if isinstance(work, Transfer):
@@ -168,5 +187,8 @@ def class_of(op: Op) -> str:
     if isinstance(work, Gemm):
         # Unfused attention runs its score products as separate GEMM kernels.
         return "attention" if work.what == "scores" else "gemm"
-    assert isinstance(work, Memory)
+    if isinstance(work, Host):
+        return "optimizer" if isinstance(work, HostUpdate) else "copy"
+    if not isinstance(work, Memory):
+        return "other"
     return MEMORY.get(work.what, "other")

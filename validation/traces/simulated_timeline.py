@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.ir.ops import COMPUTE, Collective, HostLaunch
+from simulator.ir.ops import COMPUTE, Collective, HostCopy, HostLaunch, HostUpdate
 from simulator.report.report import Report
 from validation.traces.gpu_timeline import families_of
 from validation.traces.kernel_classes import class_of
@@ -19,8 +19,9 @@ def simulated_timeline(report: Report, device: int) -> Timeline:
     for number, stream in (*own, *received):
         op, begin = flat.ops[number], times.begin[number]
         seconds = times.end[number] + flat.latency[number] - begin
-        if op.work is not None and seconds > 0 and not isinstance(op.work, HostLaunch):
-            served = {stream.partition("-")[0]}
+        if op.work is not None and seconds > 0 and not isinstance(op.work, HostLaunch | HostUpdate):
+            # Copies of the host count for the GPU's own work: a trace does not say what they are for.
+            served = {COMPUTE if isinstance(op.work, HostCopy) else stream.partition("-")[0]}
             if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
                 served = {families.get(report.play.plan.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
             family = served.pop() if len(served) == 1 else UNATTRIBUTED

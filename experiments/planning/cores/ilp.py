@@ -8,12 +8,11 @@ does not tell apart share a cell.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
 
+from experiments.planning.cores.solver import Solver, load_solver
 from experiments.planning.table import Factor, FactorTable
 
 
@@ -40,17 +39,17 @@ def solve_table(
     memory: of one rank [bytes]. seconds: limit of the solver's time [s]. gap: relative, at which it stops.
     Raises ValueError if time runs out before an assignment is found.
     """
-    program = _Program(table)
-    rows, matrix, low, high = program.constraints()
-    constraints = [LinearConstraint(matrix, low, high)] if rows else []
+    solver, program = load_solver(), _Program(table)
+    rows, matrix, low, high = program.constraints(solver)
+    constraints = [solver.LinearConstraint(matrix, low, high)] if rows else []
     if math.isfinite(memory):
         # In units of the limit, as the solver's tolerances are absolute.
-        constraints.append(LinearConstraint(np.array([program.nbytes]) / memory, -np.inf, 1.0))
+        constraints.append(solver.LinearConstraint(np.array([program.nbytes]) / memory, -np.inf, 1.0))
     scale = max((abs(one) for one in program.costs), default=1.0) or 1.0
-    found = milp(
+    found = solver.milp(
         np.array(program.costs) / scale,
         integrality=np.array(program.integral),
-        bounds=Bounds(0, np.array(program.most)),
+        bounds=solver.Bounds(0, np.array(program.most)),
         constraints=constraints,
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
@@ -83,10 +82,10 @@ class _Program:
         for factor in table.factors:
             self._add_factor(table, factor)
 
-    def constraints(self) -> tuple[int, coo_matrix, np.ndarray, np.ndarray]:
+    def constraints(self, solver: Solver) -> tuple[int, Any, np.ndarray, np.ndarray]:
         """The number of rows, their matrix, and the sums that they must have."""
         rows, columns, values = zip(*self.entries, strict=True) if self.entries else ((), (), ())
-        matrix = coo_matrix((values, (rows, columns)), shape=(len(self.sums), len(self.costs)))
+        matrix = solver.coo_matrix((values, (rows, columns)), shape=(len(self.sums), len(self.costs)))
         return len(self.sums), matrix.tocsr(), np.array(self.sums), np.array(self.sums)
 
     def _add(self, costs: np.ndarray, nbytes: np.ndarray, integral: int) -> int:

@@ -6,9 +6,8 @@ Tarnawski et al. 2020, arXiv 2006.16423
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
 
+from experiments.planning.cores.solver import load_solver
 from experiments.planning.device_graph import DeviceGraph
 
 
@@ -82,17 +81,17 @@ class PlacementProgram:
         """The solution of the program within some seconds of the solver."""
         count = self.load + 1
         rows, columns, values = zip(*self.entries, strict=True)
-        matrix = coo_matrix((values, (rows, columns)), shape=(len(self.low), count)).tocsr()
+        matrix = load_solver().coo_matrix((values, (rows, columns)), shape=(len(self.low), count)).tocsr()
         cost = np.zeros(count)
         cost[self.load] = 1.0
         integral = np.zeros(count)
         integral[: self.moves] = 1
         most = np.ones(count)
         most[self.load] = np.inf
-        return milp(
+        return load_solver().milp(
             cost,
             integrality=integral,
-            bounds=Bounds(0, most),
-            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
+            bounds=load_solver().Bounds(0, most),
+            constraints=load_solver().LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
             options={"time_limit": seconds, "mip_rel_gap": 1e-6},
         )

@@ -16,7 +16,8 @@ from hardware.errors import PlanError
 from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
 from simulator.report.figures import row_of
-from simulator.report.report import Report, product_version
+from simulator.report.report import Report
+from simulator.report.version import product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,7 +24,9 @@ from simulator.ir.scheme import FAMILIES
 from simulator.job.load import load_job
 from simulator.program.categories import KINDS
 from simulator.report.report import Report
-from simulator.report.trace import THREADS, describe_ranks, thin_samples, write_trace
+from simulator.report.trace import write_rank_traces, write_trace
+from simulator.report.tracing.lanes import HOST, RECEIVES, THREADS, describe_ranks, thin_samples
+from simulator.report.tracing.names import name_kernel
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 BASE = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
@@ -86,6 +88,9 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 every_job = pytest.mark.parametrize("name", JOBS)
 
+ON_GPU = ("kernel", "gpu_memcpy")
+ON_HOST = ("cpu_op", "cuda_runtime", "user_annotation", "gpu_user_annotation")
+
 REQUIRED = {
     "M": {"name", "pid", "tid", "args"},
     "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
@@ -124,11 +129,17 @@ def threads(name: str, folder: Path) -> dict[tuple[int, int], str]:
 
 
 def slices(name: str, folder: Path) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """The slices of every thread, by device and the thread's name."""
+    """The events of every stream, by device and the name of its thread."""
     named, found = threads(name, folder), defaultdict(list)
     for event in events(name, folder, "X"):
-        found[event["pid"], named[event["pid"], event["tid"]]].append(event)
+        if event["cat"] in ON_GPU:
+            found[event["pid"], named[event["pid"], event["tid"]]].append(event)
     return found
+
+
+def annotations(name: str, folder: Path, device: int, category: str) -> list[dict[str, Any]]:
+    """The annotations of a device, on its host or on its stream of kernels."""
+    return [e for e in events(name, folder, "X") if e["pid"] == device and e["cat"] == category]
 
 
 def end(event: dict[str, Any]) -> Decimal:
@@ -141,14 +152,16 @@ def end(event: dict[str, Any]) -> Decimal:
 @every_job
 def test_every_event_has_the_fields_of_the_format(name: str, folder: Path) -> None:
     document = trace(name, folder)
-    assert document["displayTimeUnit"] == "ms"
+    assert document["displayTimeUnit"] == "ms" and document["schemaVersion"] == 1
     for event in document["traceEvents"]:
         assert set(event) == REQUIRED[event["ph"]] | {"ph"}
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         if event["ph"] != "M":
             assert event["ts"] >= 0
         assert event.get("dur", 0) >= 0 and event.get("bp", "e") == "e"
-        assert event.get("cat") in (None, "action", "host", "send", *KINDS)
+        assert event.get("cat") in (None, "send", *ON_GPU, *ON_HOST)
+        if event.get("cat") in ON_GPU:
+            assert event["args"].keys() >= {"device", "context", "stream", "correlation", "kind", "op"}
 
 
 @every_job
@@ -167,8 +180,9 @@ def test_every_process_and_thread_has_a_name_and_a_place(name: str, folder: Path
 def test_threads_stand_in_one_order(folder: Path) -> None:
     named = threads("a real one", folder)
     shown = [name for (pid, _), name in sorted(named.items()) if pid == 0]
-    assert shown == ["actions", "host", "compute", "tensor", "data", "pipeline-forward", "pipeline-backward"]
-    assert {stream.partition("-")[0] for stream in THREADS[3:]} == set(FAMILIES)
+    streams = ["tensor", "data", "pipeline-forward", "pipeline-backward", RECEIVES]
+    assert shown == [HOST, COMPUTE, *streams]
+    assert {stream.partition("-")[0] for stream in THREADS[2:]} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +212,28 @@ def test_it_names_the_forecast_job(folder: Path) -> None:
     assert float(about["step_time_s"]) == report("1f1b").step_time
 
 
+def test_a_folder_has_the_trace_of_the_first_rank_of_every_stage(folder: Path) -> None:
+    written = write_rank_traces(report("a real one"), folder / "ranks")
+    assert [path.name for path in written] == ["rank-0.pt.trace.json.gz", "rank-8.pt.trace.json.gz"]
+    for device, path in enumerate(written):
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert f'"rank": {8 * device}, "world_size": 16' in text  # one line, with the space that HTA looks for
+        document = json.loads(text, parse_float=Decimal)
+        assert [one["name"] for one in document["deviceProperties"]] == ["h100-sxm"]
+        own = [event for event in document["traceEvents"] if event["ph"] == "X"]
+        assert own == [event for event in events("a real one", folder, "X") if event["pid"] == device]
+
+
+def test_collectives_name_their_groups(folder: Path) -> None:
+    found = [event["args"] for own in slices("a real one", folder).values() for event in own]
+    groups = {one["Process Group Name"]: one for one in found if "Process Group Name" in one}
+    assert groups["tp"]["Process Group Ranks"] in ("[0, 1, 2, 3]", "[8, 9, 10, 11]")
+    assert groups["tp"]["Process Group Description"] == "TENSOR_MODEL_PARALLEL_GROUP"
+    assert groups["dp"]["Process Group Ranks"] in ("[0, 4]", "[8, 12]") and groups["dp"]["Group size"] == 2
+    gathers = [one for one in found if one.get("Collective name") == "_allgather_base"]
+    assert gathers and all(one["Out msg nelems"] // one["Group size"] == one["In msg nelems"] for one in gathers)
+
+
 # --------------------------------------------------------------------------------------------- times
 
 
@@ -209,28 +245,72 @@ def test_slices_of_a_thread_do_not_overlap(name: str, folder: Path) -> None:
 
 
 @every_job
+def test_annotations_of_a_thread_nest(name: str, folder: Path) -> None:
+    on_thread = defaultdict(list)
+    for event in events(name, folder, "X"):
+        on_thread[event["tid"]].append(event)
+    for found in on_thread.values():
+        open_: list[Decimal] = []
+        for event in sorted(found, key=lambda one: (one["ts"], -one["dur"])):
+            while open_ and open_[-1] <= event["ts"]:
+                open_.pop()
+            assert not open_ or end(event) <= open_[-1]
+            open_.append(end(event))
+
+
+@every_job
 def test_the_last_slices_end_with_the_step(name: str, folder: Path) -> None:
     shown = events(name, folder, "X")
     host = [event for event in shown if event["name"] == "host: data, logging"]
     span, step = report(name).play.step.span, report(name).step_time
-    last = max(end(event) for event in shown if event not in host)
+    last = max(end(event) for event in shown if event["cat"] in ON_GPU)
     assert float(last) * 1e-6 == pytest.approx(span, rel=1e-9)
     assert len(host) == (report(name).play.program.devices if step > span else 0)
     assert all(event["ts"] == last for event in host)
     assert float(max(map(end, shown))) * 1e-6 == pytest.approx(step, rel=1e-9)
+    steps = [event for event in shown if event["name"] == "ProfilerStep#0"]
+    assert len(steps) == report(name).play.program.devices
+    assert all((event["ts"], end(event)) == (0, max(map(end, shown))) for event in steps)
 
 
 @every_job
 def test_every_op_is_one_slice_in_its_own_time(name: str, folder: Path) -> None:
     flat, times = report(name).play.step.flat, report(name).play.step.times
-    shown = slices(name, folder)
-    for (device, stream), queue in flat.queues.items():
-        numbers = [n for n in queue if flat.ops[n].work is not None]
-        found = shown[device, stream] if numbers else []
-        assert [event["name"] for event in found] == [flat.ops[n].name for n in numbers]
-        for event, n in zip(found, numbers, strict=True):
-            assert float(event["ts"]) * 1e-6 == pytest.approx(times.begin[n], abs=1e-9)
-            assert float(event["dur"]) * 1e-6 == pytest.approx(flat.seconds[n], abs=1e-9)
+    found = {event["args"]["correlation"] - 1: event for own in slices(name, folder).values() for event in own}
+    launched = [n for n, op in enumerate(flat.ops) if op.work is not None]
+    received = [len(flat.ops) + n for n, _, _ in flat.sent]
+    assert sorted(found) == [*launched, *sorted(received)]
+    sent = {n: receiver for n, _, receiver in flat.sent}
+    for number, event in found.items():
+        n = number % len(flat.ops)
+        assert event["pid"] == (flat.device[n] if number == n else sent[n])
+        assert event["args"]["op"] == flat.ops[n].name
+        if n not in sent:
+            assert event["name"] == name_kernel(flat.ops[n])
+        assert float(event["ts"]) * 1e-6 == pytest.approx(times.begin[n], abs=1e-9)
+        assert float(event["dur"]) * 1e-6 == pytest.approx(flat.seconds[n] + flat.latency[n], abs=1e-9)
+
+
+@every_job
+def test_every_kernel_has_a_launch_before_it(name: str, folder: Path) -> None:
+    kernels = [event for event in events(name, folder, "X") if event["cat"] in ON_GPU]
+    launches = {e["args"]["correlation"]: e for e in events(name, folder, "X") if e["cat"] == "cuda_runtime"}
+    operators = {e["args"]["External id"]: e for e in events(name, folder, "X") if e["cat"] == "cpu_op"}
+    assert len(launches) == len(operators) == len(kernels)
+    for kernel in kernels:
+        launch = launches[kernel["args"]["correlation"]]
+        assert launch["pid"] == kernel["pid"] and end(launch) <= kernel["ts"]
+        operator = operators[launch["args"]["External id"]]
+        assert operator["ts"] <= launch["ts"] and end(launch) <= end(operator)
+
+
+@every_job
+def test_streams_have_one_number_each(name: str, folder: Path) -> None:
+    numbers = defaultdict(set)
+    for (_, thread), found in slices(name, folder).items():
+        numbers[thread] |= {event["args"]["stream"] for event in found}
+    assert numbers[COMPUTE] == {7} and all(len(own) == 1 for own in numbers.values())
+    assert len(set.union(*numbers.values())) == len(numbers)
 
 
 @every_job
@@ -238,9 +318,9 @@ def test_categories_and_work_add_up(name: str, folder: Path) -> None:
     """Time by category and FLOPs of a device equal those of the program; a message counts on the sender."""
     program = report(name).play.program
     for device in range(program.devices):
-        own = [event for event in events(name, folder, "X") if event["pid"] == device and event["cat"] in KINDS]
+        own = [e for (d, _), found in slices(name, folder).items() if d == device for e in found]
         for i, kind in enumerate(KINDS):
-            seconds = sum(float(event["dur"]) for event in own if event["cat"] == kind) * 1e-6
+            seconds = sum(float(event["dur"]) for event in own if event["args"]["kind"] == kind) * 1e-6
             if kind not in ("pp", "host"):  # the host has slices of its own, one for each action
                 assert seconds == pytest.approx(program.sums[device, i, 0], abs=1e-9 * len(own))
         flops = sum(event["args"].get("FLOPs", 0) for event in own)
@@ -251,7 +331,7 @@ def test_categories_and_work_add_up(name: str, folder: Path) -> None:
 def test_every_action_is_one_slice_that_holds_its_kernels(name: str, folder: Path) -> None:
     table, shown = report(name).play.program.timetable, slices(name, folder)
     for device, order in enumerate(table.orders):
-        actions = shown[device, "actions"]
+        actions = annotations(name, folder, device, "gpu_user_annotation")
         kernels = defaultdict(list)
         for event in shown[device, COMPUTE]:
             kernels[event["args"]["action"]].append(event)
@@ -263,15 +343,16 @@ def test_every_action_is_one_slice_that_holds_its_kernels(name: str, folder: Pat
 
 @pytest.mark.parametrize("name", ["slow host", "slow host, one stage", "pairs"])
 def test_the_host_issues_every_op_before_it_begins(name: str, folder: Path) -> None:
-    program, shown = report(name).play.program, slices(name, folder)
+    program = report(name).play.program
     for device in range(program.devices):
-        issued = {event["args"]["action"]: event for event in shown[device, "host"] if "action" in event["args"]}
+        noted = annotations(name, folder, device, "user_annotation")
+        issued = {event["args"]["action"]: event for event in noted if "action" in event["args"]}
         hosted = [n for n, d in enumerate(report(name).play.step.flat.device) if d == device]
         hosted = [n for n in hosted if report(name).play.step.flat.issue[n]]
         assert sum(event["args"]["ops"] for event in issued.values()) == len(hosted)
         busy = sum(float(event["dur"]) for event in issued.values()) * 1e-6
         assert busy == pytest.approx(len(hosted) * program.host, rel=1e-6)
-        for event in shown[device, "actions"]:
+        for event in annotations(name, folder, device, "gpu_user_annotation"):
             # The first op, which may be no kernel, is issued ahead of all others; behind the last kernel comes a send.
             first = issued[event["name"]]["ts"] + Decimal(program.host * 1e6)
             assert event["ts"] >= first - Decimal("0.001")
@@ -294,7 +375,7 @@ def test_arrows_join_sends_and_waiting_ops(name: str, folder: Path) -> None:
         there = ends[number]
         send = at[begin["pid"], named[begin["pid"], begin["tid"]], begin["ts"]]
         reader = at[there["pid"], named[there["pid"], there["tid"]], there["ts"]]
-        assert send["args"]["work"] == "transfer" and send["name"] == f"send {begin['name']}"
+        assert send["args"]["work"] == "transfer" and send["name"] == f"ncclDevKernel_SendRecv(send {begin['name']})"
         assert (send["args"]["source"], send["args"]["target"]) == (begin["pid"], there["pid"])
         assert reader["ts"] >= end(send)
         stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]

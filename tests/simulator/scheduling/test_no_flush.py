@@ -402,7 +402,7 @@ def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "run.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert min(event["dur"] for event in events if event["ph"] == "X") >= 0
-    updates = [event for event in events if event.get("cat") == "action" and event["args"]["kind"] == "O"]
+    updates = [event for event in events if event.get("cat") == "gpu_user_annotation" and event["args"]["kind"] == "O"]
     assert len(updates) == sum(map(len, report.play.program.timetable.updates))
     timeline.draw(report, tmp_path / "timeline.png")
     memory.draw(report, tmp_path / "memory.png")

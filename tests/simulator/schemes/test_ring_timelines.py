@@ -12,7 +12,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun
 from simulator.ir.routing import slowest_rank
 from simulator.models.model import Model
-from simulator.report.trace import THREADS
+from simulator.report.tracing.lanes import THREADS
 from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
 from tests.contract.of_sequence import efficiency, of_family
 from tests.ideal_costs import IdealCosts

@@ -1,0 +1,87 @@
+"""The options ``--trace`` and ``--snapshot`` of `predict`: checks of their paths before any work, and the files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.console import check_folder, check_place, unwritable
+from hardware.errors import PlanError
+
+if TYPE_CHECKING:
+    from simulator.report.report import Report
+
+TRACES = (".json", ".json.gz")
+
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="PATH",
+        help="Write the step as a trace of torch's profiler, for Perfetto and HTA: one .json or .json.gz file, or "
+        "FOLDER/ with a file for each stage.",
+    ),
+]
+
+Snapshot = Annotated[
+    Path | None,
+    typer.Option(
+        "--snapshot",
+        metavar="FILE",
+        help="Write the memory of each stage as a snapshot of torch's allocator (.pickle) for pytorch.org/memory_viz.",
+    ),
+]
+
+
+def check_trace(given: str, job: Path) -> None:
+    """Raises PlanError, before any work, for a trace that cannot be written."""
+    path = Path(given)
+    if names_folder(given):
+        if path.exists() and not path.is_dir():
+            raise unwritable(path, "it is not a folder", "--trace")
+        check_folder(path, "--trace")
+        return
+    if not path.name.lower().endswith(TRACES):
+        remedy = f"Write {path.stem or 'trace'}.json.gz, or {path.stem or 'trace'}/ for a file of each stage"
+        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, given)
+    _check_file(path, "--trace", job)
+
+
+def check_snapshot(path: Path, job: Path) -> None:
+    """Raises PlanError, before any work, for a snapshot that cannot be written."""
+    if path.suffix.lower() not in (".pickle", ".pkl"):
+        remedy = f"Write {path.stem or 'memory'}.pickle"
+        raise PlanError("--snapshot", "a snapshot is written as .pickle", remedy, str(path))
+    _check_file(path, "--snapshot", job)
+
+
+def _check_file(path: Path, option: str, job: Path) -> None:
+    check_place(path, option)
+    if path.exists() and job.exists() and path.samefile(job):
+        raise unwritable(path, "it is the job", option)
+
+
+def names_folder(given: str) -> bool:
+    """Whether the path of a trace names a folder."""
+    return given.endswith(("/", os.sep)) or (Path(given).is_dir() and not given.lower().endswith(TRACES))
+
+
+def write_files(report: Report, trace: str | None, snapshot: Path | None) -> None:
+    """Writes the files of both options. Raises PlanError for one that cannot be written."""
+    if trace is not None:
+        from simulator.report.trace import write_rank_traces, write_trace
+
+        try:
+            (write_rank_traces if names_folder(trace) else write_trace)(report, trace)
+        except OSError as error:
+            raise unwritable(Path(trace), error.strerror or str(error), "--trace") from None
+    if snapshot is not None:
+        from simulator.report.tracing.memory_snapshot import write_snapshot
+
+        try:
+            write_snapshot(report, snapshot)
+        except OSError as error:
+            raise unwritable(snapshot, error.strerror or str(error), "--snapshot") from None

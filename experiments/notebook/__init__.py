@@ -1,0 +1,1 @@
+"""The interface for Python and notebooks: forecasts and sweeps as objects with tables, figures and HTML."""

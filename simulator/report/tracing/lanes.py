@@ -1,0 +1,108 @@
+"""Threads of a trace: which events lie on them, when the host has launched these, and how threads are called."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from simulator.ir.ops import COMPUTE
+from simulator.program.flatten import FlatProgram
+
+HOST, RECEIVES = "host", "pipeline-receive"
+
+THREADS = (
+    HOST,
+    COMPUTE,
+    "tensor",
+    "tensor-row",
+    "sequence",
+    "sequence-inner",
+    "expert",
+    "expert-fetch",
+    "expert-fetch-far",
+    "data",
+    "pipeline-forward",
+    "pipeline-backward",
+    "pipeline-moves",
+    "pipeline-sums",
+    "pipeline",
+    RECEIVES,
+    "memory",
+)
+"""Threads of every process from top to bottom. All but the first are streams; a family may have more of them."""
+
+
+def find_lanes(
+    flat: FlatProgram, begin: np.ndarray, arrive: np.ndarray
+) -> dict[tuple[int, str], list[tuple[int, bool]]]:
+    """By device and thread its events: (op instance, whether it is the receiving end of a message).
+
+    A message reaches its receiver some time after it has left the stream of its sender, so of two in a row the
+    second may begin before the first has ended: it then has a further thread (``pipeline-forward-2``).
+    """
+    own: dict[tuple[int, str], list[tuple[int, bool]]] = defaultdict(list)
+    for (device, stream), queue in flat.queues.items():
+        own[device, stream] = [(n, False) for n in queue if flat.ops[n].work is not None]
+    for number, _, receiver in flat.sent:
+        own[receiver, RECEIVES].append((number, True))
+    found: dict[tuple[int, str], list[tuple[int, bool]]] = {}
+    for (device, stream), events in own.items():
+        ends: list[int] = []
+        for number, receives in sorted(events, key=lambda event: begin[event[0]]):
+            place = next((i for i, end in enumerate(ends) if end <= begin[number]), len(ends))
+            ends[place:] = [int(arrive[number]), *ends[place + 1 :]]
+            lane = stream if not place else f"{stream}-{place + 1}"
+            found.setdefault((device, lane), []).append((number, receives))
+    return found
+
+
+def find_launches(flat: FlatProgram, begin: np.ndarray, ticks: Callable[[Any], np.ndarray], scale: int) -> np.ndarray:
+    """When the host has launched every op, in ticks.
+
+    The host launches the ops of a device in their order, each in its `issue`. What hooks launch takes no time of
+    its own. A host without launch times is as far ahead as the order allows: a launch then is no later than the
+    begin of any later op.
+    """
+    found, issue = begin.copy(), np.asarray(flat.issue)
+    owner = np.asarray(flat.device)
+    for device in range(max(flat.device, default=-1) + 1):
+        own = np.flatnonzero(owner == device)
+        if issue[own].any():
+            found[own] = np.minimum(ticks(np.cumsum(issue[own])), begin[own])
+        elif len(own):
+            ahead = np.minimum.accumulate(begin[own][::-1])[::-1]
+            found[own] = ahead // scale * scale  # to whole microseconds: some readers round to them
+    return found
+
+
+def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
+    """Indices of at most `most` samples: the first, and in every bin of equal length the largest and the last.
+
+    moments: times of the samples, ascending [s]. total: their values.
+    """
+    if len(moments) <= most:
+        return np.arange(len(moments))
+    bins = most // 2 - 1
+    width = (moments[-1] - moments[0]) / bins or 1.0
+    bin_of = np.minimum(((moments - moments[0]) / width).astype(int), bins - 1)
+    first = np.flatnonzero(np.diff(bin_of, prepend=-1))
+    last = np.append(first[1:], len(moments)) - 1
+    largest = [a + int(np.argmax(total[a : b + 1])) for a, b in zip(first, last, strict=True)]
+    return np.unique([0, *largest, *last])
+
+
+def describe_ranks(ranks: Iterable[int]) -> str:
+    """The ranks of a pipeline device in words; the device stands for all of them.
+
+    >>> describe_ranks(range(4, 8)), describe_ranks([0, 1, 4, 5, 8, 9])
+    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 6 ranks')
+    """
+    found = sorted(ranks)
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    if found[-1] - found[0] == len(found) - 1:
+        return f"ranks {found[0]} to {found[-1]}: {len(found)} ranks"
+    return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"

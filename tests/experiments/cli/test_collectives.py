@@ -1,0 +1,116 @@
+"""``meshcast collectives``: tables that the reader of nccl-tests reads back, with the times of the forecast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator import simulate
+from simulator.bridges import nccl_tests
+from simulator.ir.ops import Collective, Transfer
+from tests.experiments.cli.samples import run
+from validation.measurements.import_nccl_tests import import_nccl_tests
+
+JOB = """\
+model: {preset: llama3-8b, layers: 4}
+cluster: dgx-h100:2
+batch: {global: 16, micro: 1, sequence: 4096}
+plan: {tp: 4, pp: 2}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB, "utf-8")
+    return path
+
+
+def read_back(text: str, folder: Path) -> list[nccl_tests.Run]:
+    path = folder / "tables.txt"
+    path.write_text(text, "utf-8")
+    return nccl_tests.read(path)
+
+
+def test_tables_of_a_cluster_are_read_back(tmp_path: Path) -> None:
+    result = run("collectives", "--cluster", "dgx-h100:2", "-b", "1M", "-e", "64M", "-f", "4")
+    assert result.exit_code == 0, result.output
+    runs = read_back(result.stdout, tmp_path)
+    assert [one.operation for one in runs] == list(nccl_tests.OPERATIONS.values())
+    for one in runs:
+        assert (one.members, len(one.hosts), one.finished, one.clock) == (16, 2, True, "gpu")
+        assert [size.nbytes for size in one.sizes] == [1 << 20, 1 << 22, 1 << 24, 1 << 26]
+
+
+def test_imported_times_are_those_of_the_forecast(tmp_path: Path) -> None:
+    """The importer of measurements forecasts the same cluster by itself."""
+    result = run("collectives", "--cluster", "dgx-h100:2", "-b", "1M", "-e", "64M", "-f", "8")
+    (tmp_path / "tables.txt").write_text(result.stdout, "utf-8")
+    found = import_nccl_tests(tmp_path / "tables.txt", {"model": "gpt2-124m", "cluster": "dgx-h100:2"})
+    assert len(found.rows) == 3 * 2 * len(nccl_tests.OPERATIONS)
+    for row in found.rows:
+        assert row.samples[0] == pytest.approx(row.forecasts["catalog"].value, rel=2e-3)  # of two decimals
+
+
+def test_rates_follow_from_sizes_and_times() -> None:
+    factors = {"all_reduce": 2 * 7 / 8, "broadcast": 1.0, "send_recv": 1.0}
+    answer = json.loads(run("collectives", "--cluster", "dgx-h100:1", "-b", "8M", "-e", "8M", "--json").stdout)
+    for table in answer["tables"]:
+        (row,) = table["rows"]
+        assert row["algbw_gb_per_s"] == pytest.approx((8 << 20) / row["time_us"] / 1e3)
+        factor = factors.get(table["operation"], 7 / 8)
+        assert row["busbw_gb_per_s"] == pytest.approx(factor * row["algbw_gb_per_s"])
+
+
+def test_the_count_is_of_a_rank_where_it_is_in_nccl_tests(tmp_path: Path) -> None:
+    text = run("collectives", "--cluster", "dgx-h100:1", "-b", "8M", "-e", "8M").stdout
+    counts = [int(line.split()[1]) for line in text.splitlines() if line and not line.startswith("#")]
+    whole, share = (8 << 20) // 4, (8 << 20) // 4 // 8
+    assert counts == [whole, share, share, share, whole, whole]
+
+
+def test_tables_of_a_job_hold_its_communication(job: Path, tmp_path: Path) -> None:
+    report = simulate(job)
+    flat = report.play.step.flat
+    for stage in (0, 1):
+        answer = json.loads(run("collectives", job, "--stage", stage, "--json").stdout)
+        ops = [(n, op.work) for n, op in enumerate(flat.ops) if flat.device[n] == stage]
+        wanted = sum(flat.seconds[n] + flat.latency[n] for n, work in ops if isinstance(work, Collective | Transfer))
+        rows = [row for table in answer["tables"] for row in table["rows"]]
+        assert sum(row["step_s"] for row in rows) == pytest.approx(wanted)
+        groups = {(table["operation"], *table["axes"]): table["ranks"] for table in answer["tables"]}
+        assert groups["all_gather", "tp"] == [8 * stage + rank for rank in range(4)]
+        assert groups["all_gather", "dp"] == [8 * stage, 8 * stage + 4]
+    runs = read_back(run("collectives", job, "--stage", 0).stdout, tmp_path)
+    assert {one.operation for one in runs} >= {"all_gather", "reduce_scatter", "send_recv"}
+    messages = next(one for one in runs if one.operation == "send_recv")
+    assert messages.places == ((0, 0), (1, 0))
+
+
+def test_only_some_operations(job: Path) -> None:
+    answer = json.loads(run("collectives", job, "--operation", "all_gather", "--json").stdout)
+    assert {table["operation"] for table in answer["tables"]} == {"all_gather"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "it takes either a JOB or --cluster"),
+        (("job.yaml", "--cluster", "dgx-h100:1"), "it takes either a JOB or --cluster"),
+        (("--cluster", "dgx-h100:1", "--operation", "all_redice"), "Did you mean 'all_reduce'"),
+        (("--cluster", "dgx-h100:1", "--gpus", "9"), "dgx-h100:1 has 8 GPUs"),
+        (("--cluster", "dgx-h100:1", "-b", "8x"), "a size is a number of bytes"),
+        (("--cluster", "dgx-h100:1", "-b", "8G", "-e", "8"), "a range of sizes goes up"),
+        (("--cluster", "dgx-h100:1", "-f", "1"), "by a factor of 2"),
+    ],
+)
+def test_mistakes_are_explained(words: tuple[str, ...], said: str) -> None:
+    result = run("collectives", *words)
+    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_stage_that_is_not_there(job: Path) -> None:
+    result = run("collectives", job, "--stage", "2")
+    assert result.exit_code == 2 and "the plan has stages 0 to 1" in result.stderr

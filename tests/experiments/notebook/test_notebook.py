@@ -1,0 +1,112 @@
+"""Reports, sweeps and searches in Python: their tables, figures and HTML."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from matplotlib.figure import Figure
+
+import meshcast
+import simulator
+from experiments.pages.forecast import page, render
+from meshcast import MeshcastError, search, simulate, sweep
+
+JOB: dict[str, Any] = {
+    "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128},
+    "cluster": "dgx-h100:1",
+    "batch": {"global": 16, "micro": 1},
+    "plan": {"tp": 2, "pp": 2},
+}
+SWEEP: dict[str, Any] = {"job": JOB, "vary": {"plan.tp": [1, 2, 3], "batch.micro": [1, 2]}}
+
+
+@pytest.fixture(scope="module")
+def report() -> meshcast.Report:
+    return simulate(JOB)
+
+
+class Text(HTMLParser):
+    """Collects the text of a page, and its tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.tags = "", list[str]()
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+
+def test_it_is_the_forecast_of_the_simulator(report: meshcast.Report) -> None:
+    plain = simulator.simulate(JOB)
+    assert isinstance(report, meshcast.Report) and isinstance(report, simulator.Report)
+    assert report.to_dict() == plain.to_dict()
+    assert report.breakdown.parts == plain.breakdown.parts and report.breakdown.hidden == plain.breakdown.hidden
+    assert repr(report) == repr(plain)
+
+
+def test_html_is_the_page_of_predict(report: meshcast.Report) -> None:
+    found = Text(report._repr_html_())
+    lines = [line.rstrip() for line in found.text.splitlines()]
+    assert lines == render(page(report)).splitlines()
+    assert set(found.tags) == {"pre", "code", "span"}
+
+
+def test_html_escapes_names() -> None:
+    odd = {**JOB, "model": {**JOB["model"], "name": "<script>alert(1)</script>\x1b[31m"}}
+    html = simulate(odd)._repr_html_()
+    assert "<script" not in html and "&lt;script&gt;" in html and "\x1b" not in html
+
+
+def test_a_frame_has_the_columns_and_values_of_a_sweep(report: meshcast.Report) -> None:
+    rows = sweep({"job": JOB, "vary": {"plan.tp": [2]}}, workers=1).to_frame()
+    own = report.to_frame()
+    assert len(own) == 1
+    shared = [name for name in rows.columns if name not in ("index", "plan.tp", "reason")]
+    assert set(shared) <= set(own.columns)
+    pandas.testing.assert_frame_equal(own[shared], rows[shared], check_dtype=False)
+    assert len(pandas.concat([own, own])) == 2
+
+
+@pytest.mark.parametrize("name", ["timeline", "memory", "breakdown"])
+def test_figures(report: meshcast.Report, name: str, tmp_path: Path) -> None:
+    figure = getattr(report, name)()
+    assert isinstance(figure, Figure) and figure.axes
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # what IPython asks for
+    figure.savefig(tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text("utf-8")
+
+
+def test_a_sweep_in_memory_and_in_a_file(tmp_path: Path) -> None:
+    kept = sweep(SWEEP, workers=1)
+    written = sweep(SWEEP, tmp_path / "rows.parquet", workers=1)
+    pandas.testing.assert_frame_equal(kept.to_frame(), written.to_frame())
+    pandas.testing.assert_frame_equal(kept.to_frame(), pandas.read_parquet(tmp_path / "rows.parquet"))
+    assert kept.fields == ("plan.tp", "batch.micro") and kept.summary["out"] == "in memory"
+    assert kept.summary["status"] == written.summary["status"] == {"fits": 4, "does-not-fit": 0, "invalid": 2}
+    assert re.search(r"6 points: 4 fit", Text(kept._repr_html_()).text) and "6 points, 4 fit" in repr(kept)
+    del kept.to_frame()["status"]
+    assert "status" in kept.to_frame()
+
+
+def test_a_search_gives_reports_that_draw(tmp_path: Path) -> None:
+    found = search({**JOB, "plan": {"tp": [1, 2], "pp": [1, 2]}}, top=2, workers=1)
+    frame = found.to_frame()
+    assert list(frame["plan.tp"]) == [plan.changes["plan.tp"] for plan in found.best]
+    assert list(frame.step_time_s) == [plan.report.step_time for plan in found.best]
+    assert isinstance(found.best[0].report, meshcast.Report)
+    assert isinstance(found.best[0].report.timeline(), Figure)
+    assert "<table" in found._repr_html_() and len(frame) == len(found.best)
+
+
+def test_a_wrong_sweep_is_refused() -> None:
+    with pytest.raises(MeshcastError, match="vary"):
+        sweep({"job": JOB, "vary": {}}, workers=1)
