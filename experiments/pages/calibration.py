@@ -257,7 +257,7 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
-    from experiments.plots import calibration as plots
+    from experiments.plots.measured import calibration as plots
 
     figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
     for name, path in files.items():

@@ -151,7 +151,7 @@ def new_table(first: str) -> Table:
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path]) -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots import measurements
+        from experiments.plots.measured import measurements
 
         path.parent.mkdir(exist_ok=True)
         measurements.draw(answer["rows"], path)

@@ -462,7 +462,7 @@ def draw_plots(answer: dict[str, Any], files: dict[str, Path]) -> None:
     """
     if not files:
         return
-    from experiments.plots import published as plots
+    from experiments.plots.measured import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():

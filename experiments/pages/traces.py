@@ -60,7 +60,7 @@ def page(found: Comparison) -> RenderableType:
 def draw_plots(found: Comparison, files: Mapping[str, Path]) -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots import traces
+        from experiments.plots.measured import traces
 
         path.parent.mkdir(exist_ok=True)
         traces.draw(found, path)
