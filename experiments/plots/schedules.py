@@ -17,7 +17,18 @@ from experiments.plots import style
 from experiments.plots.gantt.bars import GAP, LANE, LANES, Panel, bar_height, draw_panel, left_margin
 from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
 from experiments.plots.gantt.rows import Row, choose_rows, measure_occupation, replay_rows, report_rows
-from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, note_height, save, space_ticks, time_unit, wrap_text
+from experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    make_heading,
+    note_height,
+    save,
+    space_ticks,
+    text_width,
+    time_unit,
+    wrap_text,
+)
 from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_seconds
 from validation.pipelines.cases import ScheduleReplay
@@ -44,7 +55,9 @@ class ShownSchedule(NamedTuple):
     devices: int
 
 
-def draw(shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Path, width: style.Width = "page") -> None:
+def draw(
+    shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Path, width: style.Width = "page"
+) -> None:
     """Draws schedules to a .png or .svg file. Raises OSError if it cannot be written.
 
     slots: whether the time is in slots, of a forward pass each, and not in seconds.
@@ -53,13 +66,14 @@ def draw(shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Pa
 
 
 def show_replay(name: str, run: ScheduleReplay, most: int = 32) -> ShownSchedule:
-    """A schedule that was played in slots. most: largest number of rows."""
-    begins, ends = ([time for times in both for time in times] for both in (run.begin, run.end))
-    unit = min((end - begin for begin, end in zip(begins, ends, strict=True) if end > begin), default=1.0)
+    """A schedule that was played with F, B and W of a slot each. most: largest number of rows.
+
+    A slot is the time of all layers of a device, so schedules of several chunks a device have the same work as others.
+    """
     shape, bubble = run.table.shape, 1 - sum(run.busy) / len(run.busy) / run.makespan
-    rows = replay_rows(run, unit, choose_rows(shape.p, most))
-    notes = f"{run.makespan / unit:,.6g} slots, bubble {bubble:.1%}, activations of {max(run.in_flight('B'))} chunks held"
-    return ShownSchedule(name, rows, run.makespan / unit, notes, shape.p)
+    rows = replay_rows(run, 1.0, choose_rows(shape.p, most))
+    notes = f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {max(run.in_flight('B'))} chunks held"
+    return ShownSchedule(name, rows, run.makespan, notes, shape.p)
 
 
 def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
@@ -68,7 +82,8 @@ def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
     rows = report_rows(report, choose_rows(devices, most))
     found, share = measure_occupation(rows, span), report.breakdown.parts["bubble"] / report.step_time
     notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest device {share:.1%}"]
-    notes += [f"no kernel computes {found.waiting + found.between:.1%} of the time of all", *describe_plan(report.play.plan)]
+    notes += [f"no kernel computes {found.waiting + found.between:.1%} of the time of all"]
+    notes += describe_plan(report.play.plan)
     return ShownSchedule(name, rows, span, ", ".join(notes), devices)
 
 
@@ -80,9 +95,10 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     chunks = max(int(row.chunk.max(initial=0)) + 1 for row in rows)
     entries = legend_entries(rows, lanes, chunks, waits=any(len(row.waits) for row in rows))
     heading = make_heading(title)
-    note = "Numbers: micro-batch. White: idle, up to the line at the end of the schedule."
+    note = "Numbers, where there is room: micro-batch. White: idle, up to the line at the end of the schedule."
     if slots:
-        note += " F, B and W last a slot each, a whole backward pass two; bubble: idle time of all devices."
+        note += " A slot is a forward pass of all layers of a device; backward takes one for inputs and one "
+        note += "for weights. Bubble: idle time of all devices up to the end."
     if chunks > 1:
         note += " Shades: chunks of a device, the first one dark."
     wide = style.layout_width() - left_margin(rows) - 0.12
@@ -92,8 +108,8 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     room = style.layout_height() - heading.bottom - foot - sum(above)
     numbers, counts, bar = _choose_bars(shown, room, lanes)
     panels = [
-        Panel(0.0, span, [one.rows[i] for i in choose_rows(len(one.rows), count)], bar, numbers, lanes if numbers else ())
-        for one, count in zip(shown, counts, strict=True)
+        Panel(0.0, span, chosen, bar, numbers, lanes if numbers else ())
+        for chosen in ([one.rows[i] for i in choose_rows(len(one.rows), n)] for one, n in zip(shown, counts, strict=True))
     ]
     height = heading.bottom + sum(above) + sum(panel.height for panel in panels) + foot
     sheet = Sheet(height - 0.1)
@@ -138,15 +154,14 @@ def _choose_bars(shown: Sequence[ShownSchedule], room: float, lanes: Sequence[st
 
 def _write_caption(sheet: Sheet, y: float, lines: Sequence[str], one: ShownSchedule, drawn: int) -> None:
     """Writes the name of a schedule in bold, and its notes behind it."""
-    from experiments.plots.sheet import text_width
-
     more = f" ({drawn} of {one.devices} devices)" if drawn < one.devices else ""
     looks: dict[str, Any] = {"fontsize": style.SMALL}
     for i, line in enumerate(lines):
         given = line + (more if i == len(lines) - 1 else "")
         if i == 0 and line.startswith(one.name):
             sheet.text(EDGE, y, one.name, fontweight="bold", **looks)
-            sheet.text(EDGE + text_width(one.name, style.SMALL, True) + 0.02, y, given[len(one.name) :], color=style.FAINT, **looks)
+            x = EDGE + text_width(one.name, style.SMALL, True)
+            sheet.text(x, y, given.removeprefix(one.name), color=style.FAINT, **looks)
         else:
             sheet.text(EDGE, y, given, color=style.FAINT, **looks)
         y += LINE

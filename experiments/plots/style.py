@@ -144,7 +144,7 @@ def contrast(colour: RGB, other: RGB = (1.0, 1.0, 1.0)) -> float:
 
 def ink_on(colour: RGB) -> str:
     """Black or white, whichever is readable on `colour`."""
-    return "white" if luminance(colour) < 0.30 else "black"
+    return "white" if luminance(colour) < 0.25 else "black"
 
 
 def metadata(path: str) -> dict[str, Any]:

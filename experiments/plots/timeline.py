@@ -124,7 +124,7 @@ def describe_idle(found: Occupation, chunks: int) -> list[str]:
         "include exposed communication, and the time in which faster devices wait."
     )
     shades = f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)." if chunks > 1 else ""
-    return [f"Numbers: micro-batch.{shades}", given]
+    return [f"Numbers, where there is room: micro-batch.{shades}", given]
 
 
 def _longest(waits: np.ndarray) -> float:
@@ -205,7 +205,7 @@ def _tall(room: float, rows: int, more: float) -> float:
 
 def _label_panel(axes: Any, panel: Panel, devices: int) -> None:
     """Writes the axis of time, letter and words of a panel, and how many devices it shows."""
-    scale, unit = time_unit(panel.stop)
+    unit = time_unit(panel.stop)[1]
     low, high = axes.get_xlim()
     axes.tick_params(axis="x", length=2.5, pad=2)
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")

@@ -115,7 +115,7 @@ def computing_pieces(begin: float, end: float, waits: np.ndarray, least: float) 
 
 def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | None = None) -> None:
     """Draws one panel. unit: units of the axis per second, and their name; those of the time if None."""
-    scale, word = unit or time_unit(panel.stop)
+    scale = (unit or time_unit(panel.stop))[0]
     start, stop, rows = panel.start * scale, panel.stop * scale, panel.rows
     inches = axes.get_position().width * axes.figure.get_size_inches()[0]
     tall = panel.bar / panel.row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ def _find_pieces(ops: Any, seconds: Any) -> _Pieces:
         if ops[i].phase == "R":
             joined = runs and runs[-1][1] == before
             runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
-    gaps = np.array([*zip(own, own[1:], strict=False)], dtype=int).reshape(-1, 2)
+    gaps = np.array([*pairwise(own)], dtype=int).reshape(-1, 2)
     return _Pieces([(own[0], own[-1])] if own else [], gaps, runs)
 
 
