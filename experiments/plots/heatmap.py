@@ -1,8 +1,8 @@
 """Heatmap of a sweep over two of its fields: each cell shows the best plan with that pair of values.
 
 The best plan is chosen among those that fit in memory, by the figure that is drawn; fields in which the plans of a cell
-differ are written below its value. A cell without a value says why: no plan fits (with the least memory that one needs),
-all plans break a rule, or the sweep has none; `explain_cell` gives the reasons in full.
+differ are written below its value. A cell without a value says why: no plan fits (with the least memory that one
+needs), all plans break a rule, or the sweep has none; `explain_cell` gives the reasons in full.
 """
 
 from __future__ import annotations

@@ -247,7 +247,16 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
         at = 0.0
         for name, nbytes in bar.by.items():
             wide = nbytes / GIB
-            axes.barh(y, wide, tall, at, facecolor=COLOURS[name], hatch=HATCHES.get(name, ""), edgecolor="white", linewidth=0.3)
+            axes.barh(
+                y,
+                wide,
+                tall,
+                at,
+                facecolor=COLOURS[name],
+                hatch=HATCHES.get(name, ""),
+                edgecolor="white",
+                linewidth=0.3,
+            )
             words = f"{wide:.1f}"
             clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
             if clear * inches > text_width(words) + 0.08 and row * tall > 0.1:

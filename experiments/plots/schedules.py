@@ -109,7 +109,9 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     numbers, counts, bar = _choose_bars(shown, room, lanes)
     panels = [
         Panel(0.0, span, chosen, bar, numbers, lanes if numbers else ())
-        for chosen in ([one.rows[i] for i in choose_rows(len(one.rows), n)] for one, n in zip(shown, counts, strict=True))
+        for chosen in (
+            [one.rows[i] for i in choose_rows(len(one.rows), n)] for one, n in zip(shown, counts, strict=True)
+        )
     ]
     height = heading.bottom + sum(above) + sum(panel.height for panel in panels) + foot
     sheet = Sheet(height - 0.1)

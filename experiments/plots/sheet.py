@@ -149,7 +149,9 @@ def space_ticks(axes: Any, write: Callable[[float], str]) -> None:
     low, high = axes.get_xlim()
     inches = axes.get_position().width * axes.figure.get_size_inches()[0]
     for most in range(9, 1, -1):
-        ticks = [tick for tick in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= tick <= high]
+        ticks = [
+            tick for tick in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= tick <= high
+        ]
         widest = max((text_width(write(tick)) for tick in ticks), default=0.0)
         if not ticks or (high - low) * (widest + 0.12) <= (ticks[1] - ticks[0] if len(ticks) > 1 else high) * inches:
             break

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-import matplotlib
-
 Width = Literal["column", "page", "slide"]
 """What a plot is made for: a column of a paper, the full width of its page, a slide."""
 
@@ -94,12 +92,16 @@ def settings(width: Width = "page") -> Any:
 
 def layout_width() -> float:
     """Width of the layout of the plot that is being made [in]."""
-    return float(matplotlib.rcParams["figure.figsize"][0])
+    from matplotlib import rcParams
+
+    return float(rcParams["figure.figsize"][0])
 
 
 def layout_height() -> float:
     """Height that a plot of rows should keep to [in]."""
-    return float(matplotlib.rcParams["figure.figsize"][1])
+    from matplotlib import rcParams
+
+    return float(rcParams["figure.figsize"][1])
 
 
 def is_narrow() -> bool:
