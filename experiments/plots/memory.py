@@ -262,8 +262,8 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
             if clear * inches > text_width(words) + 0.08 and row * tall > 0.1:
                 ink = style.ink_on(style.rgb(COLOURS[name]))
                 patch = {"facecolor": COLOURS[name], "edgecolor": "none", "pad": 0.3}
-                place = at + clear / 2, y
-                axes.text(*place, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink, bbox=patch)
+                spot = at + clear / 2, y
+                axes.text(*spot, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink, bbox=patch)
             at += wide
         for nbytes, looks in ((bar.fragmentation, FRAGMENTATION), (bar.context, CONTEXT)):
             axes.barh(y, nbytes / GIB, tall, at, **looks)
