@@ -116,9 +116,9 @@ def memory(report: Report) -> Figure:
         if len(everyone) > 1:
             verdict += f"; {len(over)} of {len(everyone)} devices are too full"
     heading = make_heading(title, describe_plan(report.play.plan))
-    told = wrap_text(verdict, style.layout_width() - 2 * EDGE, style.TEXT, bold=bool(over))
+    verdict_lines = wrap_text(verdict, style.layout_width() - 2 * EDGE, style.TEXT, bold=bool(over))
     tall = TALL if style.layout_height() > 6 else LOW
-    first = heading.bottom - 0.06 + LINE * len(told) + 0.36
+    first = heading.bottom - 0.06 + LINE * len(verdict_lines) + 0.36
     room = style.layout_height() - first - 0.62 - tall - 0.9
     shown = [everyone[d] for d in choose_devices(len(everyone), full.device, min(ROWS, int(room / LEAST_ROW)))]
     row = min(0.34, max(LEAST_ROW, min(3.0, room) / len(shown)))
@@ -131,7 +131,7 @@ def memory(report: Report) -> Figure:
     keys = second + tall + 0.26
     sheet = Sheet(keys + legend_height(entries) + 0.06)
     sheet.head(heading)
-    for i, line in enumerate(told):
+    for i, line in enumerate(verdict_lines):
         looks: dict[str, Any] = {"color": RED, "fontweight": "bold"} if over else {"color": style.FAINT}
         sheet.text(EDGE, heading.bottom - 0.06 + LINE * i, line, **looks)
 

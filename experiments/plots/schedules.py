@@ -102,7 +102,7 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     if chunks > 1:
         note += " Shades: chunks of a device, the first one dark."
     wide = style.layout_width() - left_margin(rows) - 0.12
-    captions = [wrap_text(f"{one.name}: {one.notes}", style.layout_width() - 2 * EDGE, style.SMALL) for one in shown]
+    captions = [_break_caption(one) for one in shown]
     above = [LINE * len(lines) + 0.1 for lines in captions]
     foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     room = style.layout_height() - heading.bottom - foot - sum(above)
@@ -137,6 +137,12 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     draw_legend(sheet, entries, at + AXIS)
     sheet.note(at + AXIS + legend_height(entries) + LINE - 0.03, note)
     return sheet.figure
+
+
+def _break_caption(one: ShownSchedule) -> list[str]:
+    """Breaks name and notes of a schedule into lines, with room for the number of devices."""
+    room = style.layout_width() - 2 * EDGE - text_width(f" ({one.devices} of {one.devices} devices)")
+    return wrap_text(f"{one.name}: {one.notes}", room, style.SMALL)
 
 
 def _choose_bars(shown: Sequence[ShownSchedule], room: float, lanes: Sequence[str]) -> tuple[bool, list[int], float]:

@@ -112,6 +112,7 @@ def wrap_words(parts: Sequence[str]) -> list[str]:
 
 def wrap_text(words: str, room: float, size: float = style.SMALL, bold: bool = False) -> list[str]:
     """Breaks text into lines of a width; a word that is too long for it is cut. room: that width [in]."""
+    room -= 0.05  # type is a little wider on coarse screens
     lines: list[str] = []
     for word in words.split():
         longer = f"{lines[-1]} {word}" if lines else word

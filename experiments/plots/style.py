@@ -6,7 +6,7 @@ Most hues are those of Okabe and Ito (2008), "Color Universal Design"; each has 
 hatches (`HATCHES`). No information is in the hue alone: position, number or label has it too.
 
 A plot is laid out in inches of the width that it is made for (`WIDTHS`). A slide is laid out smaller than it is and
-enlarged as a whole when it is written (`Paper.zoom`), so its type and lines grow with it.
+enlarged as a whole when it is written (`SheetSize.zoom`), so its type and lines grow with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Width = Literal["column", "page", "slide"]
 """What a plot is made for: a column of a paper, the full width of its page, a slide."""
 
 
-class Paper(NamedTuple):
+class SheetSize(NamedTuple):
     """The sheet that a plot is made for.
 
     width: of the finished plot [in].
@@ -33,10 +33,10 @@ class Paper(NamedTuple):
 PAGE = 7.0
 """Width of a plot for a page [in]: the text of an ACM paper; IEEE has 7.16."""
 
-WIDTHS: dict[Width, Paper] = {
-    "column": Paper(3.33, 8.5),
-    "page": Paper(PAGE, 9.0),
-    "slide": Paper(13.33, 7.5, 1.75),
+WIDTHS: dict[Width, SheetSize] = {
+    "column": SheetSize(3.33, 8.5),
+    "page": SheetSize(PAGE, 9.0),
+    "slide": SheetSize(13.33, 7.5, 1.75),
 }
 """Papers: a column of ACM and USENIX papers (IEEE 3.5 in), a page, a slide of 16 to 9."""
 

@@ -174,15 +174,29 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int, lanes: Sequence
     low = min(0.2, max(0.03, WHOLE_SHARE * room / len(rows) - 0.03))
     whole = Panel(0.0, span, rows, low, False)
     left = (room - whole.height - AXIS - 0.15) / (1 if beside else 2) - AXIS - CAPTION
-    shown = [rows[i] for i in choose_rows(len(rows), int(left / (least + more)))]
-    bar = max(least, _tall(left, len(shown), more))
+    most = int(left / (least + more))
+    begin, end = choose_busy(rows, 0.0, reach, most), choose_busy(rows, span - reach, span, most)
+    bar = max(least, _tall(left, max(len(begin), len(end)), more))
     drains = "cool-down and optimizer" if "O" in first.kind else "cool-down"
     begins, ends = ("warm-up", drains) if stages > 1 else ("start", "end")
     return [
         whole,
-        Panel(0.0, reach, shown, bar, True, lanes, "a", begins),
-        Panel(span - reach, span, shown, bar, True, lanes, "b", ends),
+        Panel(0.0, reach, begin, bar, True, lanes, "a", begins),
+        Panel(span - reach, span, end, bar, True, lanes, "b", ends),
     ]
+
+
+def choose_busy(rows: Sequence[Row], start: float, stop: float, most: int) -> list[Row]:
+    """At most `most` rows for a window of time [s], evenly spaced among those with a pass in it, or among all."""
+    if len(rows) <= most:
+        return list(rows)
+    busy = [
+        row
+        for row in rows
+        if any(kind != "O" and a < stop and b > start for kind, a, b in zip(row.kind, row.begin, row.end, strict=True))
+    ]
+    chosen = busy if len(busy) > 1 else list(rows)
+    return [chosen[i] for i in choose_rows(len(chosen), most)]
 
 
 def usual_pass(rows: Sequence[Row]) -> float:

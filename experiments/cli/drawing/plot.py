@@ -77,7 +77,7 @@ def plot(
         }  # fmt: skip
         paper = choose_width(width, what)
         if what not in KINDS:
-            if names or (not Path(what).exists() and not Path(what).suffix):
+            if names or (Path(what).name == what and not Path(what).suffix and not Path(what).exists()):
                 known = [*KINDS, "a Parquet file"]
                 raise PlanError("KIND", "there is no plot of this kind", nearest(what, known), what)
             _refuse_others(given, SWEPT, "a sweep")

@@ -22,7 +22,7 @@ from validation.calibration.tables.summary import SCORED, Goals, cells, figures,
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.GREY)
 ROW = 0.165
 """Height of a line of the plot of errors [in]."""
-COUNT = 0.78
+COUNT = 0.98
 """Room right of the axes for errors beyond their end and the number of rows [in]."""
 END = 0.5
 """Largest error on the axis; a bar to a larger one ends in an arrow with its value."""

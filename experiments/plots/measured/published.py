@@ -6,6 +6,7 @@ Every source has its own colour and marker; whiskers are 90 % intervals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def compare_dots(dots: Sequence[Dot], what: str, unit: str, of: int) -> Figure:
         axes.set_xscale("log")
         axes.set_xlim(*ends)
         axes.spines["left"].set_visible(True)
-        _format_axis(axes.xaxis, ends)
+        _format_axis(axes.xaxis, ends, axes.get_position().width * sheet.width)
         axes.set_xlabel(f"measured [{unit}]", labelpad=2)
     first.set_ylabel(f"forecast [{unit}]", labelpad=2)
     second.set_ylabel("forecast over measured", labelpad=2)
@@ -164,7 +165,7 @@ def _axis_ends(values: Sequence[float]) -> tuple[float, float]:
 def _draw_diagonal(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], ends: tuple[float, float]) -> None:
     axes.set_yscale("log")
     axes.set_ylim(*ends)
-    _format_axis(axes.yaxis, ends)
+    _format_axis(axes.yaxis, ends, axes.get_position().height * axes.figure.get_size_inches()[1])
     for band in BANDS:
         edges = [[end * (1 - band) for end in ends], [end * (1 + band) for end in ends]]
         axes.fill_between(ends, *edges, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
@@ -203,13 +204,25 @@ def _draw_dots(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]],
         axes.scatter(x, y, s=11, linewidths=0.3, edgecolors="white", clip_on=False, zorder=3, **look)
 
 
-def _format_axis(axis: Any, ends: tuple[float, float]) -> None:
-    """Formats a logarithmic axis: ticks at 1, 2 and 5 of every decade, more on short axes."""
-    subs = (1.0, 2.0, 5.0) if ends[1] / ends[0] > 12 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+def _format_axis(axis: Any, ends: tuple[float, float], room: float) -> None:
+    """Formats a logarithmic axis: ticks at 1, 2 and 5 of every decade, more on short axes, fewer without room.
+
+    room: length of the axis [in].
+    """
+    decades = math.log10(ends[1] / ends[0])
+    subs: tuple[float, ...] = (1.0,)
+    if room / decades > 2.2:
+        subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    elif room / decades > 1.0:
+        subs = (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=max(2, int(room / 0.5)) if subs == (1.0,) else None))
+    axis.set_major_formatter(FuncFormatter(_write_value))
     axis.set_minor_locator(LogLocator(subs=()))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _write_value(value: float, _: Any) -> str:
+    return f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}"
 
 
 def _draw_key(sheet: Sheet, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], place: Places) -> None:

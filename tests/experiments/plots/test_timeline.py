@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 
+from experiments.plots import style
 from simulator import simulate
 from simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
 
@@ -24,7 +26,7 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from experiments.plots.timeline import device_row
+    from experiments.plots.gantt.rows import device_row
 
     times = report.play.step.times
     return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
@@ -44,14 +46,14 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
 
 
 def test_the_loss_of_a_batch_is_drawn_between_its_phases() -> None:
-    from experiments.plots.timeline import legend_entries
+    from experiments.plots.gantt.legend import legend_entries
 
     plan = {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 6}, {"dp": 2}]}
     batch = {"global": 48, "microbatches": 2}
     report = simulate({"model": "clip-vit-l-14", "cluster": "dgx-a100:1", "batch": batch, "plan": plan})
     for row in rows(report):
         assert [kind for kind in row.kind if kind != "O"] == ["N", "N", "Y", "Z", "F", "BW", "F", "BW"]
-    words = [words for words, _ in legend_entries(rows(report), [], 1)]
+    words = [entry.words for entry in legend_entries(rows(report), [], 1)]
     assert "loss of the batch" in words and "forward, output alone" in words
 
 
@@ -81,7 +83,7 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from experiments.plots.timeline import busy_share
+    from experiments.plots.gantt.rows import busy_share
 
     edges = np.linspace(0, 10, 41)
     share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
@@ -93,13 +95,12 @@ def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
     from experiments.plots.timeline import choose_panels
 
     span = report.play.step.span
-    assert [panel.numbers for panel in choose_panels(rows(report), span, 4)] == [True]
-    assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4)] == ["", "a", "b"]
+    with matplotlib.rc_context(style.RC):
+        assert [panel.numbers for panel in choose_panels(rows(report), span, 4, ["tp"], 7.0)] == [True]
+        assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4, ["tp"], 7.0)] == ["", "a", "b"]
 
 
 def test_shades_are_distinct_and_take_text() -> None:
-    from experiments.plots import style
-
     tones = style.shades(style.BLUE, 5)
     assert len(set(tones)) == 5 and tones == sorted(tones)
     assert style.ink_on(tones[0]) == "white" and style.ink_on(tones[-1]) == "black"
