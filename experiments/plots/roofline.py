@@ -119,7 +119,7 @@ def roofline(report: Report, found: StepRoofline) -> Figure:
     foot = LINE * per_column + note_height(note) + 0.2
     panels = 2 if network else 1
     rows = panels if narrow else 1
-    high = min(HIGH, (style.layout_height() - heading.bottom - foot) / rows - AXIS - 0.1)
+    high = min(HIGH, (style.layout_height() - heading.bottom - foot) / rows - AXIS - 0.34)
     block = high + AXIS + (0.24 if rows > 1 else 0.0)
     sheet = Sheet(heading.bottom + block * rows + foot)
     sheet.head(heading)
