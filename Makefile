@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-readme \
+.PHONY: demo test test-all test-oldest-torch fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-plots docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -90,6 +90,10 @@ docs-envelope: $(BASE) ## write what published runs have measured: make docs-env
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
+
+docs-plots: $(BASE) ## draw the images of docs/plots.md and of the README; a minute
+	@mkdir -p out
+	$(BIN)/python -m experiments.docs.plots docs/plots.md
 
 docs-readme: $(BASE) ## write the page of the README's example
 	$(BIN)/python -m experiments.docs.readme

@@ -155,8 +155,10 @@ def _choose_bars(shown: Sequence[ShownSchedule], room: float, lanes: Sequence[st
     more = LANE * len(lanes) + GAP
     if room / rows >= least + more:
         return True, [len(one.rows) for one in shown], min(BAR if least < 0.15 else 1.3 * BAR, room / rows - more)
-    bar = max(LEAST, room / rows / 1.3)
-    each = max(2, math.floor(room / len(shown) / (1.3 * bar)))
+    bar = room / rows - GAP
+    if bar <= 0.08:  # then rows lie closer, see `Panel.row`
+        bar = min(0.08, max(LEAST, room / rows / 1.3))
+    each = max(2, math.floor(room / len(shown) / (bar + (GAP if bar > 0.08 else 0.3 * bar))))
     return False, [min(len(one.rows), each) for one in shown], bar
 
 
