@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,13 +35,14 @@ def find_images(page: str) -> list[str]:
 
 
 def run_commands(page: str) -> None:
-    """Runs the commands whose output the page shows, and those before them that they read from."""
-    from experiments.cli.app import app
+    """Runs the commands whose output the page shows, and those before them that they read from.
 
+    Raises subprocess.CalledProcessError if one fails.
+    """
     for words in find_commands(page):
         Path(find_output(words)).parent.mkdir(parents=True, exist_ok=True)
         print("meshcast", *words, file=sys.stderr)
-        app(words, standalone_mode=False)
+        subprocess.run([sys.executable, "-m", "experiments.cli", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,6 @@ def format_bytes(nbytes: float) -> str:
 def _choose_colours(found: CommunicationMatrix) -> tuple[Any, Any]:
     """Colours and their logarithmic scale, common to all matrices."""
     colours = LinearSegmentedColormap.from_list("bytes", [style.SKY, style.BLUE, "#00395c", "#00080f"])
-    colours.set_bad("white")
     sent = [matrix[matrix > 0] for matrix in (found.total, *found.by_axis.values())]
     low, high = min(float(one.min()) for one in sent), max(float(one.max()) for one in sent)
     low = max(low, high / 10**DECADES)

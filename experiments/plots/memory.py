@@ -295,6 +295,8 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
         words = f"capacity {format_gib(capacity)}" + ("" if equal else " at most")
     else:
         words = capacity_beyond_scale(capacity)
+        if text_width(words, style.TEXT) > room:
+            words = f"{format_gib(capacity)} beyond"
     place = min(capacity / end, 1 - 0.5 * text_width(words, style.TEXT) / room)
     axes.annotate(words, (place, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", ha="center")
     # Labels must not overlap.
@@ -337,10 +339,12 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
 
     total = held.sum(axis=1)
     at = float(moments[int(np.argmax(total > total.max() * (1 - 1e-9)))])  # the first of equal peaks
-    side = "left" if at < 0.2 * span else "right" if at > 0.8 * span else "center"
+    words = f"peak {peak:,.1f} GiB at {format_number(at * scale)} {unit}"
+    half = 0.5 * text_width(words, style.TEXT) / (style.layout_width() - LEFT - 0.14) * span
+    side = "left" if at < half else "right" if at > span - half else "center"
     axes.plot([at * scale], [peak], marker=CARETDOWN, color=style.INK, markersize=4, clip_on=False)
     axes.annotate(
-        f"peak {peak:,.1f} GiB at {format_number(at * scale)} {unit}",
+        words,
         (at * scale, peak),
         (0, 6),
         textcoords="offset points",

@@ -71,7 +71,7 @@ def tornado(found: Sensitivities) -> Figure:
     top = heading.bottom
     words = "Fields that the job does not state: the shortest and the longest step of their alternatives."
     between = 0.5 + note_height(words)
-    rows = int((style.layout_height() - top - between - 0.3) / ROW)
+    rows = int((style.layout_height() - top - between - 0.45) / ROW)
     shown, fields = split_rows(rows, len(hardware), len(assumed))
     left_out = [len(hardware) - shown, len(assumed) - fields]
     hardware, assumed = hardware[:shown], assumed[:fields]
