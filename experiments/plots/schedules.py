@@ -14,9 +14,16 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.gantt.bars import GAP, LANE, LANES, Panel, bar_height, draw_panel, left_margin
+from experiments.plots.gantt.bars import GAP, KINDS, LANE, LANES, Panel, bar_height, draw_panel, left_margin
 from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from experiments.plots.gantt.rows import Row, choose_rows, measure_occupation, replay_rows, report_rows
+from experiments.plots.gantt.rows import (
+    Row,
+    choose_rows,
+    measure_occupation,
+    replay_rows,
+    report_rows,
+    usual_pass,
+)
 from experiments.plots.sheet import (
     EDGE,
     LINE,
@@ -37,6 +44,9 @@ BAR = 0.26
 """Largest height of a bar [in]."""
 LEAST = 0.05
 """Least height of a bar, without a number [in]."""
+SEEN_PASS = 0.04
+"""Least width of a usual pass that has a rim, a hatch and a number [in]; all of narrower ones would be rim."""
+NUMBERS = "Numbers, where there is room: micro-batch. "
 AXIS = 0.28
 """Height of the labels of the axis of time [in]."""
 
@@ -95,7 +105,7 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     chunks = max(int(row.chunk.max(initial=0)) + 1 for row in rows)
     entries = legend_entries(rows, lanes, chunks, waits=any(len(row.waits) for row in rows))
     heading = make_heading(title)
-    note = "Numbers, where there is room: micro-batch. White: idle, up to the line at the end of the schedule."
+    note = NUMBERS + "White: idle, up to the line at the end of the schedule."
     if slots:
         note += " A slot is a forward pass of all layers of a device; backward takes one for inputs and one "
         note += "for weights. Bubble: idle time of all devices up to the end."
@@ -106,7 +116,13 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     above = [LINE * len(lines) + 0.1 for lines in captions]
     foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     room = style.layout_height() - heading.bottom - foot - sum(above)
-    numbers, counts, bar = _choose_bars(shown, room, lanes)
+    wide_passes = min(usual_pass(one.rows) for one in shown) / span * wide >= SEEN_PASS
+    numbers, counts, bar = _choose_bars(shown, room, lanes, wide_passes)
+    if not numbers:  # bars alone: no lanes, no parts of a pass, no hatch
+        plain = {looks.words for looks in KINDS.values()}
+        entries = [entry._replace(hatch="") for entry in entries if entry.words in plain]
+        note = note.removeprefix(NUMBERS)
+        foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     panels = [
         Panel(0.0, span, chosen, bar, numbers, lanes if numbers else ())
         for chosen in (
@@ -145,17 +161,20 @@ def _break_caption(one: ShownSchedule) -> list[str]:
     return wrap_text(f"{one.name}: {one.notes}", room, style.SMALL)
 
 
-def _choose_bars(shown: Sequence[ShownSchedule], room: float, lanes: Sequence[str]) -> tuple[bool, list[int], float]:
+def _choose_bars(
+    shown: Sequence[ShownSchedule], room: float, lanes: Sequence[str], wide_passes: bool
+) -> tuple[bool, list[int], float]:
     """Chooses whether bars have numbers, how many rows each schedule has, and the height of bars [in].
 
-    All devices are drawn if there is room; else as many as have room for bars without numbers.
+    All devices are drawn if there is room; else as many as have room for bars without numbers, which passes that are
+    too narrow for them never have.
     """
     rows = sum(len(one.rows) for one in shown)
     least = max(bar_height(one.rows) for one in shown)
     more = LANE * len(lanes) + GAP
-    if room / rows >= least + more:
+    if wide_passes and room / rows >= least + more:
         return True, [len(one.rows) for one in shown], min(BAR if least < 0.15 else 1.3 * BAR, room / rows - more)
-    bar = room / rows - GAP
+    bar = min(BAR, room / rows - GAP)
     if bar <= 0.08:  # then rows lie closer, see `Panel.row`
         bar = min(0.08, max(LEAST, room / rows / 1.3))
     each = max(2, math.floor(room / len(shown) / (bar + (GAP if bar > 0.08 else 0.3 * bar))))

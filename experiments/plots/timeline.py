@@ -28,7 +28,7 @@ from experiments.plots.gantt.bars import (
     number_width,
 )
 from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from experiments.plots.gantt.rows import Occupation, Row, choose_rows, measure_occupation, report_rows
+from experiments.plots.gantt.rows import Occupation, Row, choose_rows, measure_occupation, report_rows, usual_pass
 from experiments.plots.sheet import LINE, Sheet, make_heading, note_height, save, space_ticks, time_unit
 from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_seconds, name_device
@@ -197,19 +197,6 @@ def choose_busy(rows: Sequence[Row], start: float, stop: float, most: int) -> li
     ]
     chosen = busy if len(busy) > 1 else list(rows)
     return [chosen[i] for i in choose_rows(len(chosen), most)]
-
-
-def usual_pass(rows: Sequence[Row]) -> float:
-    """Median duration of forward passes [s], of those that share no bar if there are any; 0 if none is drawn."""
-    alone, paired = [], []
-    for row in rows:
-        forward = np.array([kind == "F" for kind in row.kind], bool)
-        half = row.part[:, 1] - row.part[:, 0] < 1
-        durations = row.end - row.begin
-        alone.append(durations[forward & ~half])
-        paired.append(durations[forward & half])
-    own = next((found for found in map(np.concatenate, (alone, paired)) if len(found)), np.zeros(1))
-    return float(np.median(own))
 
 
 def _tall(room: float, rows: int, more: float) -> float:
