@@ -76,14 +76,21 @@ def stage_memory(report: Report) -> Figure:
         moments, held = report.play.memory(bar.device)
         curves[bar.device] = sample_columns(moments, held, span) / GIB
     peaks = np.max([curve.max(axis=0) for curve in curves.values()], axis=0)
-    entries = [
-        LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
-        for name, n in zip(CATEGORIES, peaks, strict=True)
-        if n > LEGEND_FROM * full.total / GIB
-    ]
     top = max(bar.allocated for bar in shown) / GIB
     base = choose_base(curves, top)
+    highest = np.max([np.cumsum(curve, axis=1).max(axis=0) for curve in curves.values()], axis=0)
+    entries = [
+        LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
+        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
+        if n > LEGEND_FROM * full.total / GIB and upper > base
+    ]
+    below = [
+        WORDS.get(name, name)
+        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
+        if 0 < upper <= base and n
+    ]
     note = f"Right: peak of the tensors [GiB]. Every row reaches from {base:,.10g} to {top:,.1f} GiB."
+    note += f" Below them: {', '.join(below)}." if below else ""
     rooms = {(bar.capacity - bar.context) / GIB for bar in shown}
     note += " Line: room of the GPU for tensors." if min(rooms) <= 1.25 * top else ""
     note += f" A GPU has {format_gib(full.capacity)}, which lies beyond it." if min(rooms) > 1.25 * top else ""

@@ -54,7 +54,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     entries = [f"tp {tp}" for tp in degrees]
     entries += ["on the front", "not on it"] if fronted else []
     places, lines = _place_entries(entries)
-    top = heading.bottom + 0.06 + LINE * 1.1 * lines
+    top = heading.bottom + 0.1 + LINE * 1.1 * lines
     high = min(HEIGHT, style.layout_height() - top - 0.55)
     sheet = Sheet(top + high + 0.55)
     sheet.head(heading)
@@ -74,7 +74,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
                 **looks,
             )
     for i, (words_of, (x, line)) in enumerate(zip(entries, places, strict=True)):
-        y = heading.bottom - 0.1 + LINE * 1.1 * line
+        y = heading.bottom + LINE * 1.1 * line
         degree = i < len(degrees)
         marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if degree else ("o", style.INK)
         face = hue if i != len(degrees) + 1 else "white"
@@ -166,4 +166,6 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
         ha="center" if words == "best" else "left",
         fontsize=style.SMALL,
         fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+        zorder=5,
     )
