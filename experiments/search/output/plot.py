@@ -161,9 +161,9 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     axes.annotate(
         f"{words}: {format_seconds(best.step_time)}",
         place,
-        (0, -12) if words == "best" else (8, 4),
+        (-5, -14) if words == "best" else (8, 4),
         textcoords="offset points",
-        ha="center" if words == "best" else "left",
+        ha="left",
         fontsize=style.SMALL,
         fontweight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
