@@ -21,6 +21,7 @@ from simulator.report.words import describe_value, format_seconds
 LEFT, RIGHT, HEIGHT = 0.55, 0.12, 3.0
 """Room left and right of the axes, and their largest height [in]."""
 MARKERS = "osD^vP*X<>"
+KEY_WORDS = "tensor-parallel ranks"
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.PINK, style.GREY)
 
 
@@ -53,7 +54,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     front = {id(one.found) for one in result.best} if fronted else set()
     entries = [f"tp {tp}" for tp in degrees]
     entries += ["on the front", "not on it"] if fronted else []
-    places, lines = _place_entries(entries)
+    (head, *places), lines = _place_entries([KEY_WORDS, *entries])
     top = heading.bottom + 0.1 + LINE * 1.1 * lines
     high = min(HEIGHT, style.layout_height() - top - 0.55)
     sheet = Sheet(top + high + 0.55)
@@ -73,6 +74,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
                 edgecolors=hue,
                 **looks,
             )
+    sheet.text(head[0], heading.bottom, KEY_WORDS, fontsize=style.SMALL, color=style.FAINT)
     for i, (words_of, (x, line)) in enumerate(zip(entries, places, strict=True)):
         y = heading.bottom + LINE * 1.1 * line
         degree = i < len(degrees)
