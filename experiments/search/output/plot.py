@@ -163,7 +163,7 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     axes.annotate(
         f"{words}: {format_seconds(best.step_time)}",
         place,
-        (-5, -14) if words == "best" else (8, 4),
+        (-5, -14) if words == "best" else (30, -3),
         textcoords="offset points",
         ha="left",
         fontsize=style.SMALL,
