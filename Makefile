@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-python docs-readme \
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-plots docs-python docs-readme \
         docs-schemes clean help
 
 help: ## list the targets
@@ -98,6 +98,10 @@ docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/repor
 
 docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
 	$(BIN)/python -m experiments.docs.python_page docs/python.md
+
+docs-plots: $(BASE) ## draw the images of docs/plots.md and of the README; a minute
+	@mkdir -p out
+	$(BIN)/python -m experiments.docs.plots docs/plots.md
 
 docs-readme: $(BASE) ## write the page of the README's example
 	$(BIN)/python -m experiments.docs.readme

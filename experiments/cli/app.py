@@ -36,10 +36,13 @@ from experiments.cli.console import (
     to_json,
     unwritable,
 )
+from experiments.cli.drawing import plot as cli_plot
+from experiments.cli.drawing.width import WidthOption, choose_width
 from experiments.cli.interchange import collectives as cli_collectives
 from experiments.cli.interchange import traces as interchange
 from experiments.cli.launch import tell_launch
-from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
+from experiments.plots.style import Width
+from hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
     from simulator.costs.calibration.calibration import Calibration
@@ -134,6 +137,7 @@ def predict(
         bool, typer.Option("--every-round", help="Play every round of micro-batches, also those that provably repeat.")
     ] = False,
     calibration: cli_validate.Calibration = None,
+    width: WidthOption = None,
     jobs: Annotated[
         Path | None,
         typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object per line."),
@@ -156,7 +160,7 @@ def predict(
             return
         if job is None or out is not None:
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
-        files = plot_files(plot) if plot is not None else {}
+        files, paper = plot_files(plot) if plot is not None else {}, choose_width(width, plot)
         if trace is not None:
             interchange.check_trace(trace, job)
         if snapshot is not None:
@@ -168,7 +172,7 @@ def predict(
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
-        draw(report, files)
+        draw(report, files, paper)
         interchange.write_files(report, trace, snapshot)
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}))
@@ -246,7 +250,7 @@ def _writing(out: Path) -> Iterator[None]:
         raise unwritable(out, error.strerror or str(error), "--out") from None
 
 
-def draw(report: Any, files: dict[str, Path]) -> None:
+def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
@@ -256,7 +260,7 @@ def draw(report: Any, files: dict[str, Path]) -> None:
     for name, path in files.items():
         try:
             path.parent.mkdir(exist_ok=True)
-            figures[name](report, path)
+            figures[name](report, path, width)
         except OSError as error:
             raise unwritable(path, error.strerror or str(error)) from None
 
@@ -355,42 +359,6 @@ def list_(
             show(list_table(kind, rows))
 
 
-# ---------------------------------------------------------------------------------------------- plot
-
-
-@app.command()
-def plot(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The Parquet file of a finished sweep.")],
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="File of the figure, .png or .svg.")] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Varied field on the x axis.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Varied field on the y axis.")] = None,
-    value: Annotated[
-        str, typer.Option("--value", metavar="COLUMN", help="Column to show, of the best plan of a cell that fits.")
-    ] = "tokens_per_s_per_gpu",
-    title: Annotated[str | None, typer.Option("--title", help="The title; the file's name if not given.")] = None,
-    why: Annotated[
-        str | None, typer.Option("--why", metavar="X,Y", help="Explain why the cell of these two values is blank.")
-    ] = None,
-) -> None:
-    """Draw a sweep as a heatmap, or explain why a cell is blank."""
-    with answering():
-        from experiments.plots import heatmap
-        from experiments.sweeps import selection
-
-        if out is None and why is None:
-            raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
-        files = plot_files(out, ("heatmap",), "--out") if out is not None else {}
-        rows = selection.read_rows(results)
-        x, y = selection.choose_axes(rows, x, y)
-        cells = heatmap.group_cells(rows, x, y, value)
-        if why is not None:
-            for line in heatmap.explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
-                typer.echo(escape_controls(line))
-        for file in files.values():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            heatmap.draw(rows, x, y, value, title or results.stem, [f"{len(rows):,} plans"], file)
-
-
 # -------------------------------------------------------------------------------------- schema, init
 
 
@@ -445,18 +413,19 @@ def scale(
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="PATH", help="Draw the scaling curve into a .png or .svg file.")
     ] = None,
+    width: WidthOption = None,
 ) -> None:
     """Forecast a job on growing numbers of GPUs: the scaling curve, and where the bottleneck changes."""
     with answering(as_json):
         from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 
-        files = plot_files(plot, ("scaling",)) if plot is not None else {}
+        files, paper = plot_files(plot, ("scaling",)) if plot is not None else {}, choose_width(width, plot)
         found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
             from experiments.plots import scaling
 
             place.parent.mkdir(parents=True, exist_ok=True)
-            scaling.draw(found, place)
+            scaling.draw(found, place, paper)
         if as_json:
             emit({"kind": found.kind, "axis": found.axis, "points": curve_rows(found)})
         else:
@@ -466,12 +435,13 @@ def scale(
             show(page(found))
 
 
-# ------------------------------------------------- compare, why, validate, calibrate, measure, import
+# ------------------------------------------- plot, compare, why, validate, calibrate, measure, import
 
 app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
 app.command()(cli_collectives.collectives)
 app.command()(cli_plan.plan)
+app.command()(cli_plot.plot)
 app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)

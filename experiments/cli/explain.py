@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.console import AsJson, answering, emit, plot_files
+from experiments.cli.drawing.width import WidthOption, choose_width
 
 Changes = Annotated[
     list[str] | None,
@@ -26,6 +27,7 @@ def compare(
         str | None,
         typer.Option("--plot", metavar="PATH", help="Draw the parts of both steps into a .png or .svg file."),
     ] = None,
+    width: WidthOption = None,
 ) -> None:
     """Compare two forecasts: which fields of the jobs differ, and which parts of the step and of memory."""
     with answering(as_json):
@@ -34,7 +36,7 @@ def compare(
         if second is None and not change:
             remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
             raise PlanError("compare", "it takes two jobs", remedy)
-        files = plot_files(plot, ("comparison",)) if plot is not None else {}
+        files, paper = plot_files(plot, ("comparison",)) if plot is not None else {}, choose_width(width, plot)
         from experiments.explain.comparison import compare as compare_jobs
         from simulator import load_job
 
@@ -45,7 +47,8 @@ def compare(
 
             place.parent.mkdir(parents=True, exist_ok=True)
             plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]
-            breakdown.draw([(f"A: {plans[0]}", found.first), (f"B: {plans[1]}", found.second)], place)
+            named = [(f"A: {plans[0]}", found.first), (f"B: {plans[1]}", found.second)]
+            breakdown.draw(named, place, paper)
         if as_json:
             emit(found.to_dict())
         else:
@@ -62,10 +65,11 @@ def why(
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png or .svg file.")
     ] = None,
+    width: WidthOption = None,
 ) -> None:
     """Explain a forecast: its critical path, what better hardware is worth, and what each assumed field is worth."""
     with answering(as_json):
-        files = plot_files(plot, ("tornado",)) if plot is not None else {}
+        files, paper = plot_files(plot, ("tornado",)) if plot is not None else {}, choose_width(width, plot)
         from rich.console import Console
         from rich.progress import track
 
@@ -83,7 +87,7 @@ def why(
             from experiments.plots import tornado
 
             place.parent.mkdir(parents=True, exist_ok=True)
-            tornado.draw(found, place)
+            tornado.draw(found, place, paper)
         if as_json:
             emit(found.to_dict())
         else:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.console import AsJson, answering, emit
+from experiments.cli.drawing.width import WidthOption, choose_width
 
 
 def plan(
@@ -33,6 +34,7 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg).")
     ] = None,
+    width: WidthOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask published planners for plans of a job, and forecast each."""
@@ -46,6 +48,7 @@ def plan(
         from experiments.planning.problem import SearchBudget
         from hardware.errors import PlanError
 
+        paper = choose_width(width, plot)
         names = choose_planners(planners)
         problem = open_problem(job)
         with _progress(len(names)) as track:
@@ -56,7 +59,7 @@ def plan(
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
             from experiments.planning.league.plot import draw
 
-            draw(problem, rows, best, plot)
+            draw(problem, rows, best, plot, paper)
         if as_json:
             emit(to_answer(problem, rows, best))
         else:

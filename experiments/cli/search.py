@@ -22,6 +22,7 @@ from experiments.cli.console import (
     unwritable,
     unwritable_folder,
 )
+from experiments.cli.drawing.width import WidthOption, choose_width
 
 if TYPE_CHECKING:
     from experiments.search.found import PlanSearch
@@ -85,6 +86,7 @@ def search(
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="FILE", help="Draw their time and memory into a .png or .svg file.")
     ] = None,
+    width: WidthOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best plan that fits in memory, by default that with the shortest step, and prove that no other one is
@@ -109,7 +111,7 @@ def search(
         check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
         limits = make_limits(where or (), margin, near_measured, "--where")
-        files = plot_files(plot, ("search",)) if plot is not None else {}
+        files, paper = plot_files(plot, ("search",)) if plot is not None else {}, choose_width(width, plot)
         if jobs_to is not None:
             check_folder(jobs_to, "--jobs-to")
         if out is not None:
@@ -141,7 +143,7 @@ def search(
 
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                draw(wanted, result, path)
+                draw(wanted, result, path, paper)
             except OSError as error:
                 raise unwritable(path, error.strerror or str(error)) from None
         if jobs_to is not None:

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.console import AsJson, answering, check_place, emit, one_of, plot_files
+from experiments.cli.drawing.width import WidthOption, choose_width
+from experiments.plots.style import Width
 from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
 KINDS = ("claims", "pipeline", "published", "choice", "fit", *MEASURED, *FILES)
+DRAWN = ("--plot", "--width")
 TRACED = ("--calibration", "--job", "--rank", "--step")
 LEFT_OUT = ("source", "family", "model")
 OF_CLAIMS = ("--family", "--system", "--claim", "--slow")
@@ -46,6 +49,7 @@ def validate(
             "--plot", metavar="PATH", help="Draw forecast against measured into a .png or .svg file, or FOLDER/."
         ),
     ] = None,
+    width: WidthOption = None,
     workers: Annotated[
         int | None, typer.Option("--jobs", metavar="N", min=1, help="Number of processes; one per core if not given.")
     ] = None,
@@ -77,22 +81,23 @@ def validate(
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
         paths = _list_files(data, more)
         options = {
-            "--plot": plot, "--jobs": workers, "--calibration": calibration,
+            "--plot": plot, "--width": width, "--jobs": workers, "--calibration": calibration,
             "--job": job, "--rank": rank, "--step": step, "--leave-out": leave_out,
             "--family": family, "--system": system, "--claim": claim, "--slow": slow or None,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
         known = {
-            "pipeline": (), "published": ("--plot", "--jobs"), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
-            "trace": ("--plot", *TRACED), "claims": ("--jobs", *OF_CLAIMS),
+            "pipeline": (), "published": (*DRAWN, "--jobs"), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
+            "trace": (*DRAWN, *TRACED), "claims": ("--jobs", *OF_CLAIMS),
         }  # fmt: skip
-        taken = ("--plot",) if is_measurement else known.get(kind, ("--plot", "--calibration"))
+        taken = DRAWN if is_measurement else known.get(kind, (*DRAWN, "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
                 raise PlanError(option, f"validate {kind} takes no such option", "Leave it out", str(given))
         if leave_out is not None and leave_out not in LEFT_OUT:
             rule = f"it is one of {', '.join(LEFT_OUT)}"
             raise PlanError("--leave-out", rule, nearest(leave_out, LEFT_OUT), leave_out)
+        paper = choose_width(width, plot)
         if kind == "claims":
             _validate_claims(paths, workers, as_json, (family, system, claim, slow))
             return
@@ -104,13 +109,13 @@ def validate(
                 show(table)
             return
         if is_measurement:
-            _validate_measurement_files(kind, paths, as_json, plot)
+            _validate_measurement_files(kind, paths, as_json, plot, paper)
             return
         if kind == "trace":
-            _validate_trace(paths, job, as_json, plot, (check_calibration_folder(calibration), rank, step))
+            _validate_trace(paths, job, as_json, (plot, paper), (check_calibration_folder(calibration), rank, step))
             return
         if kind in MEASURED:
-            _validate_tables(kind, paths, as_json, plot, calibration)
+            _validate_tables(kind, paths, as_json, (plot, paper), calibration)
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
         pairs: dict[str, tuple[Callable[..., tuple[dict[str, Any], int]], Callable[[dict[str, Any]], Any]]] = {
@@ -120,7 +125,7 @@ def validate(
         }
         make_answer, make_page = pairs[kind]
         answer, missing = make_answer(paths, workers)
-        pages.draw_plots(answer, files)
+        pages.draw_plots(answer, files, paper)
         if as_json:
             emit(answer)
         else:
@@ -175,7 +180,9 @@ def _json(paths: Sequence[Path]) -> bool:
     return bool(found) and found[0]
 
 
-def _validate_measurement_files(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None) -> None:
+def _validate_measurement_files(
+    kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, width: Width
+) -> None:
     """Compares the samples in files of ``meshcast measure`` with the forecasts in them."""
     from experiments.pages import measurements as pages
     from experiments.pages.forecast import show
@@ -185,7 +192,7 @@ def _validate_measurement_files(kind: str, paths: Sequence[Path], as_json: bool,
         raise PlanError("--data", f"{kind} need measurement files", remedy)
     files = plot_files(plot, pages.PLOTS) if plot is not None else {}
     answer = pages.validate_files(kind, paths)
-    pages.draw_plots(answer, files)
+    pages.draw_plots(answer, files, width)
     if as_json:
         emit(answer)
     else:
@@ -193,7 +200,7 @@ def _validate_measurement_files(kind: str, paths: Sequence[Path], as_json: bool,
 
 
 def _validate_trace(
-    paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | None, more: tuple[Any, ...]
+    paths: Sequence[Path], job: Path | None, as_json: bool, plot: tuple[str | None, Width], more: tuple[Any, ...]
 ) -> None:
     """Compares a profiler trace with the simulated step of its job."""
     from experiments.pages import traces as pages
@@ -202,9 +209,9 @@ def _validate_trace(
     if len(paths) != 1 or job is None:
         rule = "it compares one trace with the job that ran"
         raise PlanError("validate trace", rule, "Write meshcast validate trace TRACE --job JOB")
-    files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+    files = plot_files(plot[0], pages.PLOTS) if plot[0] is not None else {}
     found = pages.compare_trace(paths[0], job, *more)
-    pages.draw_plots(found, files)
+    pages.draw_plots(found, files, plot[1])
     if as_json:
         emit(found.to_dict())
     else:
@@ -212,16 +219,16 @@ def _validate_trace(
 
 
 def _validate_tables(
-    kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, calibration: Path | None
+    kind: str, paths: Sequence[Path], as_json: bool, plot: tuple[str | None, Width], calibration: Path | None
 ) -> None:
     """Compares forecasts with tables of measured kernels or collectives."""
     from experiments.pages import calibration as pages
     from experiments.pages.forecast import show
 
     require_files(paths, kind)
-    files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+    files = plot_files(plot[0], pages.PLOTS) if plot[0] is not None else {}
     answer, held = pages.validate_tables(kind, paths, check_calibration_folder(calibration))
-    pages.draw_plots(kind, held, files)
+    pages.draw_plots(kind, held, files, plot[1])
     if files and not held:
         typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
     if as_json:

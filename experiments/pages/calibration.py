@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.pages.published import format_percent, progress
+from experiments.plots.style import Width
 from hardware.errors import CatalogError, PlanError, nearest
 from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
@@ -253,16 +254,16 @@ def _inside(row: dict[str, Any]) -> list[str]:
     return [format_percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
 
 
-def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Path]) -> None:
+def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
-    from experiments.plots import calibration as plots
+    from experiments.plots.measured import calibration as plots
 
     figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
     for name, path in files.items():
         path.parent.mkdir(exist_ok=True)
-        figures[name](held, ROOMS[kind].GOALS, path)
+        figures[name](held, ROOMS[kind].GOALS, path, width)
 
 
 # --------------------------------------------------------------------------------------- this machine

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from experiments.pages.forecast import SafeConsole
 from experiments.pages.published import format_percent
+from experiments.plots.style import Width
 from hardware.errors import PlanError
 from hardware.units import GIB
 from validation.measurements import row_errors
@@ -148,10 +149,10 @@ def new_table(first: str) -> Table:
     return table
 
 
-def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots import measurements
+        from experiments.plots.measured import measurements
 
         path.parent.mkdir(exist_ok=True)
-        measurements.draw(answer["rows"], path)
+        measurements.draw(answer["rows"], path, width, answer["summary"]["files"])

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from experiments.plots.style import Width
 from validation.measurements.jsonl import read_lines
 
 FEW = 40
@@ -455,18 +456,18 @@ def format_percent(value: float | None, sign: str = "", digits: int = 1) -> str:
     return "" if value is None else f"{100 * value:{sign}.{digits}f}"
 
 
-def draw_plots(answer: dict[str, Any], files: dict[str, Path]) -> None:
+def draw_plots(answer: dict[str, Any], files: dict[str, Path], width: Width = "page") -> None:
     """Draws the plots of ``validate published``; that of memory only if a run has a measured peak.
 
     Raises OSError if a file cannot be written.
     """
     if not files:
         return
-    from experiments.plots import published as plots
+    from experiments.plots.measured import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():
         if name == "memory" and not answer["summary"]["memory"]["compared"]:
             continue
         path.parent.mkdir(exist_ok=True)
-        figures[name](answer["rows"], path)
+        figures[name](answer["rows"], path, width)

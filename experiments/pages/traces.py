@@ -11,6 +11,7 @@ from rich.text import Text
 
 from experiments.pages.measurements import format_amount, new_table
 from experiments.pages.published import format_percent
+from experiments.plots.style import Width
 from simulator.bridges import kineto
 from simulator.job.load import load_job
 from validation.measurements.forecasts import Forecaster, use_calibrated_gpu
@@ -57,10 +58,10 @@ def page(found: Comparison) -> RenderableType:
     return Group(Text(f"{found.title}, traced on {found.on}", "bold"), table, *notes)
 
 
-def draw_plots(found: Comparison, files: Mapping[str, Path]) -> None:
+def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots import traces
+        from experiments.plots.measured import traces
 
         path.parent.mkdir(exist_ok=True)
-        traces.draw(found, path)
+        traces.draw(found, path, width)

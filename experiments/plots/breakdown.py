@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from experiments.plots import style
 from experiments.plots.sheet import (
     EDGE,
-    LINE,
     Sheet,
     format_time_axis,
+    make_heading,
+    note_height,
     save,
     text_width,
     time_unit,
     truncate_words,
-    wrap_words,
 )
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
@@ -37,28 +37,30 @@ BRIEF = {
 }
 """Short names for bars; other parts have their key."""
 
-KERNELS = ("gemm", "attention", "memory_bound")
-
 WHITE: dict[str, Any] = {"facecolor": style.rgb("#ffffff"), "edgecolor": style.FAINT, "linewidth": 0.5, "zorder": 3}
 LOOKS: dict[str, dict[str, Any]] = {
-    **{kind: {"facecolor": tone} for kind, tone in zip(KERNELS, style.shades(style.BLUE, len(KERNELS)), strict=True)},
-    **{axis: {"facecolor": style.rgb(colour)} for axis, colour in style.AXES.items()},
+    "gemm": {"facecolor": style.rgb(style.BLUE), "edgecolor": "white"},
+    "attention": {"facecolor": style.rgb(style.SKY), "edgecolor": "white", "hatch": "\\\\\\\\"},
+    "memory_bound": {"facecolor": style.rgb(style.PINK), "edgecolor": "white", "hatch": "...."},
+    **{axis: {"facecolor": style.rgb(colour), "edgecolor": "white"} for axis, colour in style.AXES.items()},
+    "copy": {"facecolor": style.rgb(style.BROWN), "edgecolor": "white", "hatch": "||||"},
     "bubble": WHITE,
-    "optimizer": {"facecolor": style.rgb(style.GREY)},
-    "host": {"facecolor": style.lighten(style.GREY, 0.55)},
+    "optimizer": {"facecolor": style.rgb(style.GREY), "edgecolor": "white", "hatch": "xxxx"},
+    "host": {"facecolor": style.rgb(style.STONE), "edgecolor": "white", "hatch": "----"},
     "idle": {**WHITE, "hatch": "..."},
 }
-THIN: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
-"""Line between the parts of a bar."""
-
+"""Colours and hatches of the parts: no two have one hue, and none is hatched as hidden communication is."""
 ROW = 0.165
 """Height of a row of the table [in]."""
 
 LABELS = 2.16
 """Position where bars and numbers start, after the names of the parts [in]."""
 
-WHOLE, SHARES = 3, 8
-"""Maximum number of reports with all columns of numbers, and with the shares of the step only."""
+WHOLE, SHARE = 1.5, 0.42
+"""Least width of the columns of a report with all numbers, and with its shares of the step only [in]."""
+
+LEAST_BARS = 0.5
+"""Least width of the bars beside the numbers of a single report [in]."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,13 @@ class BreakdownPart:
 Named = Sequence[tuple[str, Report]]
 
 
-def draw(reports: Report | Named, path: str | Path) -> None:
+def draw(reports: Report | Named, path: str | Path, width: style.Width = "page") -> None:
     """Draws one report, or several with their names, to a .png or .svg file.
 
     Raises OSError if the file cannot be written.
     """
     named = [("", reports)] if isinstance(reports, Report) else list(reports)
-    save(lambda: breakdown(named), path)
+    save(lambda: breakdown(named), path, width)
 
 
 def step_parts(report: Report) -> dict[str, BreakdownPart]:
@@ -103,10 +105,11 @@ def breakdown(named: Named) -> Figure:
     steps = [report.step_time for _, report in named]
     keys = [key for key in parts_of_step() if any(account[key] != BreakdownPart(0.0) for account in accounts)]
     alone = len(named) == 1
-    head, title = [], f"Where the time of a step goes: {len(named)} forecasts"
+    plan: list[str] = []
+    title = f"Where the time of a step goes: {len(named)} forecasts"
     if alone:
         report = named[0][1]
-        head = wrap_words(describe_plan(report.play.plan))
+        plan = describe_plan(report.play.plan)
         title = (
             f"{report.job.model.name} on {report.job.cluster.name}: where the {format_seconds(steps[0])} of a step go"
         )
@@ -114,11 +117,14 @@ def breakdown(named: Named) -> Figure:
             title += f" on {name_device(report.play.plan, report.device)}, the slowest"
 
     bar, above = (0.4, 0.08) if alone else (0.42, 0.24)
-    first = 0.36 + LINE * len(head)
+    heading = make_heading(title, plan)
+    first = heading.bottom - 0.06
     table = first + (bar + above) * len(named) + (0.46 if alone else 0.62)
+    hides = any(part.hidden > 0 for account in accounts for part in account.values())
+    note = "Hatched and pale: hidden communication. It is overlapped by computation and not part of the sum."
     foot = table + ROW * (len(keys) + 1.4)
-    sheet = Sheet(foot + 0.24)
-    sheet.head(title, head)
+    sheet = Sheet(foot + 0.1 + (note_height(note) if hides else 0.0))
+    sheet.head(heading)
 
     longest = max(*steps, *(sum(part.hidden for part in account.values()) for account in accounts))
     scale, unit = time_unit(longest)
@@ -127,40 +133,41 @@ def breakdown(named: Named) -> Figure:
         top += above
         if not alone:
             sheet.text(EDGE, top - 0.04, str(number), fontweight="bold")
-            sheet.text(EDGE + 0.2, top - 0.04, truncate_words(name, style.PAGE - 1.3))
-            sheet.text(style.PAGE - EDGE, top - 0.04, format_seconds(step), ha="right", fontweight="bold")
-        axes = sheet.axes(EDGE, top, style.PAGE - 2 * EDGE, bar)
+            sheet.text(EDGE + 0.2, top - 0.04, truncate_words(name, sheet.width - 1.0, style.TEXT))
+            sheet.text(sheet.right, top - 0.04, format_seconds(step), ha="right", fontweight="bold")
+        axes = sheet.axes(EDGE, top, sheet.width - 2 * EDGE, bar)
         format_time_axis(axes, longest, scale, unit)
         draw_stack(axes, account, step, longest, scale)
         if not alone:
             draw_hidden(axes, account, scale)
         axes.set_ylim(-0.5 if alone else -1.0, 0.5)
         axes.set_yticks([])
-        axes.get_xticklabels()[0].set_horizontalalignment("left")  # centred, it would leave the sheet
+        if axes.get_xticks()[0] == 0:
+            axes.get_xticklabels()[0].set_horizontalalignment("left")  # centred, it would leave the sheet
         if number < len(named):
             axes.set_xticks([])
             axes.spines["bottom"].set_visible(False)
         top += bar
 
     draw_rows(sheet, accounts, steps, keys, table)
-    if any(part.hidden > 0 for account in accounts for part in account.values()):
-        note = "Hatched: hidden communication. It is overlapped by computation and not part of the sum."
-        sheet.text(EDGE, foot + 0.14, note, fontsize=style.SMALL, color=style.FAINT)
+    if hides:
+        sheet.note(foot + 0.12, note)
     return sheet.figure
 
 
 def draw_stack(axes: Any, account: dict[str, BreakdownPart], step: float, longest: float, scale: float) -> None:
     """Stacks the parts of one step along a bar, with as much of their names as fits."""
-    inches = (style.PAGE - 2 * EDGE) / longest
+    inches = (style.layout_width() - 2 * EDGE) / longest
     at = 0.0
     for key, part in account.items():
-        looks = THIN | LOOKS[key]
+        looks = LOOKS[key] | {"linewidth": 0.5}
         axes.barh(0, part.took * scale, 0.94, at * scale, **looks)
         name, share = BRIEF.get(key, key), f"{part.took / step:.1%}"
         for words in (f"{name} {share}", f"{name}\n{share}", share, name):
             if max(map(text_width, words.split("\n"))) < part.took * inches - 0.08:
                 middle, ink = (at + part.took / 2) * scale, style.ink_on(looks["facecolor"])
-                axes.text(middle, 0, words, ha="center", va="center", fontsize=style.SMALL, color=ink)
+                patch = {"facecolor": looks["facecolor"], "edgecolor": "none", "pad": 0.8}
+                axes.text(middle, 0, words, ha="center", va="center", fontsize=style.SMALL, color=ink, bbox=patch)
                 break
         at += part.took
 
@@ -190,13 +197,13 @@ def hidden_looks(key: str) -> dict[str, Any]:
 
 
 def column_ends(count: int) -> list[dict[str, float]]:
-    """Right ends of the columns of every report [in]; none for more than `SHARES` reports."""
-    right = style.PAGE - EDGE
-    if count > SHARES:
+    """Right ends of the columns of every report [in]; none for more reports than have room."""
+    right, left = style.layout_width() - EDGE, min(LABELS, 1.72)
+    wide = (right - left) / count
+    if wide < SHARE:
         return []
-    wide = (right - LABELS) / count
-    ends = [LABELS + wide * (i + 1) for i in range(count)]
-    return [{"ms": end - 1.06, "%": end - 0.66, "hidden ms": end} if count <= WHOLE else {"%": end} for end in ends]
+    ends = [left + wide * (i + 1) for i in range(count)]
+    return [{"ms": end - 1.06, "%": end - 0.66, "hidden ms": end} if wide >= WHOLE else {"%": end} for end in ends]
 
 
 def draw_rows(
@@ -218,6 +225,7 @@ def draw_rows(
 
     if alone:
         room = places[0]["ms"] - 0.62 - LABELS
+    if alone and room >= LEAST_BARS:
         axes = sheet.axes(LABELS, top, room, ROW * len(keys))
         axes.set_axis_off()
         longest = max(part.took + part.hidden for part in accounts[0].values())
@@ -230,7 +238,7 @@ def draw_rows(
             axes.barh(y, part.hidden, 0.66, seen, **hidden_looks(key))
     for i, key in enumerate(keys):
         middle = top + ROW * (i + 0.5)
-        swatch = {"linewidth": 0, **LOOKS[key]}
+        swatch = {"linewidth": 0.0, **LOOKS[key]}
         sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **swatch)
         write(EDGE + 0.28, middle, parts_of_step()[key].part)
         for account, step, place in zip(accounts, steps, places, strict=False):
@@ -242,7 +250,7 @@ def draw_rows(
             }
             for head, x in place.items():
                 write(x, middle, given[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
-    if 0 < len(places) <= WHOLE:
+    if places:
         below = top + ROW * (len(keys) + 0.75)
         write(EDGE + 0.28, below, "step", fontweight="bold")
         for step, place in zip(steps, places, strict=True):

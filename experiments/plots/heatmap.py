@@ -1,37 +1,55 @@
 """Heatmap of a sweep over two of its fields: each cell shows the best plan with that pair of values.
 
 The best plan is chosen among those that fit in memory, by the figure that is drawn; fields in which the plans of a cell
-differ are written below its value. A cell in which no plan fits says `too large` or `invalid`; `explain_cell` gives the
-reasons.
+differ are written below its value. A cell without a value says why: no plan fits (with the least memory that one
+needs), all plans break a rule, or the sweep has none; `explain_cell` gives the reasons in full.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, save, text_width, truncate_words, wrap_words
+from experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    make_heading,
+    note_height,
+    save,
+    text_width,
+    wrap_text,
+)
 from hardware.errors import PlanError, nearest
 from simulator.report import figures
 from simulator.report.words import describe_value
 
 Row = Mapping[str, Any]
 
-LEFT, WIDEST = 0.95, 0.95
-"""Left end of the cells, and maximum width of one [in]."""
+NAME = 1.6
+"""Maximum width of a value beside the cells [in]."""
 
-NAME = 34
-"""Maximum length of a line of a value beside the cells [characters]."""
+SCALE, BAR = 0.62, 0.13
+"""Room for the scale of colours right of the cells, and its width [in]."""
+
+BLANK: dict[str, Any] = {"facecolor": "#f4f4f4", "edgecolor": style.LINE, "linewidth": 0}
+HATCHES = {"too large": "////", "invalid": "xxxx", "not in the sweep": ""}
+"""Hatches of cells without a value, by the reason."""
+MEANING = {
+    "too large": "no plan fits; below: the least memory that one needs",
+    "invalid": "every plan breaks a rule",
+    "not in the sweep": "its lists or its `where` have no such plan",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,12 @@ class Cell:
     rows: tuple[Row, ...]
     best: Row | None
     note: str
+
+    @property
+    def least_memory(self) -> str:
+        """The least memory that a plan which is too large needs; empty if none is."""
+        needs = [row["peak_device_gib"] for row in self.rows if row["status"] == "does-not-fit"]
+        return f"{min(needs):,.0f} GiB" if needs else ""
 
 
 def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, Any], Cell]:
@@ -83,10 +107,13 @@ def explain_cell(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[
     return [f"{count} x {words}" if count > 1 else words for words, count in said.most_common()]
 
 
-def draw(rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path) -> None:
+def draw(
+    rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path,
+    width: style.Width = "page",
+) -> None:  # fmt: skip
     """Draws a heatmap to a .png or .svg file. Raises OSError if it cannot be written."""
     found = group_cells(rows, x, y, value)
-    save(lambda: heatmap(found, x, y, value, title, lines), path)
+    save(lambda: heatmap(found, x, y, value, title, lines), path, width)
 
 
 def heatmap(
@@ -94,86 +121,117 @@ def heatmap(
 ) -> Figure:
     """Returns the plot. lines: phrases below the title, on what all plans have in common."""
     across, down = (_sort_values({key[i] for key in found}) for i in (0, 1))
+    shown, others = figures.FIGURES[value], _other_fields(found, x, y)
     names = [_wrap(one, NAME) for one in down]
-    left = max(LEFT, max(text_width(line) for name in names for line in name.split("\n")) + 0.4)
-    size = min(WIDEST, (style.PAGE - left - EDGE) / len(across))
-    height = max(min(0.42, max(0.24, size * 0.5)), LINE * max(name.count("\n") + 1 for name in names))
-    shown = figures.FIGURES[value]
-    others = _other_fields(found, x, y)
-    below = " / ".join(map(_last_key, others))
-    words = [f"{shown.title}, of the best plan that fits ({below} written below it)" if others else shown.title, *lines]
-    head = wrap_words(words)
-    top = 0.42 + LINE * len(head)
-    below_cells = [_wrap(one, max(8, int(size * 16))) for one in across]
+    left = max(text_width(line) for name in names for line in name.split("\n")) + 0.42
+    size = (style.layout_width() - left - EDGE - SCALE) / len(across)
+    grid = {key: found.get(key) for key in ((here, there) for here in across for there in down)}
+    reasons = [note for note in HATCHES if any(_reason(cell) == note for cell in grid.values())]
+    extras = [_describe_others(cell, others) for cell in found.values() if cell.best is not None]
+    has_extras = any(extras) and max(map(text_width, extras)) < size - 0.06
+    below = f" ({' / '.join(map(_last_key, others))} written below it)" if has_extras else ""
+    lines = [f"{shown.title}, of the best plan that fits{below}" if others else shown.title, *lines]
+    heading = make_heading(title, lines)
+    key = "; ".join(f"{note}: {MEANING[note]}" for note in reasons)
+    key = f"Blank cells: {key}. --why X,Y has the reasons of one in full." if key else ""
+    blank = [2 if reason == "too large" else 1 for reason in reasons]
+    blank += [len(wrap_text(reason, size - 0.04)) for reason in reasons]
+    lowest = LINE * max(*(name.count("\n") + 1 for name in names), 2 if has_extras else 1, *blank)
+    room = style.layout_height() - heading.bottom - 0.7 - note_height(key)
+    height = max(lowest + 0.06, min(0.42, size * 0.55, room / len(down)))
+    top = heading.bottom
+    below_cells = [_wrap(one, size - 0.04) for one in across]
     more = max(name.count("\n") for name in below_cells)
-    sheet = Sheet(top + height * len(down) + 0.62 + LINE * more)
-    sheet.head(title, head)
+    foot = top + height * len(down) + 0.46 + LINE * more
+    sheet = Sheet(foot + note_height(key))
+    sheet.head(heading)
     axes = sheet.axes(left, top, size * len(across), height * len(down))
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     good = [cell.best[value] for cell in found.values() if cell.best is not None]
-    colours = LinearSegmentedColormap.from_list("cells", ["#f7fbff", style.SKY, style.BLUE, "#00395c"])
+    colours = LinearSegmentedColormap.from_list("cells", ["#d9ecf9", style.SKY, style.BLUE, "#00395c"])
     for i, here in enumerate(across):
         for j, there in enumerate(down):
-            _draw_cell(axes, i, j, found.get((here, there)), shown, good, colours, others, size)
+            cell = grid[here, there]
+            if cell is None or cell.best is None:
+                _draw_blank(axes, (i, j), _reason(cell), cell, size)
+            else:
+                extra = _describe_others(cell, others) if has_extras else ""
+                _draw_cell(axes, (i, j), cell.best[value], extra, shown, good, colours)
     axes.set_xticks([i + 0.5 for i in range(len(across))], below_cells)
     axes.set_yticks([j + 0.5 for j in range(len(down))], names)
     axes.tick_params(axis="both", length=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[:].set_visible(False)
+    if good:
+        _draw_scale(sheet, top, height * len(down), shown, good, colours)
+    if key:
+        sheet.note(foot + 0.05, key)
     return sheet.figure
+
+
+def _reason(cell: Cell | None) -> str:
+    """Why a cell has no value; empty if it has one."""
+    return "not in the sweep" if cell is None else cell.note
+
+
+def _describe_others(cell: Cell, others: Sequence[str]) -> str:
+    """The other fields of the best plan of a cell."""
+    assert cell.best is not None
+    return " / ".join(_format_value(cell.best[name]) for name in others)
+
+
+def _draw_blank(axes: Any, at: tuple[int, int], reason: str, cell: Cell | None, size: float) -> None:
+    """Draws a cell without a value, with the reason."""
+    axes.add_patch(Rectangle(at, 1, 1, hatch=HATCHES[reason], **BLANK))
+    axes.add_patch(Rectangle(at, 1, 1, facecolor="none", edgecolor="white", linewidth=1.2))
+    words = wrap_text(reason, size - 0.04)
+    if cell is not None and reason == "too large" and len(words) == 1 and text_width(cell.least_memory) < size - 0.04:
+        words.append(cell.least_memory)
+    patch = {"facecolor": BLANK["facecolor"], "edgecolor": "none", "pad": 0.6}
+    looks = {"ha": "center", "va": "center", "fontsize": style.SMALL, "color": "#5c5c5c", "bbox": patch}
+    axes.text(at[0] + 0.5, at[1] + 0.5, "\n".join(words), linespacing=1.05, **looks)
 
 
 def _draw_cell(
     axes: Any,
-    i: int,
-    j: int,
-    cell: Cell | None,
+    at: tuple[int, int],
+    value: float,
+    extra: str,
     shown: figures.Figure,
     good: Sequence[float],
     colours: Any,
-    others: Sequence[str],
-    size: float,
 ) -> None:
-    if cell is None:
-        return
-    if cell.best is None:
-        axes.add_patch(Rectangle((i, j), 1, 1, facecolor="#f2f2f2", edgecolor="white", linewidth=1.2))
-        axes.text(
-            i + 0.5,
-            j + 0.5,
-            truncate_words(cell.note, size),
-            ha="center",
-            va="center",
-            fontsize=style.SMALL - 1,
-            color=style.FAINT,
-        )
-        return
-    low, high, value = min(good), max(good), cell.best[shown.name]
+    """Draws a cell with the figure of its best plan. extra: its other fields. good: the figures of all cells."""
+    low, high = min(good), max(good)
     share = (value - low) / (high - low) if high > low else 0.5
-    if shown.better == "lower":
-        share = 1 - share
-    colour = colours(0.1 + 0.9 * share)[:3]
-    ink = style.ink_on(colour)
-    axes.add_patch(Rectangle((i, j), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
-    extra = " / ".join(_format_value(cell.best[name]) for name in others)
-    place = 0.38 if extra else 0.5
+    colour = colours(1 - share if shown.better == "lower" else share)[:3]
+    axes.add_patch(Rectangle(at, 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
+    looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.SMALL, "color": style.ink_on(colour)}
     winner = "bold" if value == shown.best(good) else "normal"
-    axes.text(
-        i + 0.5,
-        j + place,
-        (shown.short or shown.form).format(value),
-        ha="center",
-        va="center",
-        fontsize=style.SMALL,
-        color=ink,
-        fontweight=winner,
-    )
+    words = (shown.short or shown.form).format(value)
+    axes.text(at[0] + 0.5, at[1] + (0.3 if extra else 0.5), words, fontweight=winner, **looks)
     if extra:
-        axes.text(
-            i + 0.5, j + 0.74, truncate_words(extra, size * 1.2), ha="center", va="center", fontsize=5.2, color=ink
-        )
+        axes.text(at[0] + 0.5, at[1] + 0.72, extra, **looks)
+
+
+def _draw_scale(
+    sheet: Sheet, top: float, height: float, shown: figures.Figure, good: Sequence[float], colours: Any
+) -> None:
+    """Draws the scale of colours right of the cells, with the value at each of its ends and in the middle."""
+    tall = min(height, 1.6)
+    axes = sheet.axes(sheet.width - SCALE + 0.12, top, BAR, tall)
+    low, high = min(good), max(good)
+    ramp = np.linspace(1, 0, 128)[:, None]
+    axes.imshow(1 - ramp if shown.better == "lower" else ramp, cmap=colours, aspect="auto", extent=(0, 1, 0, 1))
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+    marks = (0.0, 0.5, 1.0) if high > low and tall > 0.5 else (0.0, 1.0) if high > low else (0.5,)
+    words = [(shown.short or shown.form).format(low + (high - low) * mark) for mark in marks]
+    axes.set_yticks(marks, words)
+    axes.yaxis.tick_right()
+    axes.tick_params(axis="y", length=0, pad=2)
 
 
 def _other_fields(found: Mapping[tuple[Any, Any], Cell], x: str, y: str) -> list[str]:
@@ -191,10 +249,11 @@ def _last_key(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _wrap(value: Any, most: int) -> str:
-    """A value in lines of at most `most` characters."""
+def _wrap(value: Any, room: float) -> str:
+    """A value in lines of a width [in]."""
     together = re.sub(r"(\w) (\w)", "\\1\u00a0\\2", _format_value(value))
-    return "\n".join(textwrap.wrap(together, most))
+    words = re.split(r"(?<=,) ", together)
+    return "\n".join(line for word in words for line in wrap_text(word.replace("\u00a0", " "), room))
 
 
 def _format_value(value: Any) -> str:

@@ -14,10 +14,21 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
-from matplotlib.patches import Patch
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, format_time_axis, save, text_width, time_unit, wrap_words
+from experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    format_time_axis,
+    make_heading,
+    save,
+    space_ticks,
+    text_width,
+    time_unit,
+    wrap_text,
+)
 from hardware.units import GIB
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
@@ -30,9 +41,11 @@ COLOURS = {
     "activations": style.SKY,
     "workspace": style.YELLOW,
     "buffers": style.INK,
-    "logits": "#cc79a7",
-    "other": "#b8a37e",
+    "logits": style.PINK,
+    "other": style.BROWN,
 }
+HATCHES = {"gradients": "////", "workspace": "....", "logits": "xxxx", "other": "----"}
+"""Hatches of categories whose greys are like that of another."""
 WORDS = {"optimizer": "optimizer state", "buffers": "buffers in flight"}
 
 RED = "#c1121f"
@@ -52,8 +65,11 @@ LEGEND_FROM = 0.002
 LEFT, RIGHT, FREE = 0.66, 1.24, 0.76
 """Margins of the bars [in]; the right one has the sum of each device and, in its last part, the free memory."""
 
-TALL = 1.75
-"""Height of the panel over time [in]."""
+TALL, LOW = 1.75, 1.0
+"""Height of the panel over time, and on sheets that are low [in]."""
+
+LEAST_ROW = 0.135
+"""Least distance of bars [in]."""
 
 
 @dataclass(frozen=True)
@@ -79,51 +95,52 @@ class Bar:
         return self.allocated + self.fragmentation + self.context
 
 
-def draw(report: Report, path: str | Path) -> None:
+def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
     """Draws both panels to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: memory(report), path)
+    save(lambda: memory(report), path, width)
 
 
 def memory(report: Report) -> Figure:
     """The figure."""
     everyone = device_bars(report)
     full = fullest_device(everyone)
-    shown = [everyone[d] for d in choose_devices(len(everyone), full.device)]
-    row = min(0.34, max(0.135, 3.0 / len(shown)))
     capacity, job = full.capacity, report.job
-    left = left_margin(shown)
-
-    head = wrap_words(describe_plan(report.play.plan))
-    first = 0.36 + LINE * (len(head) + 1) + 0.36
-    second = first + row * len(shown) + 0.62
-    keys = second + TALL + 0.26
-    sheet = Sheet(keys + 0.56)
-
     who = f"{full.name}, the fullest," if len(everyone) > 1 else "a GPU"
     title = (
         f"{job.model.name} on {job.cluster.name}: {who} needs {format_gib(full.total)} and has {format_gib(capacity)}"
     )
-    sheet.head(title, head)
     over = [bar for bar in everyone if bar.total > bar.capacity]
     verdict = f"fits: {format_gib(capacity - full.total)} of {format_gib(capacity)} stay free"
     if over:
         verdict = f"does not fit: {format_gib(full.total - capacity)} more than the {format_gib(capacity)} of a GPU"
         if len(everyone) > 1:
             verdict += f"; {len(over)} of {len(everyone)} devices are too full"
-    sheet.text(
-        EDGE,
-        0.36 + LINE * len(head),
-        verdict,
-        color=RED if over else style.FAINT,
-        fontweight="bold" if over else "normal",
-    )
+    heading = make_heading(title, describe_plan(report.play.plan))
+    verdict_lines = wrap_text(verdict, style.layout_width() - 2 * EDGE, style.TEXT, bold=bool(over))
+    tall = TALL if style.layout_height() > 6 else LOW
+    first = heading.bottom - 0.06 + LINE * len(verdict_lines) + 0.36
+    room = style.layout_height() - first - 0.62 - tall - 0.9
+    shown = [everyone[d] for d in choose_devices(len(everyone), full.device, min(ROWS, int(room / LEAST_ROW)))]
+    row = min(0.34, max(LEAST_ROW, min(3.0, room) / len(shown)))
+    left = left_margin(shown)
+    moments, held = report.play.memory(full.device)
+    most = np.max([[bar.by[name] for name in CATEGORIES] for bar in shown] + [held.max(axis=0)], axis=0)
+    names = [name for name, n in zip(CATEGORIES, most, strict=True) if n > LEGEND_FROM * full.total]
+    entries = legend_entries(names, bool(over))
+    second = first + row * len(shown) + 0.62
+    keys = second + tall + 0.26
+    sheet = Sheet(keys + legend_height(entries) + 0.06)
+    sheet.head(heading)
+    for i, line in enumerate(verdict_lines):
+        looks: dict[str, Any] = {"color": RED, "fontweight": "bold"} if over else {"color": style.FAINT}
+        sheet.text(EDGE, heading.bottom - 0.06 + LINE * i, line, **looks)
 
     where = "the device at its peak" if len(everyone) == 1 else "every device at its peak"
     if len(shown) < len(everyone):
         where = f"{len(shown)} of {len(everyone)} devices, each at its peak"
     draw_caption(sheet, first - 0.14, "a", where)
-    sheet.text(style.PAGE - FREE, first - 0.05, "GiB", ha="right", color=style.FAINT)
-    draw_peaks(sheet.axes(left, first, style.PAGE - left - RIGHT, row * len(shown)), shown, row)
+    sheet.text(sheet.width - FREE, first - 0.05, "GiB", ha="right", color=style.FAINT)
+    draw_peaks(sheet.axes(left, first, sheet.width - left - RIGHT, row * len(shown)), shown, row)
 
     draw_caption(
         sheet,
@@ -135,16 +152,11 @@ def memory(report: Report) -> Figure:
         words = f"of {format_gib(capacity)}, tensors can have {format_gib(capacity - full.context)}"
     else:
         words = capacity_beyond_scale(capacity)
-    sheet.text(style.PAGE - EDGE, second - 0.08, words, ha="right", color=style.FAINT)
-    moments, held = report.play.memory(full.device)
-    draw_time_curve(sheet.axes(LEFT, second, style.PAGE - LEFT - 0.14, TALL), report, moments, held, full)
-    most = np.max([[bar.by[name] for name in CATEGORIES] for bar in shown] + [held.max(axis=0)], axis=0)
-    draw_legend(
-        sheet,
-        [name for name, n in zip(CATEGORIES, most, strict=True) if n > LEGEND_FROM * full.total],
-        bool(over),
-        keys,
-    )
+    if style.is_narrow():  # beside the caption there is no room
+        words = ""
+    sheet.text(sheet.right, second - 0.08, words, ha="right", color=style.FAINT)
+    draw_time_curve(sheet.axes(LEFT, second, sheet.width - LEFT - 0.14, tall), report, moments, held, full)
+    draw_legend(sheet, entries, keys)
     return sheet.figure
 
 
@@ -228,19 +240,30 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     top, capacity = max(bar.total for bar in shown), max(bar.capacity for bar in shown)
     equal = all(bar.capacity == capacity for bar in shown)
     end = max(top, capacity) * 1.02 if shows_capacity(top, capacity, "peak") else top * 1.1
-    room = style.PAGE - left_margin(shown) - RIGHT
+    room = style.layout_width() - left_margin(shown) - RIGHT
     inches = room / (end / GIB)
     tall = 0.78
     for y, bar in enumerate(shown):
         at = 0.0
         for name, nbytes in bar.by.items():
             wide = nbytes / GIB
-            axes.barh(y, wide, tall, at, color=COLOURS[name], edgecolor="white", linewidth=0.3)
+            axes.barh(
+                y,
+                wide,
+                tall,
+                at,
+                facecolor=COLOURS[name],
+                hatch=HATCHES.get(name, ""),
+                edgecolor="white",
+                linewidth=0.3,
+            )
             words = f"{wide:.1f}"
             clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
             if clear * inches > text_width(words) + 0.08 and row * tall > 0.1:
                 ink = style.ink_on(style.rgb(COLOURS[name]))
-                axes.text(at + clear / 2, y, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink)
+                patch = {"facecolor": COLOURS[name], "edgecolor": "none", "pad": 0.3}
+                spot = at + clear / 2, y
+                axes.text(*spot, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink, bbox=patch)
             at += wide
         for nbytes, looks in ((bar.fragmentation, FRAGMENTATION), (bar.context, CONTEXT)):
             axes.barh(y, nbytes / GIB, tall, at, **looks)
@@ -272,13 +295,16 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
         words = f"capacity {format_gib(capacity)}" + ("" if equal else " at most")
     else:
         words = capacity_beyond_scale(capacity)
+        if text_width(words, style.TEXT) > room:
+            words = f"{format_gib(capacity)} beyond"
     place = min(capacity / end, 1 - 0.5 * text_width(words, style.TEXT) / room)
     axes.annotate(words, (place, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", ha="center")
     # Labels must not overlap.
     every = max(1, math.ceil(0.115 / row))
     rows = range(0, len(shown), every)
     axes.set_yticks(list(rows), [shown[y].name for y in rows])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} GiB")
+    space_ticks(axes, lambda value: f"{value:,.10g} GiB")
+    axes.set_xlim(0, end / GIB)
 
 
 def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full: Bar) -> None:
@@ -291,7 +317,10 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
     for i, name in reversed(list(enumerate(CATEGORIES))):
         if held[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
-            axes.stairs(levels, knots, fill=True, color=COLOURS[name], linewidth=0)
+            axes.stairs(
+                levels, knots, fill=True, facecolor=COLOURS[name], hatch=HATCHES.get(name, ""), edgecolor="white",
+                linewidth=0,
+            )  # fmt: skip
 
     seen = shows_capacity(full.total, capacity, "time")
     peak = full.allocated / GIB
@@ -310,10 +339,12 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
 
     total = held.sum(axis=1)
     at = float(moments[int(np.argmax(total > total.max() * (1 - 1e-9)))])  # the first of equal peaks
-    side = "left" if at < 0.2 * span else "right" if at > 0.8 * span else "center"
+    words = f"peak {peak:,.1f} GiB at {format_number(at * scale)} {unit}"
+    half = 0.5 * text_width(words, style.TEXT) / (style.layout_width() - LEFT - 0.14) * span
+    side = "left" if at < half else "right" if at > span - half else "center"
     axes.plot([at * scale], [peak], marker=CARETDOWN, color=style.INK, markersize=4, clip_on=False)
     axes.annotate(
-        f"peak {peak:,.1f} GiB at {format_number(at * scale)} {unit}",
+        words,
         (at * scale, peak),
         (0, 6),
         textcoords="offset points",
@@ -334,25 +365,11 @@ CONTEXT: dict[str, Any] = {"facecolor": PALE, "edgecolor": "#8a8a8a", "hatch": "
 EXCESS: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "hatch": "xxxxx", "linewidth": 0.8}
 
 
-def draw_legend(sheet: Sheet, names: list[str], over: bool, top: float) -> None:
-    """Draws the legend below the panels."""
-    handles = [Patch(facecolor=COLOURS[name], linewidth=0) for name in names]
-    words = [WORDS.get(name, name) for name in names]
-    handles += [Patch(**FRAGMENTATION), Patch(**CONTEXT)]
-    words += ["fragmentation", "context, libraries"]
+def legend_entries(names: list[str], over: bool) -> list[LegendEntry]:
+    """The categories that are drawn, and what a GPU holds beside tensors. over: whether memory exceeds a capacity."""
+    entries = [LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, "")) for name in names]
+    for words, looks in (("fragmentation", FRAGMENTATION), ("context, libraries", CONTEXT)):
+        entries.append(LegendEntry(words, [looks["facecolor"]], looks["hatch"], looks["edgecolor"]))
     if over:
-        handles.append(Patch(**EXCESS))
-        words.append("beyond the capacity")
-    sheet.figure.legend(
-        handles,
-        words,
-        loc="upper left",
-        bbox_to_anchor=(0.0, 1 - top / sheet.height),
-        ncols=math.ceil(len(words) / 2),
-        frameon=False,
-        handlelength=1.4,
-        handleheight=0.8,
-        columnspacing=1.1,
-        handletextpad=0.5,
-        borderpad=0.2,
-    )
+        entries.append(LegendEntry("beyond the capacity", [(1.0, 1.0, 1.0)], EXCESS["hatch"], EXCESS["edgecolor"]))
+    return entries

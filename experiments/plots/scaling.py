@@ -1,47 +1,59 @@
-"""Scaling curve: tokens/s against GPUs with ideal scaling as a line, and below it the parts of the step.
+"""Scaling curve: tokens/s of a GPU against GPUs with ideal scaling as a line, and below it the parts of the step.
 
-Both axes of the curve are logarithmic, so ideal scaling is a straight line; the band is the 90 % interval. A vertical
-line marks where the bottleneck changes.
+The axis of tokens/s is linear and of one GPU, so that a loss at the end of the curve is as long as it is large. The
+band is the 90 % interval; a vertical line marks where the bottleneck changes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, save, truncate_words, wrap_words
+from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, note_height, save, text_width, truncate_words
 from experiments.sweeps.scaling import Curve, Point, shorten
 from simulator.program.categories import EXPOSED
 from simulator.report.report import Report
 
-LEFT, SIDE = 0.62, 4.5
-"""Left end and width of the axes [in]."""
-KEY = LEFT + SIDE + 0.25
-UPPER, LOWER = 2.5, 1.35
+LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
+"""Left end of the axes, width of the table beside them, and distance of both [in]."""
+UPPER, LOWER = 2.2, 1.3
 """Heights of the two axes [in]."""
+KEY = 0.4
+"""Height of the legend of lines, marks and band [in]."""
+
+
+class StepShare(NamedTuple):
+    """Looks of a group of parts of the step."""
+
+    words: str
+    colour: str
+    hatch: str = ""
+
 
 PARTS = (
-    ("GEMMs", style.BLUE),
-    ("attention", style.lighten(style.BLUE, 0.45)),
-    ("memory-bound kernels", style.ORANGE),
-    ("exposed communication", style.GREEN),
-    ("pipeline bubble", style.lighten(style.INK, 0.75)),
-    ("optimizer, host, idle", style.YELLOW),
+    StepShare("GEMMs", style.BLUE),
+    StepShare("attention", style.SKY, "\\\\\\\\"),
+    StepShare("memory-bound kernels", style.PINK, "...."),
+    StepShare("exposed communication", style.GREEN),
+    StepShare("pipeline bubble", style.STONE, "////"),
+    StepShare("optimizer, host, idle", style.GREY, "xxxx"),
 )
-"""Groups of parts of the step with their colours, from the bottom up."""
+"""Groups of parts of the step from the bottom up."""
 
 
 MOST_ROWS = 12
 """Points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
 
 
-def draw(curve: Curve, path: str | Path) -> None:
+def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
     """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: scaling(curve), path)
+    save(lambda: scaling(curve), path, width)
 
 
 def scaling(curve: Curve) -> Figure:
@@ -50,20 +62,34 @@ def scaling(curve: Curve) -> Figure:
     kept = "batch of a GPU" if curve.kind == "weak" else "global batch"
     words = [f"the {kept} stays, {curve.axis} grows", f"{job.cluster.gpu.name}, {job.framework.name}"]
     words += [" x ".join(f"{axis} {n}" for axis, n in job.plan.mesh.items() if axis != curve.axis and n > 1)]
-    lines = wrap_words([word for word in words if word])
-    top = 0.42 + LINE * len(lines)
-    sheet = Sheet(top + UPPER + LOWER + 0.6)
-    sheet.head(f"{curve.kind.capitalize()} scaling of {job.model.name}", lines)
+    title = f"{curve.kind.capitalize()} scaling of {job.model.name}"
+    heading = make_heading(title, [word for word in words if word])
+    top = heading.bottom + KEY
     if not curve.known:
-        sheet.text(EDGE, top + 0.2, "The job runs on none of these numbers of GPUs.")
+        sheet = Sheet(top + 0.4)
+        sheet.head(heading)
+        sheet.text(EDGE, top, "The job runs on none of these numbers of GPUs.")
         return sheet.figure
-    upper = sheet.axes(LEFT, top, SIDE, UPPER)
-    lower = sheet.axes(LEFT, top + UPPER + 0.15, SIDE, LOWER)
+    narrow = style.is_narrow()
+    refused = [f"{point.gpus:,}" for point in curve.points if point.report is None]
+    note = f"Not possible with this plan: {', '.join(refused)} GPUs." if refused else ""
+    room = style.layout_height() - top - 0.75 - note_height(note)
+    upper_height = min(UPPER, 0.62 * room)
+    lower_height = min(LOWER, room - upper_height)
+    rows = [*_table_rows(curve)]
+    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(PARTS) + 0.1
+    below = top + upper_height + lower_height + 0.6
+    side = style.layout_width() - LEFT - (EDGE if narrow else TABLE + BETWEEN + EDGE)
+    height = below + (table + 0.1 if narrow else 0.0)
+    sheet = Sheet(max(height, 0.0 if narrow else top + table) + note_height(note))
+    sheet.head(heading)
+    upper = sheet.axes(LEFT, top, side, upper_height)
+    lower = sheet.axes(LEFT, top + upper_height + 0.15, side, lower_height)
     gpus = [point.gpus for point in curve.points]
     for axes in (upper, lower):
         axes.set_xscale("log", base=2)
         axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(_choose_ticks(gpus)))
+        axes.xaxis.set_major_locator(FixedLocator(_choose_ticks(gpus, side)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.spines["left"].set_visible(True)
@@ -71,30 +97,33 @@ def scaling(curve: Curve) -> Figure:
     _draw_shares(lower, curve)
     upper.tick_params(axis="x", labelbottom=False)
     lower.set_xlabel("GPUs")
-    _draw_key(sheet, curve, top)
+    _draw_legend(sheet, curve, heading.bottom - 0.12)
+    _draw_table(sheet, rows, EDGE if narrow else LEFT + side + BETWEEN, below if narrow else top)
+    if note:
+        sheet.note(sheet.height - note_height(note) + 0.04, note)
     return sheet.figure
 
 
-def _choose_ticks(gpus: list[int]) -> list[int]:
-    """At most nine of the numbers, including the last."""
-    step = -(-len(gpus) // 9)
+def _choose_ticks(gpus: list[int], room: float) -> list[int]:
+    """As many of the numbers as have room, including the last. room: length of the axis [in]."""
+    most = max(2, int(room / (text_width(f"{gpus[-1]:,}") + 0.12)))
+    step = -(-len(gpus) // most)
     return gpus[::-1][::step][::-1]
 
 
 def _draw_rates(axes: Any, curve: Curve) -> None:
+    """Draws tokens/s of a GPU, their interval, ideal scaling, and where the bottleneck changes."""
     known = curve.known
-    x, y = [point.gpus for point in known], [point.tokens_per_s for point in known]
-    ideal = [y[0] * gpus / x[0] for gpus in x]
-    axes.set_yscale("log")
-    axes.plot(x, ideal, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    lows, highs = zip(*(point.interval for point in known), strict=True)
-    axes.fill_between(x, lows, highs, color=style.lighten(style.BLUE, 0.8), linewidth=0, zorder=0)
+    x, y = [point.gpus for point in known], [point.tokens_per_s / point.gpus for point in known]
+    axes.axhline(y[0], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    lows, highs = zip(*([end / point.gpus for end in point.interval] for point in known), strict=True)
+    axes.fill_between(x, lows, highs, color=style.lighten(style.BLUE, 0.75), linewidth=0, zorder=0)
     axes.plot(x, y, color=style.BLUE, linewidth=1.2, zorder=2)
     for fits, face in ((True, style.BLUE), (False, "white")):
         own = [point for point in known if point.report is not None and point.report.fits == fits]
         axes.scatter(
             [point.gpus for point in own],
-            [point.tokens_per_s for point in own],
+            [point.tokens_per_s / point.gpus for point in own],
             s=16,
             color=face,
             edgecolors=style.BLUE,
@@ -102,19 +131,18 @@ def _draw_rates(axes: Any, curve: Curve) -> None:
             zorder=3,
         )
     for one, other in curve.changes:
-        axes.axvline((one.gpus * other.gpus) ** 0.5, color=style.ORANGE, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-    axes.set_ylabel("tokens/s of all GPUs")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.axvline((one.gpus * other.gpus) ** 0.5, color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    axes.set_ylabel("tokens/s of a GPU")
+    axes.set_ylim(0, 1.08 * max(*highs, *y))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(_format_rate))
-    axes.yaxis.set_minor_locator(LogLocator(subs=()))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _format_rate(value: float, _: Any) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g}"
+            return f"{value / (1e3 if unit == 'k' else size):g} {unit}"
+    return f"{value:,g}"
 
 
 def step_shares(report: Report) -> list[float]:
@@ -127,47 +155,96 @@ def step_shares(report: Report) -> list[float]:
 
 
 def _draw_shares(axes: Any, curve: Curve) -> None:
-    x = [point.gpus for point in curve.known]
+    """Draws the parts of the step above each other, by number of GPUs."""
+    x = [float(point.gpus) for point in curve.known]
     rows = [step_shares(point.report) for point in curve.known if point.report is not None]
     if len(x) == 1:  # an area needs two points
-        x, rows = [x[0] - 1, x[0] + 1], rows * 2
-    axes.stackplot(
-        x, *zip(*rows, strict=True), colors=[colour for _, colour in PARTS], linewidth=0.4, edgecolor="white"
-    )
+        x, rows = [x[0] / 1.2, x[0] * 1.2], rows * 2
+    low = [0.0] * len(x)
+    for part, shares in zip(PARTS, zip(*rows, strict=True), strict=True):
+        high = [below + share for below, share in zip(low, shares, strict=True)]
+        axes.fill_between(x, low, high, facecolor=part.colour, hatch=part.hatch, edgecolor="white", linewidth=0.4)
+        low = high
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
     axes.set_ylabel("% of the step")
 
 
-def _draw_key(sheet: Sheet, curve: Curve, top: float) -> None:
-    """Writes the efficiency at some points, the bottlenecks, and the colours of the parts, right of the axes."""
-    right, y = style.PAGE - EDGE, top + 0.08
-    for x, head in ((KEY + 0.42, "GPUs"), (KEY + 0.95, "efficiency"), (right, "step")):
-        sheet.text(x, y, head, ha="right", color=style.FAINT, fontsize=style.SMALL)
-    for point in _choose_points(curve.known, MOST_ROWS):
-        y += LINE
-        assert point.report is not None
-        cells = f"{point.gpus:,}", f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
-        for x, cell in zip((KEY + 0.42, KEY + 0.95, right), cells, strict=True):
-            sheet.text(x, y, cell, ha="right", fontsize=style.SMALL)
-    y += 1.6 * LINE
-    last = curve.known[-1].bottleneck
-    notes = [
-        *((f"to {one.gpus:,}", one.bottleneck) for one, _ in curve.changes),
-        ("all" if not curve.changes else "then", last),
+def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
+    """Draws the legend of the curve: what dashes, band, dots and circles are."""
+    band = Patch(facecolor=style.lighten(style.BLUE, 0.75), linewidth=0)
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=style.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
+        (band, "90% interval"),
+        (Line2D([], [], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3))), "ideal scaling"),
     ]
-    sheet.text(KEY, y, "largest cost besides matrix work", color=style.FAINT, fontsize=style.SMALL)
-    for when, what in notes[-4:]:
-        y += LINE
-        sheet.text(KEY + 0.42, y, when, ha="right", fontsize=style.SMALL)
-        sheet.text(KEY + 0.5, y, truncate_words(shorten(what), right - KEY - 0.5), fontsize=style.SMALL)
-    y = top + UPPER + 0.2
-    for name, colour in reversed(PARTS):
-        sheet.patch(KEY, y, 0.09, 0.09, facecolor=colour, linewidth=0)
-        sheet.text(KEY + 0.15, y + 0.085, name, fontsize=style.SMALL)
-        y += 0.17
+    if curve.changes:
+        dots = Line2D([], [], color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)))
+        entries.append((dots, "largest cost changes"))
     if any(point.report is not None and not point.report.fits for point in curve.points):
-        sheet.text(KEY, y + 0.1, "hollow: does not fit", fontsize=style.SMALL, color=style.FAINT)
+        looks: dict[str, Any] = {"markerfacecolor": "white", "markersize": 3.6, "linewidth": 0}
+        entries.append((Line2D([], [], color=style.BLUE, marker="o", **looks), "does not fit"))
+    columns = 2 if style.is_narrow() else len(entries)
+    sheet.figure.legend(
+        *zip(*entries, strict=True),
+        loc="upper left",
+        bbox_to_anchor=(0.0, 1 - top / sheet.height),
+        ncols=columns,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+        handletextpad=0.5,
+        borderaxespad=0.1,
+        labelspacing=0.25,
+    )
+
+
+TableRow = tuple[str, ...]
+"""GPUs, efficiency, tokens/s and step; or when and what of the largest cost; or a single text, which is a head."""
+
+
+def _table_rows(curve: Curve) -> list[TableRow]:
+    """The rows of the table, in their order."""
+    rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
+    for point in _choose_points(curve.known, MOST_ROWS):
+        assert point.report is not None
+        efficiency, step = f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
+        rows.append((f"{point.gpus:,}", efficiency, _format_total(point.tokens_per_s), step))
+    rows.append(("largest cost besides matrix work",))
+    rows += [(f"to {one.gpus:,}", shorten(one.bottleneck)) for one, _ in curve.changes][-3:]
+    return [*rows, ("all" if not curve.changes else "then", shorten(curve.known[-1].bottleneck))]
+
+
+def _format_total(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> None:
+    """Writes the efficiency at some points and the largest costs, and below them the colours of the parts."""
+    right, y = sheet.right, top + 0.08
+    ends = (left + 0.42, left + 0.98, left + 1.55, min(right, left + TABLE))
+    for row in rows:
+        looks: dict[str, Any] = {"fontsize": style.SMALL}
+        head = row[0] in ("GPUs", "largest cost besides matrix work")
+        looks["color"] = style.FAINT if head else style.INK
+        if len(row) == 1:
+            y += 0.06
+            sheet.text(left, y, row[0], **looks)
+        elif len(row) == 2:
+            sheet.text(left + 0.42, y, row[0], ha="right", **looks)
+            sheet.text(left + 0.5, y, truncate_words(row[1], right - left - 0.5), **looks)
+        else:
+            for x, cell in zip(ends, row, strict=True):
+                sheet.text(x, y, cell, ha="right", **looks)
+        y += LINE
+    for part in reversed(PARTS):
+        looks = {"facecolor": part.colour, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0}
+        sheet.patch(left, y, 0.22, 0.1, **looks)
+        sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
+        y += 0.17
 
 
 def _choose_points(points: list[Point], most: int) -> list[Point]:

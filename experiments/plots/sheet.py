@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
-import textwrap
+import io
+import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import MaxNLocator
 
 from experiments.plots import style
 
 EDGE = 0.1
 """Left and right margin of text [in]."""
 
-LINE = 0.135
-"""Distance between lines of text [in]."""
+LINE, TITLE_LINE = 0.135, 0.16
+"""Distances between lines of text, and of a title [in]."""
+
+HEAD = 0.42
+"""Upper end of a plot below a title of one line without lines below it [in]."""
+
+
+class Heading(NamedTuple):
+    """Title and lines below it, broken to the width of the layout."""
+
+    title: list[str]
+    lines: list[str]
+
+    @property
+    def bottom(self) -> float:
+        """Upper end of what follows [in]."""
+        return HEAD + TITLE_LINE * (len(self.title) - 1) + LINE * len(self.lines)
+
+
+def make_heading(title: str, *parts: Sequence[str] | str) -> Heading:
+    """Breaks a title and what stands below it into lines.
+
+    parts: each begins a line of its own; a sequence is of phrases, joined by commas.
+    """
+    room = style.layout_width() - 2 * EDGE
+    lines = [line for part in parts for line in wrap_words([part] if isinstance(part, str) else part)]
+    return Heading(wrap_text(title, room, style.TITLE, bold=True), lines)
 
 
 class Sheet:
-    """A matplotlib figure as wide as a page."""
+    """A matplotlib figure as wide as the layout."""
 
     def __init__(self, height: float) -> None:
-        self.height = height
-        self.figure = Figure(figsize=(style.PAGE, height), facecolor="white")
+        self.width, self.height = style.layout_width(), height
+        self.figure = Figure(figsize=(self.width, height), facecolor="white")
+
+    @property
+    def right(self) -> float:
+        """Right end of text [in]."""
+        return self.width - EDGE
 
     def axes(self, left: float, top: float, width: float, height: float) -> Any:
         """Adds axes without a frame."""
         axes = self.figure.add_axes(
-            (left / style.PAGE, 1 - (top + height) / self.height, width / style.PAGE, height / self.height)
+            (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
         )
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0, pad=3)
@@ -41,39 +74,67 @@ class Sheet:
 
     def text(self, x: float, y: float, words: str, **looks: Any) -> None:
         """Writes text with its baseline at `y`."""
-        self.figure.text(x / style.PAGE, 1 - y / self.height, words, parse_math=False, **looks)
+        self.figure.text(x / self.width, 1 - y / self.height, words, parse_math=False, **looks)
 
     def patch(self, x: float, y: float, width: float, height: float, **looks: Any) -> None:
         """Draws a rectangle with its upper side at `y`."""
-        corner = x / style.PAGE, 1 - (y + height) / self.height
-        size = width / style.PAGE, height / self.height
+        corner = x / self.width, 1 - (y + height) / self.height
+        size = width / self.width, height / self.height
         self.figure.add_artist(Rectangle(corner, *size, transform=self.figure.transFigure, **looks))
 
-    def head(self, title: str, lines: Sequence[str]) -> None:
-        """Writes the title, in smaller type if it is too long, and the lines below it."""
-        room = style.PAGE - 2 * EDGE
-        size = style.TITLE * min(1.0, room / text_width(title, style.TITLE, bold=True))
-        self.text(EDGE, 0.2, title, fontsize=size, fontweight="bold")
-        for i, line in enumerate(lines):
-            self.text(EDGE, 0.36 + LINE * i, line, color=style.FAINT)
+    def head(self, heading: Heading) -> None:
+        """Writes the title and the lines below it."""
+        y = 0.2
+        for line in heading.title:
+            self.text(EDGE, y, line, fontsize=style.TITLE, fontweight="bold")
+            y += TITLE_LINE
+        for line in heading.lines:
+            self.text(EDGE, y, line, color=style.FAINT)
+            y += LINE
+
+    def note(self, y: float, words: str) -> float:
+        """Writes a note in small type, broken to the width; returns the baseline of a next line [in]."""
+        for line in wrap_text(words, self.width - 2 * EDGE, style.SMALL):
+            self.text(EDGE, y, line, fontsize=style.SMALL, color=style.FAINT)
+            y += LINE
+        return y
+
+
+def note_height(words: str) -> float:
+    """Height of the lines of a note [in]."""
+    return LINE * len(wrap_text(words, style.layout_width() - 2 * EDGE, style.SMALL)) if words else 0.0
 
 
 def wrap_words(parts: Sequence[str]) -> list[str]:
-    """Joins parts of a sentence and breaks them into lines of the sheet's width."""
-    return textwrap.wrap(", ".join(parts), 112)
+    """Joins phrases of a sentence and breaks them into lines of the layout's width."""
+    return wrap_text(", ".join(parts), style.layout_width() - 2 * EDGE, style.TEXT)
 
 
+def wrap_text(words: str, room: float, size: float = style.SMALL, bold: bool = False) -> list[str]:
+    """Breaks text into lines of a width; a word that is too long for it is cut. room: that width [in]."""
+    room -= 0.05  # type is a little wider on coarse screens
+    lines: list[str] = []
+    for word in words.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(longer, size, bold) <= room:
+            lines[-1] = longer
+        else:
+            lines.append(truncate_words(word, room, size, bold))
+    return lines
+
+
+@lru_cache(maxsize=4096)
 def text_width(words: str, size: float = style.SMALL, bold: bool = False) -> float:
     """Width of a line of text [in]. size: of its type [pt]."""
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
     return float(text_to_path.get_text_width_height_descent(words, font, False)[0]) / 72
 
 
-def truncate_words(words: str, room: float) -> str:
+def truncate_words(words: str, room: float, size: float = style.SMALL, bold: bool = False) -> str:
     """Cuts text to a width. room: that width [in]."""
-    if text_width(words) <= room:
+    if text_width(words, size, bold) <= room:
         return words
-    while words and text_width(words + "...") > room:
+    while words and text_width(words + "...", size, bold) > room:
         words = words[:-1]
     return f"{words.rstrip()}..." if words else ""
 
@@ -81,9 +142,23 @@ def truncate_words(words: str, room: float) -> str:
 def format_time_axis(axes: Any, span: float, scale: float, unit: str) -> None:
     """Formats an x axis of time. span: its length [s]. scale: units per second."""
     axes.set_xlim(0, span * scale)
-    # A label at the right end would leave the sheet.
-    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= span * scale * 0.975])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} {unit}")
+    space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
+
+
+def space_ticks(axes: Any, write: Callable[[float], str]) -> None:
+    """Labels the x axis with at most as many ticks as have room, none whose label would leave the axes on the right."""
+    low, high = axes.get_xlim()
+    inches = axes.get_position().width * axes.figure.get_size_inches()[0]
+    for most in range(9, 1, -1):
+        ticks = [
+            tick for tick in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= tick <= high
+        ]
+        widest = max((text_width(write(tick)) for tick in ticks), default=0.0)
+        if not ticks or (high - low) * (widest + 0.12) <= (ticks[1] - ticks[0] if len(ticks) > 1 else high) * inches:
+            break
+    ends = high - 0.5 * widest / inches * (high - low) + 0.08 / inches * (high - low)
+    axes.set_xticks([tick for tick in ticks if tick <= ends])
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))
 
 
 def time_unit(span: float) -> tuple[float, str]:
@@ -91,7 +166,28 @@ def time_unit(span: float) -> tuple[float, str]:
     return (1.0, "s") if span >= 2 else (1e3, "ms")
 
 
-def save(make: Callable[[], Figure], path: str | Path) -> None:
-    """Makes a plot in the common style and writes it. Raises OSError if the file cannot be written."""
-    with matplotlib.rc_context(style.RC):
-        make().savefig(path, dpi=style.DPI, metadata=style.metadata(str(path).lower()))
+def save(make: Callable[[], Figure], path: str | Path, width: style.Width = "page") -> None:
+    """Makes a plot for a width and writes it. Raises OSError if the file cannot be written."""
+    zoom, meta = style.WIDTHS[width].zoom, style.metadata(str(path).lower())
+    with matplotlib.rc_context(style.settings(width)):
+        figure = make()
+        if not str(path).lower().endswith("svg"):
+            # More dots an inch of the layout, and the same an inch of the finished plot.
+            figure.savefig(path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
+        elif zoom == 1:
+            figure.savefig(path, metadata=meta)
+        else:
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata=meta)
+            Path(path).write_text(_enlarge_svg(text.getvalue(), zoom), "utf-8")
+
+
+def _enlarge_svg(text: str, zoom: float) -> str:
+    """Enlarges an SVG image as a whole: its width and height, while the box of its coordinates stays."""
+
+    def enlarge(size: re.Match[str]) -> str:
+        return f'{size[1]}="{float(size[2]) * zoom:g}pt"'
+
+    head, tag, rest = text.partition("<svg ")
+    root, end, body = rest.partition(">")
+    return head + tag + re.sub(r'\b(width|height)="([0-9.]+)pt"', enlarge, root) + end + body

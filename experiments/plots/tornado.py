@@ -6,28 +6,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from experiments.explain.assumed_fields import AssumedFieldEffect
 from experiments.explain.sensitivity import RANGE, Sensitivities
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, save, time_unit, truncate_words, wrap_words
+from experiments.plots.sheet import (
+    EDGE,
+    Sheet,
+    make_heading,
+    note_height,
+    save,
+    space_ticks,
+    text_width,
+    time_unit,
+    truncate_words,
+)
 from simulator.report.words import describe_plan, format_seconds
 
 ROW = 0.24
 """Height of a bar with its gap [in]."""
-LEFT = 2.35
-"""Left end of the axes, after the names of the figures [in]."""
+LEFT, NARROW = 2.35, 1.3
+"""Largest left end of the axes, after the names of the figures, and that in a column [in]."""
+LOOKS: dict[str, dict[str, Any]] = {
+    "shorter": {"facecolor": style.GREEN, "edgecolor": "white", "linewidth": 0},
+    "longer": {"facecolor": style.ORANGE, "edgecolor": "white", "linewidth": 0, "hatch": "////"},
+}
 LEAST = 1e-4
 """Share of the step below which a figure gets no bar."""
 LEAST_FIELD = 1e-3
 """The same for a field that the job does not state."""
 MOST_FIELDS = 16
-"""Most bars of such fields."""
-MARGIN = 0.25
-"""Room beside the widest bar for the numbers, as a share of its width."""
+"""Most bars of such fields; fewer where the sheet is low."""
 
 
 class StepRange(NamedTuple):
@@ -38,9 +50,9 @@ class StepRange(NamedTuple):
     high_s: float
 
 
-def draw(found: Sensitivities, path: str | Path) -> None:
+def draw(found: Sensitivities, path: str | Path, width: style.Width = "page") -> None:
     """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: tornado(found), path)
+    save(lambda: tornado(found), path, width)
 
 
 def tornado(found: Sensitivities) -> Figure:
@@ -50,21 +62,44 @@ def tornado(found: Sensitivities) -> Figure:
         StepRange(one.figure.label, one.better_s, one.worse_s) for one in found.found if one.swing_s >= LEAST * step
     ]
     assumed = [_field_bar(one) for one in found.assumed if one.step_effect_s >= LEAST_FIELD * step][:MOST_FIELDS]
-    lines = [f"Every figure of the hardware {RANGE:.0%} better (green) and {RANGE:.0%} worse, all others kept."]
-    lines += wrap_words(describe_plan(report.play.plan))
-    top = 0.46 + LINE * len(lines)
-    below = top + ROW * max(1, len(hardware)) + 0.62
-    sheet = Sheet(below + ROW * len(assumed) + 0.28 if assumed else below - 0.34)
-    sheet.head(f"{report.job.model.name} on {report.job.cluster.name}: what shortens a step", lines)
+    heading = make_heading(
+        f"{report.job.model.name} on {report.job.cluster.name}: what shortens a step of {format_seconds(step)}",
+        describe_plan(report.play.plan),
+        f"Every figure of the hardware {RANGE:.0%} better and {RANGE:.0%} worse, all others kept: plain bars are "
+        "shorter steps, hatched ones longer steps.",
+    )
+    top = heading.bottom
+    words = "Fields that the job does not state: the shortest and the longest step of their alternatives."
+    between = 0.5 + note_height(words)
+    rows = int((style.layout_height() - top - between - 0.45) / ROW)
+    shown, fields = split_rows(rows, len(hardware), len(assumed))
+    left_out = [len(hardware) - shown, len(assumed) - fields]
+    hardware, assumed = hardware[:shown], assumed[:fields]
+    more = f"{sum(left_out)} narrower bars are left out." if any(left_out) else ""
+    below = top + ROW * max(1, len(hardware)) + between
+    foot = below + ROW * len(assumed) + 0.28 if assumed else below - between + 0.3
+    sheet = Sheet(foot + note_height(more))
+    sheet.head(heading)
     if hardware:
         _draw_bars(sheet, top, hardware, step)
     else:
         sheet.text(EDGE, top + 0.1, "No figure of the hardware changes the step.")
     if assumed:
-        words = "Fields that the job does not state: the shortest and the longest step of their alternatives."
-        sheet.text(EDGE, below - 0.16, words, color=style.FAINT)
+        sheet.note(below - 0.02 - note_height(words), words)
         _draw_bars(sheet, below, assumed, step)
+    if more:
+        sheet.note(foot + 0.06, more)
     return sheet.figure
+
+
+def split_rows(rows: int, hardware: int, assumed: int) -> tuple[int, int]:
+    """Divides rows among bars of the hardware and of fields: each has at least half of them if it needs them."""
+    if hardware + assumed <= rows:
+        return hardware, assumed
+    half = rows // 2
+    if hardware <= half:
+        return hardware, rows - hardware
+    return (rows - assumed, assumed) if assumed <= half else (half, rows - half)
 
 
 def _field_bar(found: AssumedFieldEffect) -> StepRange:
@@ -76,17 +111,22 @@ def _field_bar(found: AssumedFieldEffect) -> StepRange:
 
 def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float) -> None:
     """Draws the bars one below the other, from the step time [s] to both sides. top: upper end of the axes [in]."""
-    axes = sheet.axes(LEFT, top, style.PAGE - LEFT - EDGE - 0.1, ROW * len(bars))
+    most = NARROW if style.is_narrow() else LEFT
+    left = min(most, max(text_width(bar.label) for bar in bars) + 0.2)
+    wide = sheet.width - left - EDGE - 0.1
+    axes = sheet.axes(left, top, wide, ROW * len(bars))
     scale, unit = time_unit(step)
-    low, high = min(bar.low_s for bar in bars), max(bar.high_s for bar in bars)
-    room = MARGIN * (high - low)
+    low, high = min(step, *(bar.low_s for bar in bars)), max(step, *(bar.high_s for bar in bars))
+    # Numbers beside the longest bars have room of their own.
+    number = max(text_width(format_seconds(end)) for bar in bars for end in bar[1:]) + 0.1
+    room = number * (high - low) / max(0.3, wide - 2 * number)
     axes.set_xlim((low - room) * scale, (high + room) * scale)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     for row, bar in enumerate(bars):
-        for end, colour, side in ((bar.low_s, style.GREEN, "right"), (bar.high_s, style.ORANGE, "left")):
+        for end, look, side in ((bar.low_s, "shorter", "right"), (bar.high_s, "longer", "left")):
             if end == step:
                 continue
-            axes.barh(row, (end - step) * scale, 0.66, step * scale, color=colour, linewidth=0)
+            axes.barh(row, (end - step) * scale, 0.66, step * scale, **LOOKS[look])
             axes.annotate(
                 format_seconds(end),
                 (end * scale, row),
@@ -97,6 +137,8 @@ def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float)
                 fontsize=style.SMALL,
             )
     axes.axvline(step * scale, color=style.INK, linewidth=0.8)
-    labels = [truncate_words(bar.label, LEFT - EDGE) for bar in bars]
+    labels = [truncate_words(bar.label, left - EDGE - 0.05) for bar in bars]
     axes.set_yticks(range(len(bars)), labels)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} {unit}")
+    limits = axes.get_xlim()
+    space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
+    axes.set_xlim(limits)

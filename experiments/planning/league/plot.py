@@ -14,11 +14,11 @@ from experiments.planning.league.optimum import CertifiedOptimum
 from experiments.planning.league.rows import LeagueRow
 from experiments.planning.pricing.job import JobProblem
 from experiments.plots import style
-from experiments.plots.sheet import LINE, Sheet, save, text_width, wrap_words
+from experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
 from simulator.report.words import format_seconds
 
-LEFT, SIDE, HEIGHT = 0.62, 6.2, 3.8
-"""Left end, width and height of the axes [in]."""
+LEFT, HEIGHT = 0.62, 3.8
+"""Left end and largest height of the axes [in]."""
 
 LINEAR = 10.0
 """Regret up to which the axis is linear; above it is logarithmic [%]."""
@@ -41,19 +41,27 @@ class PlacedBox(NamedTuple):
         return self.left < other.right and other.left < self.right and self.low < other.high and other.low < self.high
 
 
-def draw(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum, path: str | Path) -> None:
+def draw(
+    problem: JobProblem,
+    rows: Sequence[LeagueRow],
+    optimum: CertifiedOptimum,
+    path: str | Path,
+    width: style.Width = "page",
+) -> None:
     """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: regret_and_time(problem, rows, optimum), path)
+    save(lambda: regret_and_time(problem, rows, optimum), path, width)
 
 
 def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> Figure:
     """The plot."""
     shown = [(row.name, max(row.cpu_s, 1e-2), 100 * row.regret) for row in rows if row.regret is not None]
-    lines = _describe(problem, rows, optimum)
-    top = 0.52 + LINE * len(lines)
-    sheet = Sheet(top + HEIGHT + 0.6)
-    sheet.head(f"Planners of {problem.job.model.name}: regret and time of the search", lines)
-    axes = sheet.axes(LEFT, top, SIDE, HEIGHT)
+    title = f"Planners of {problem.job.model.name}: regret and time of the search"
+    heading = make_heading(title, *_describe(problem, rows, optimum))
+    top = heading.bottom + 0.1
+    high, side = min(HEIGHT, style.layout_height() - top - 0.6), style.layout_width() - LEFT - EDGE
+    sheet = Sheet(top + high + 0.5)
+    sheet.head(heading)
+    axes = sheet.axes(LEFT, top, side, high)
     axes.spines["left"].set_visible(True)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -69,42 +77,46 @@ def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: Cer
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
-    _write_labels(axes, [("search", star, 0.0), *shown])
+    _write_labels(axes, [("search", star, 0.0), *shown], (side, high))
     axes.set_xlabel("CPU time of the planner [s]")
     axes.set_ylabel("slower than the certified optimum [%]")
     return sheet.figure
 
 
-def _describe(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> list[str]:
-    """The lines below the title: the job, the optimum, and planners without a point."""
+def _describe(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> list[list[str] | str]:
+    """The sentences below the title: the job, the optimum, and planners without a point."""
     kinds = [*problem.job.cluster.kinds.values()] or [problem.job.cluster]
     words = [
         f"{problem.gpus:,} x {' and '.join(dict.fromkeys(one.gpu.name for one in kinds))}",
         f"{problem.sequences:,} sequences a step",
         f"certified optimum {format_seconds(optimum.step_time)} (gap {optimum.gap:.2%}) of {optimum.plans:,} plans",
     ]
-    lines = wrap_words(words)
+    lines: list[list[str] | str] = [words]
     too_large = [row.name for row in rows if row.report is not None and not row.fits]
     not_executable = [row.name for row in rows if row.not_executable]
     refused = [row.name for row in rows if row.refused is not None]
     for reason, names in (("too large", too_large), ("not executable", not_executable), ("refused", refused)):
-        lines += wrap_words([f"{reason}: {', '.join(names)}"]) if names else []
+        lines += [f"{reason}: {', '.join(names)}"] if names else []
     return lines
 
 
-def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Writes the name of each point beside it, or where there is room near it, with a line to it."""
+def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: tuple[float, float]) -> None:
+    """Writes the name of each point beside it, or where there is room near it, with a line to it.
+
+    size: width and height of the axes [in].
+    """
+    side, high = size
     places = []
     for _, x, y in points:
         across, up = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-        places.append((across * SIDE, up * HEIGHT))
-    zero = axes.transAxes.inverted().transform(axes.transData.transform((1.0, 0.0)))[1] * HEIGHT
-    taken = [PlacedBox(0.0, SIDE, zero - 0.01, zero + 0.01)]
+        places.append((across * side, up * high))
+    zero = axes.transAxes.inverted().transform(axes.transData.transform((1.0, 0.0)))[1] * high
+    taken = [PlacedBox(0.0, side, zero - 0.01, zero + 0.01)]
     taken += [PlacedBox(x - 0.04, x + 0.04, y - 0.04, y + 0.04) for x, y in places]
     for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda one: one[1]):
         width = text_width(name)
         box = next(
-            (one for one in _boxes_near(x, y, width) if not any(one.overlaps(other) for other in taken)),
+            (one for one in _boxes_near(x, y, width, size) if not any(one.overlaps(other) for other in taken)),
             PlacedBox(x + GAP, x + GAP + width, y - ROW / 2, y + ROW / 2),
         )
         taken.append(box)
@@ -112,19 +124,19 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]]) -> None
         if abs(middle - y) > ROW:
             end = box.left if box.left > x else box.right
             axes.plot(
-                [x / SIDE, end / SIDE], [y / HEIGHT, middle / HEIGHT], transform=axes.transAxes,
+                [x / side, end / side], [y / high, middle / high], transform=axes.transAxes,
                 color=style.FAINT, linewidth=0.5, zorder=2,
             )  # fmt: skip
         axes.text(
-            box.left / SIDE, middle / HEIGHT, name, transform=axes.transAxes, fontsize=style.SMALL, va="center_baseline"
+            box.left / side, middle / high, name, transform=axes.transAxes, fontsize=style.SMALL, va="center_baseline"
         )
 
 
-def _boxes_near(x: float, y: float, width: float) -> Iterator[PlacedBox]:
+def _boxes_near(x: float, y: float, width: float, size: tuple[float, float]) -> Iterator[PlacedBox]:
     """Places for a label of a point inside the axes, the nearest first."""
     shifts = sorted(product(range(-14, 15), (1, -1)), key=lambda one: (abs(one[0]), -one[1], -one[0]))
     for row, side in shifts:
         middle = y + row * ROW
         left = x + GAP + 0.02 * abs(row) if side > 0 else x - GAP - 0.02 * abs(row) - width
-        if left >= 0 and left + width <= SIDE and ROW / 2 <= middle <= HEIGHT:
+        if left >= 0 and left + width <= size[0] and ROW / 2 <= middle <= size[1]:
             yield PlacedBox(left, left + width, middle - ROW / 2, middle + ROW / 2)

@@ -1,7 +1,7 @@
 """Plot of a search: step time against memory of the plans that were forecast, the best one marked.
 
-Each tensor-parallel degree has a shade and a marker of its own. A dashed line is the memory of a GPU; plans above it do
-not fit.
+Each tensor-parallel degree has a marker and a colour of its own; plans of the Pareto front are filled, others hollow,
+and a line joins the front. A dashed line is the memory of a GPU; plans above it do not fit.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.sheet import LINE, Sheet, save, time_unit, wrap_words
+from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, space_ticks, text_width, time_unit
 from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.result import SearchResult
 from hardware.units import GIB
 from simulator.report.words import describe_value, format_seconds
 
-LEFT, SIDE, HEIGHT = 0.62, 5.1, 3.0
-"""Left end, width and height of the axes [in]."""
-KEY = LEFT + SIDE + 0.25
+LEFT, RIGHT, HEIGHT = 0.55, 0.12, 3.0
+"""Room left and right of the axes, and their largest height [in]."""
 MARKERS = "osD^vP*X<>"
+KEY_WORDS = "tensor-parallel ranks"
+HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.PINK, style.GREY)
 
 
-def draw(search: PlanSearch, result: SearchResult, path: str | Path) -> None:
+def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: style.Width = "page") -> None:
     """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: time_and_memory(search, result), path)
+    save(lambda: time_and_memory(search, result), path, width)
 
 
 def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
@@ -37,45 +38,56 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
         " or ".join(f"{one.loaded.cluster.gpus:,} x {one.loaded.cluster.gpu.name}" for one in search.jobs),
         job.framework.name,
     ]
-    lines = wrap_words(words)
-    if len(found.objectives) > 1:
-        lines += wrap_words([f"front of {len(result.best)} plans by {' and '.join(found.objectives)}"])
-    elif result.best:
+    fronted = len(found.objectives) > 1
+    best = f"front of {len(result.best)} plans by {' and '.join(found.objectives)}" if fronted else ""
+    if not fronted and result.best:
         plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
-        lines += wrap_words([f"best: {plan}"])
-    top = 0.52 + LINE * len(lines)
-    sheet = Sheet(top + HEIGHT + 0.55)
-    sheet.head(f"Search of the best plan of {job.model.name}: step time and memory", lines)
+        best = f"best: {plan}"
+    title = f"Search of the best plan of {job.model.name}: step time and memory"
+    heading = make_heading(title, words, *([best] if best else []))
     if not plans:
-        sheet.text(LEFT, top + 0.2, "No plan was forecast.")
+        sheet = Sheet(heading.bottom + 0.2)
+        sheet.head(heading)
+        sheet.text(EDGE, heading.bottom, "No plan was forecast.")
         return sheet.figure
-    axes = sheet.axes(LEFT, top, SIDE, HEIGHT)
+    degrees = sorted({_tensor_ranks(one) for one in plans})
+    front = {id(one.found) for one in result.best} if fronted else set()
+    entries = [f"tp {tp}" for tp in degrees]
+    entries += ["on the front", "not on it"] if fronted else []
+    (head, *places), lines = _place_entries([KEY_WORDS, *entries])
+    top = heading.bottom + 0.1 + LINE * 1.1 * lines
+    high = min(HEIGHT, style.layout_height() - top - 0.55)
+    sheet = Sheet(top + high + 0.55)
+    sheet.head(heading)
+    axes = sheet.axes(LEFT, top, sheet.width - LEFT - RIGHT, high)
     axes.spines["left"].set_visible(True)
     scale, unit = time_unit(max(one.forecast.step_time for one in plans))
-    degrees = sorted({_tensor_ranks(one) for one in plans})
-    shades = style.shades(style.PURPLE, len(degrees))
-    for i, (tp, shade) in enumerate(zip(degrees, shades, strict=True)):
-        own = [one.forecast for one in plans if _tensor_ranks(one) == tp]
-        axes.scatter(
-            [one.step_time * scale for one in own],
-            [one.peak_device / GIB for one in own],
-            s=18,
-            marker=MARKERS[i % len(MARKERS)],
-            color=shade,
-            edgecolors="white",
-            linewidths=0.4,
-            zorder=3,
-        )
-        height = top + 0.3 + 0.18 * i
-        sheet.figure.add_artist(_key_marker(sheet, KEY + 0.05, height - 0.03, MARKERS[i % len(MARKERS)], shade))
-        sheet.text(KEY + 0.18, height, f"tp {tp}", fontsize=style.SMALL)
-    sheet.text(KEY, top + 0.1, "tensor-parallel ranks", fontsize=style.SMALL, color=style.FAINT)
+    for i, tp in enumerate(degrees):
+        looks = {"marker": MARKERS[i % len(MARKERS)], "s": 17, "zorder": 3, "linewidths": 0.8}
+        hue = HUES[i % len(HUES)]
+        for inside in (False, True):
+            own = [one for one in plans if _tensor_ranks(one) == tp and (not fronted or (id(one) in front)) == inside]
+            axes.scatter(
+                [one.forecast.step_time * scale for one in own],
+                [one.forecast.peak_device / GIB for one in own],
+                facecolors=hue if inside else "white",
+                edgecolors=hue,
+                **looks,
+            )
+    sheet.text(head[0], heading.bottom, KEY_WORDS, fontsize=style.SMALL, color=style.FAINT)
+    for i, (words_of, (x, line)) in enumerate(zip(entries, places, strict=True)):
+        y = heading.bottom + LINE * 1.1 * line
+        degree = i < len(degrees)
+        marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if degree else ("o", style.INK)
+        face = hue if i != len(degrees) + 1 else "white"
+        sheet.figure.add_artist(_key_marker(sheet, x + 0.05, y - 0.035, marker, hue, face))
+        sheet.text(x + 0.16, y, words_of, fontsize=style.SMALL)
     _draw_limits(axes, search)
     if {*found.objectives} == {"time", "memory"}:
-        front = [one.found.forecast for one in result.best]
+        edge = [one.found.forecast for one in result.best]
         axes.step(
-            [one.step_time * scale for one in front],
-            [one.peak_device / GIB for one in front],
+            [one.step_time * scale for one in edge],
+            [one.peak_device / GIB for one in edge],
             where="post",
             color=style.INK,
             linewidth=0.8,
@@ -84,20 +96,36 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     if result.best and (len(found.objectives) == 1 or "time" in found.objectives):
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
+    axes.set_xlim(axes.get_xlim())
+    space_ticks(axes, lambda value: f"{value:,.10g}")
     axes.set_xlabel(f"step time [{unit}]")
     axes.set_ylabel("memory of the fullest GPU [GiB]")
     return sheet.figure
+
+
+def _place_entries(entries: list[str]) -> tuple[list[tuple[float, int]], int]:
+    """Left end [in] and line of every entry of the legend, and the number of lines."""
+    places: list[tuple[float, int]] = []
+    x, line = EDGE, 0
+    for words in entries:
+        wide = text_width(words) + 0.34
+        if x + wide > style.layout_width() and x > EDGE:
+            x, line = EDGE, line + 1
+        places.append((x, line))
+        x += wide
+    return places, line + 1
 
 
 def _tensor_ranks(one: FoundPlan) -> int:
     return int(one.job["plan"].get("tp", 1))
 
 
-def _key_marker(sheet: Sheet, x: float, y: float, marker: str, colour: Any) -> Any:
+def _key_marker(sheet: Sheet, x: float, y: float, marker: str, colour: Any, face: Any) -> Any:
+    """A marker of the legend at a place of the sheet [in]."""
     from matplotlib.lines import Line2D
 
-    place = [x / style.PAGE], [1 - y / sheet.height]
-    return Line2D(*place, marker=marker, color=colour, markersize=4.2, linewidth=0, transform=sheet.figure.transFigure)
+    looks = {"markersize": 4.2, "markerfacecolor": face, "markeredgecolor": colour, "linewidth": 0}
+    return Line2D([x / sheet.width], [1 - y / sheet.height], marker=marker, transform=sheet.figure.transFigure, **looks)
 
 
 def _draw_limits(axes: Any, search: PlanSearch) -> None:
@@ -135,9 +163,11 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     axes.annotate(
         f"{words}: {format_seconds(best.step_time)}",
         place,
-        (0, -12) if words == "best" else (8, 4),
+        (-5, -14) if words == "best" else (30, -3),
         textcoords="offset points",
-        ha="center" if words == "best" else "left",
+        ha="left",
         fontsize=style.SMALL,
         fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+        zorder=5,
     )

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from experiments.cli import app as cli
 from experiments.pages.forecast import render
 from experiments.pages.published import fit_page
-from experiments.plots import published as plots
 from experiments.plots import style
+from experiments.plots.measured import published as plots
 from validation.published import answer as module
 from validation.published.rows import read_shipped
 

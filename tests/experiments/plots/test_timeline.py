@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 
-from simulator import simulate
+from experiments.plots import style
+from simulator import load_job, simulate
+from simulator.ir.ops import COMPUTE
 from simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
+from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +29,7 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from experiments.plots.timeline import device_row
+    from experiments.plots.gantt.rows import device_row
 
     times = report.play.step.times
     return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
@@ -44,14 +49,14 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
 
 
 def test_the_loss_of_a_batch_is_drawn_between_its_phases() -> None:
-    from experiments.plots.timeline import legend_entries
+    from experiments.plots.gantt.legend import legend_entries
 
     plan = {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 6}, {"dp": 2}]}
     batch = {"global": 48, "microbatches": 2}
     report = simulate({"model": "clip-vit-l-14", "cluster": "dgx-a100:1", "batch": batch, "plan": plan})
     for row in rows(report):
         assert [kind for kind in row.kind if kind != "O"] == ["N", "N", "Y", "Z", "F", "BW", "F", "BW"]
-    words = [words for words, _ in legend_entries(rows(report), [], 1)]
+    words = [entry.words for entry in legend_entries(rows(report), [], 1)]
     assert "loss of the batch" in words and "forward, output alone" in words
 
 
@@ -81,7 +86,7 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from experiments.plots.timeline import busy_share
+    from experiments.plots.gantt.rows import busy_share
 
     edges = np.linspace(0, 10, 41)
     share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
@@ -93,13 +98,187 @@ def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
     from experiments.plots.timeline import choose_panels
 
     span = report.play.step.span
-    assert [panel.numbers for panel in choose_panels(rows(report), span, 4)] == [True]
-    assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4)] == ["", "a", "b"]
+    with matplotlib.rc_context(style.RC):
+        assert [panel.numbers for panel in choose_panels(rows(report), span, 4, ["tp"], 7.0)] == [True]
+        assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4, ["tp"], 7.0)] == ["", "a", "b"]
 
 
 def test_shades_are_distinct_and_take_text() -> None:
-    from experiments.plots import style
-
     tones = style.shades(style.BLUE, 5)
     assert len(set(tones)) == 5 and tones == sorted(tones)
     assert style.ink_on(tones[0]) == "white" and style.ink_on(tones[-1]) == "black"
+
+
+# ---------------------------------------------------------------------------- waits, windows, numbers
+
+
+SIXTEEN: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 64, "sequence": 2048},
+    "plan": {"tp": 1, "pp": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def waiting() -> Any:
+    """Its first pass waits for gathered parameters, and passes for tensor communication."""
+    root = Path(__file__).resolve().parents[3]
+    return simulate(load_job(root / "examples/gpt3-175b-dgx-a100.yaml", ["batch.global=512"]))
+
+
+def all_rows(report: Any) -> list[Any]:
+    from experiments.plots.gantt.rows import report_rows
+
+    return report_rows(report, range(report.play.program.devices))
+
+
+def test_waits_and_kernels_make_up_the_bars(waiting: Any) -> None:
+    from experiments.plots.gantt.rows import measure_occupation
+
+    flat = waiting.play.step.flat
+    found = all_rows(waiting)
+    for row in found:
+        assert (row.waits[:, 1] > row.waits[:, 0]).all()
+        kernels = sum(
+            flat.seconds[number]
+            for (owner, stream), queue in flat.queues.items()
+            for number in queue
+            if owner == row.device and stream == COMPUTE
+        )
+        # Outside the bars are only the ops of the optimizer that are not drawn one by one.
+        assert row.in_bars - row.in_waits == pytest.approx(kernels, rel=1e-3)
+    shares = measure_occupation(found, waiting.play.step.span)
+    assert sum(shares) == pytest.approx(1) and min(shares) > 0
+
+
+def test_a_wait_has_not_the_colour_of_work(waiting: Any) -> None:
+    """Where no kernel of a pass computes, a white, dotted area lies above its bar, if print can show it."""
+    from experiments.plots import timeline
+    from experiments.plots.gantt.bars import SEEN
+
+    figure = draw_styled(timeline.timeline, waiting)
+    axes = figure.axes[1]
+    inches = axes.get_position().width * figure.get_size_inches()[0]
+    start, stop = axes.get_xlim()
+    least = SEEN * (stop - start) / inches / 1e3  # the axis is in ms
+    expected = sum(
+        int(((row.waits[:, 1] - row.waits[:, 0] >= least) & (row.waits[:, 0] * 1e3 < stop)).sum())
+        for row in all_rows(waiting)
+    )
+    drawn = [group for group in axes.collections if group.get_label() == "wait"]
+    assert expected > 0 and sum(len(group.get_paths()) for group in drawn) == expected
+    for group in drawn:
+        assert group.get_hatch() and group.get_facecolor()[0][:3].tolist() == [1, 1, 1]
+        assert group.get_zorder() > max(g.get_zorder() for g in axes.collections if g.get_label() in ("F", "BW"))
+    assert any(text.get_text() == "wait inside a pass" for text in shown_texts(figure))
+
+
+def test_bubble_and_idle_time_are_both_named(waiting: Any) -> None:
+    from experiments.plots import timeline
+    from experiments.plots.gantt.rows import measure_occupation
+
+    words = " ".join(text.get_text() for text in shown_texts(draw_styled(timeline.timeline, waiting)))
+    share = waiting.breakdown.parts["bubble"] / waiting.step_time
+    found = measure_occupation(all_rows(waiting), waiting.play.step.span)
+    assert f"Pipeline bubble {share:.1%} of the step" in words and "the slowest" in words
+    for part, name in (
+        (found.computing, "kernels compute"),
+        (found.waiting, "waits inside"),
+        (found.between, "between passes"),
+    ):
+        assert f"{part:.1%} {name}" in words
+    assert "Unlike the bubble" in words
+
+
+def test_a_bar_is_split_at_its_waits() -> None:
+    from experiments.plots.gantt.bars import computing_pieces
+
+    waits = np.array([[1.0, 1.1], [2.0, 3.0], [8.0, 9.0]])
+    assert computing_pieces(0.5, 5.0, waits, 0.5) == [(0.5, 2.0), (3.0, 5.0)]
+    assert computing_pieces(0.5, 5.0, waits, 0.05) == [(0.5, 1.0), (1.1, 2.0), (3.0, 5.0)]
+    assert computing_pieces(4.0, 5.0, waits, 0.05) == [(4.0, 5.0)]
+
+
+@pytest.mark.parametrize("width", ["column", "page", "slide"])
+def test_windows_of_time_do_not_overlap(waiting: Any, width: Any) -> None:
+    from experiments.plots import timeline
+
+    figure = draw_styled(timeline.timeline, waiting, width=width)
+    check_figure(figure, width)
+    whole = figure.axes[0]
+    first, second = (next(line for line in whole.lines if line.get_gid() == f"window {letter}") for letter in "ab")
+    assert first.get_xdata()[1] < second.get_xdata()[0], "in time"
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            wide = min(one.x1, other.x1) - max(one.x0, other.x0)
+            high = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert wide <= 0 or high <= 0, "on the paper"
+
+
+@pytest.mark.parametrize("span", [1.3, 2.1, 40.0])
+def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
+    from experiments.plots.timeline import choose_panels
+
+    with matplotlib.rc_context(style.RC):
+        panels = choose_panels(rows(report), span * report.play.step.span, 4, ["tp"], 7.0)
+    if len(panels) > 1:
+        assert panels[1].stop < panels[2].start
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+def test_sixteen_stages_have_numbers(schedule: str) -> None:
+    from experiments.plots import timeline
+
+    report = simulate(SIXTEEN | {"plan": {"tp": 1, "pp": 16, "schedule": schedule}})
+    figure = draw_styled(timeline.timeline, report)
+    axes = figure.axes[1]
+    numbers = [text for text in axes.texts if text.get_text().isdecimal()]
+    bars = sum(len(group.get_paths()) for group in axes.collections if group.get_label() in ("F", "BW", "B"))
+    assert len(numbers) > 0.6 * bars > 20
+
+
+def test_rows_of_a_window_have_passes_in_it() -> None:
+    from experiments.plots.gantt.rows import choose_rows
+    from experiments.plots.timeline import choose_busy
+
+    found = all_rows(simulate(SIXTEEN))
+    end = found[4].begin[0]
+    assert [row.device for row in choose_busy(found, 0.0, end, 4)] == [0, 1, 2, 3]
+    assert [row.device for row in choose_busy(found, 0.0, end, 16)] == list(range(16))
+    assert choose_rows(64, 5) == [0, 16, 32, 47, 63] and choose_rows(1, 5) == [0]
+
+
+def test_rows_of_a_replay_are_its_passes() -> None:
+    from experiments.pages.schedules import play_in_slots
+    from experiments.plots.gantt.rows import measure_occupation, replay_rows
+
+    for name, v in (("1f1b", None), ("zb-h1", None), ("dualpipe", None), ("interleaved-1f1b", 2)):
+        run = play_in_slots(name, 4, 8, v)
+        found = replay_rows(run, 1.0, range(4))
+        for row in found:
+            assert list(zip(row.stage, row.kind, row.microbatch, strict=True)) == [
+                (action.stage, str(action.kind), action.microbatch)
+                for action in actions_of(run.table.orders[row.device])
+            ]
+            assert row.in_bars == pytest.approx(run.busy[row.device])
+            assert row.is_paired == (name == "dualpipe")
+        bubble = 1 - sum(run.busy) / 4 / run.makespan
+        assert measure_occupation(found, run.makespan).between == pytest.approx(bubble)
+
+
+def test_schedules_have_one_axis_of_time() -> None:
+    from experiments.pages.schedules import play_in_slots
+    from experiments.plots import schedules
+
+    names = ("1f1b", "zb-h1", "interleaved-1f1b")
+    runs = [play_in_slots(name, 4, 8, 2 if name == "interleaved-1f1b" else None) for name in names]
+    shown = [schedules.show_replay(name, run) for name, run in zip(names, runs, strict=True)]
+    figure = draw_styled(schedules.schedules, shown, "Schedules", True)
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    for axes, one, run in zip(figure.axes, shown, runs, strict=True):
+        assert one.span == run.makespan and any(list(line.get_xdata()) == [one.span] * 2 for line in axes.lines)
+        assert f"bubble {1 - sum(run.busy) / 4 / run.makespan:.1%}" in one.notes
+    work = [sum(run.busy) for run in runs]
+    assert work == pytest.approx([work[0]] * 3), "all do the same work, whatever the number of chunks"

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.plots import style
-from experiments.plots import traces as plot
+from experiments.plots.measured import traces as plot
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.bridges import kineto

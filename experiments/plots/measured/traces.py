@@ -1,7 +1,7 @@
 """Plot of a traced step against its simulation: a pair of bars for every class of kernels, both timelines by stream.
 
-Both timelines have the same scale. Colours (`LOOKS`): blue for GEMMs and attention, orange for memory-bound
-kernels, grey for the optimizer and the rest; communication has the colour of its mesh axis.
+Both timelines have the same scale. Every class of kernels has its colour (`LOOKS`), communication that of its mesh
+axis; the bars name them. Greys are alike: in print without colour the timelines show when kernels run, the bars which.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, format_time_axis, save, time_unit, truncate_words
+from experiments.plots.sheet import EDGE, Sheet, format_time_axis, make_heading, note_height, save, time_unit
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import SHORT
 from simulator.report.words import format_seconds
 from validation.traces.comparison import Comparison
 from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
-MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
 LOOKS: dict[str, style.RGB] = {
-    "gemm": style.rgb(MATRIX),
-    "attention": style.lighten(MATRIX, 0.35),
-    "scan": style.lighten(MATRIX, 0.6),
-    "experts": style.lighten(BOUND, 0.1),
-    "norm": style.rgb(BOUND),
-    "activation": style.lighten(BOUND, 0.2),
-    "rope": style.lighten(BOUND, 0.35),
-    "addition": style.lighten(BOUND, 0.5),
-    "embedding": style.lighten(BOUND, 0.62),
-    "loss": style.lighten(BOUND, 0.72),
-    "optimizer": style.rgb(REST),
-    "copy": style.lighten(REST, 0.4),
-    "other": style.lighten(REST, 0.65),
+    "gemm": style.rgb(style.BLUE),
+    "attention": style.rgb(style.SKY),
+    "scan": style.rgb("#6a8caf"),
+    "experts": style.rgb("#a50026"),
+    "norm": style.rgb(style.ORANGE),
+    "activation": style.rgb(style.AMBER),
+    "rope": style.rgb("#e08a5b"),
+    "addition": style.rgb(style.PINK),
+    "embedding": style.rgb("#b0722f"),
+    "loss": style.rgb(style.WINE),
+    "optimizer": style.rgb(style.GREY),
+    "copy": style.rgb(style.STONE),
+    "other": style.rgb(style.LINE),
 }
 """Colours of the classes of computation."""
 
@@ -49,8 +48,17 @@ PALE = 0.45
 ROW = 0.2
 """Height of a pair of bars [in]."""
 
-LABEL, BARS, REAL, FORECAST, RATIO = 0.95, 1.9, 5.05, 5.95, 6.5
-"""Left ends of classes and bars, right ends of the columns of numbers [in]."""
+LABEL, BARS = 0.85, 1.75
+"""Left ends of classes and bars [in]."""
+REAL, FORECAST, RATIO = 1.95, 1.05, 0.6
+"""Distances of the columns of numbers from the right end [in]; there is the number of kernels."""
+NARROW = {"LABEL": 0.72, "REAL": 1.06, "FORECAST": 0.44, "RATIO": 0.0}
+"""The same in a column, which has neither bars nor numbers of kernels."""
+
+LEAST = 1e-9
+"""Least time with a ratio [s]; what is shorter is a rounding error."""
+MOST_RATIO = 100.0
+"""Ratios beyond this, or below its inverse, are not written out."""
 
 LANE = 0.15
 """Height of a stream in the timelines [in]."""
@@ -59,9 +67,9 @@ BINS = 1600
 """Columns of a lane: kernels are much shorter than print resolves."""
 
 
-def draw(comparison: Comparison, path: str | Path) -> None:
+def draw(comparison: Comparison, path: str | Path, width: style.Width = "page") -> None:
     """Draws the comparison to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: traces(comparison), path)
+    save(lambda: traces(comparison), path, width)
 
 
 def class_colour(stream: str, kind: str) -> style.RGB:
@@ -78,30 +86,30 @@ def traces(comparison: Comparison) -> Figure:
     spans = [side.span for side in sides]
     notes = [f"{comparison.on}. Simulated over real: {spans[1] / spans[0]:.2f}.", *_describe_sides(comparison)]
     notes += [f"{note[0].upper()}{note[1:]}." for note in comparison.notes]
-    top = 0.36 + LINE * len(notes) + 0.22
+    given = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
+    heading = make_heading(f"{comparison.title}: a step of {given}", *notes)
+    top = heading.bottom + 0.14
     rows = _rows(comparison)
     middle = top + ROW * len(rows) + 0.3
     tall = LANE * len(lanes)
     talks = lanes != [COMPUTE]
-    sheet = Sheet(middle + 2 * (tall + 0.24) + (0.26 if talks else 0.06))
-    given = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
-    sheet.head(
-        f"{comparison.title}: a step of {given}", [truncate_words(note, style.PAGE - 2 * EDGE) for note in notes]
-    )
+    note = "A traced communication kernel lasts from its launch and includes waiting for other ranks." if talks else ""
+    foot = middle + 2 * (tall + 0.24)
+    sheet = Sheet(foot + note_height(note) + 0.1)
+    sheet.head(heading)
 
     _draw_bars(sheet, rows, top)
     scale, unit = time_unit(max(spans))
     for number, (name, side) in enumerate(zip(SIDES, sides, strict=True)):
         at = middle + (tall + 0.24) * number
         sheet.text(EDGE, at - 0.05, name, fontweight="bold", fontsize=style.SMALL)
-        axes = sheet.axes(LABEL, at, style.PAGE - LABEL - EDGE, tall)
+        axes = sheet.axes(LABEL, at, sheet.width - LABEL - EDGE, tall)
         _draw_lanes(axes, side, lanes, max(spans), scale)
         format_time_axis(axes, max(spans), scale, unit)
         if not number:
             axes.set_xticks([])
-    if talks:
-        note = "A traced communication kernel lasts from its launch and includes waiting for other ranks."
-        sheet.text(EDGE, sheet.height - 0.08, note, fontsize=style.SMALL, color=style.FAINT)
+    if note:
+        sheet.note(foot + 0.12, note)
     return sheet.figure
 
 
@@ -132,36 +140,54 @@ def _rows(comparison: Comparison) -> list[KernelPair]:
     return rows
 
 
+def format_ratio(real: float, simulated: float) -> str:
+    """Simulated over real time; empty if one of them is no time, and a bound if the ratio is beyond measure."""
+    if min(real, simulated) < LEAST:
+        return ""
+    ratio = simulated / real
+    if ratio > MOST_RATIO:
+        return f"> {MOST_RATIO:g}"
+    return f"{ratio:.2f}" if ratio >= 1 / MOST_RATIO else f"< {1 / MOST_RATIO:g}"
+
+
 def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
     """Draws a line for every pair, with its bars and numbers."""
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
-    heads = {REAL: "real ms", FORECAST: "simulated ms", RATIO: "ratio", style.PAGE - EDGE: "kernels"}
+    narrow = style.is_narrow()
+    places = NARROW if narrow else {"LABEL": LABEL, "REAL": REAL, "FORECAST": FORECAST, "RATIO": RATIO}
+    ends = {key: sheet.right - places[key] for key in ("REAL", "FORECAST", "RATIO")}
+    heads = {ends["REAL"]: "real ms", ends["FORECAST"]: "simul. ms", ends["RATIO"]: "ratio"}
+    heads |= {} if narrow else {sheet.right: "kernels"}
     for x, words in heads.items():
         sheet.text(x, top - 0.07, words, ha="right", fontsize=style.SMALL, color=style.FAINT)
-    sheet.text(BARS, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=style.FAINT)
-    axes = sheet.axes(BARS, top, REAL - 0.6 - BARS, ROW * len(rows))
-    axes.set_axis_off()
-    axes.set_xlim(0, longest)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes = None
+    if not narrow:
+        sheet.text(BARS, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=style.FAINT)
+        axes = sheet.axes(BARS, top, ends["REAL"] - 0.6 - BARS, ROW * len(rows))
+        axes.set_axis_off()
+        axes.set_xlim(0, longest)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
     before = ""
     for y, (stream, kind, times, calls) in enumerate(rows):
         tone = style.rgb(style.LINE) if stream == "step" else class_colour(stream, kind)
-        pale = tuple(part + (1 - part) * PALE for part in tone)
-        for offset, took, face in ((-0.2, times[0], tone), (0.2, times[1], pale)):
-            axes.barh(y + offset, max(took, longest / 500) if took else 0.0, 0.38, color=face, linewidth=0)
         base = top + ROW * (y + 0.5)
+        if axes is not None:
+            pale = tuple(part + (1 - part) * PALE for part in tone)
+            for offset, took, face in ((-0.2, times[0], tone), (0.2, times[1], pale)):
+                axes.barh(y + offset, max(took, longest / 500) if took else 0.0, 0.38, color=face, linewidth=0)
+        sheet.patch(places["LABEL"], base - 0.05, 0.1, 0.1, facecolor=tone, linewidth=0)
         looks: dict[str, Any] = {"va": "center_baseline", "fontsize": style.SMALL}
         if stream != before:
             sheet.text(EDGE, base, BRIEF.get(stream, stream), fontweight="bold", **looks)
-            sheet.patch(EDGE, top + ROW * y, style.PAGE - 2 * EDGE, 0, edgecolor=style.LINE, linewidth=0.4)
+            sheet.patch(EDGE, top + ROW * y, sheet.width - 2 * EDGE, 0, edgecolor=style.LINE, linewidth=0.4)
             before = stream
-        sheet.text(LABEL, base, kind.replace("_", "-"), **looks)
-        for x, took in zip((REAL, FORECAST), times, strict=True):
-            sheet.text(x, base, f"{took * 1e3:,.3f}" if took else "", ha="right", **looks)
-        ratio = f"{times[1] / times[0]:.2f}" if all(times) else ""
-        sheet.text(RATIO, base, ratio, ha="right", fontweight="bold", **looks)
-        count = f"{calls[0]:,} / {calls[1]:,}" if any(calls) else ""
-        sheet.text(style.PAGE - EDGE, base, count, ha="right", color=style.FAINT, **looks)
+        sheet.text(places["LABEL"] + 0.15, base, kind.replace("_", "-"), **looks)
+        for key, took in zip(("REAL", "FORECAST"), times, strict=True):
+            sheet.text(ends[key], base, f"{took * 1e3:,.3f}" if took >= LEAST else "", ha="right", **looks)
+        sheet.text(ends["RATIO"], base, format_ratio(*times), ha="right", fontweight="bold", **looks)
+        if not narrow:
+            count = f"{calls[0]:,} / {calls[1]:,}" if any(calls) else ""
+            sheet.text(sheet.right, base, count, ha="right", color=style.FAINT, **looks)
 
 
 def _draw_lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: float) -> None:

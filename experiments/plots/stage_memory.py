@@ -1,0 +1,151 @@
+"""Memory of all pipeline devices through a step: a small curve for each below the other, on one scale.
+
+A curve is the tensors that are allocated on a device, by what they are; a line is what the GPU has room for, if that
+lies on the scale, and a mark is the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.plots import style
+from experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from experiments.plots.memory import (
+    BINS,
+    COLOURS,
+    HATCHES,
+    LEGEND_FROM,
+    WORDS,
+    Bar,
+    choose_devices,
+    device_bars,
+    format_gib,
+    fullest_device,
+    merge_levels,
+    sample_columns,
+)
+from experiments.plots.sheet import (
+    LINE,
+    Sheet,
+    format_time_axis,
+    make_heading,
+    note_height,
+    save,
+    text_width,
+    time_unit,
+)
+from hardware.units import GIB
+from simulator.program.memory_profile import CATEGORIES
+from simulator.report.report import Report
+from simulator.report.words import describe_plan
+
+HIGHEST, LEAST = 0.62, 0.22
+"""Largest and least height of a curve [in]."""
+PEAK = 0.7
+"""Room right of the curves for the peaks [in]."""
+MOST = 64
+"""Most devices that are drawn; of more, evenly spaced ones and the fullest."""
+BASE_SHARE = 0.35
+"""If every device always holds more than this share of the highest peak, the axes begin above zero."""
+
+
+def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
+    """Draws the curves to a .png or .svg file. Raises OSError if it cannot be written."""
+    save(lambda: stage_memory(report), path, width)
+
+
+def stage_memory(report: Report) -> Figure:
+    """Returns the plot."""
+    everyone = device_bars(report)
+    full, job, span = fullest_device(everyone), report.job, report.play.step.span
+    title = f"{job.model.name} on {job.cluster.name}: tensors of every device through a step"
+    heading = make_heading(title, describe_plan(report.play.plan))
+    columns = 2 if len(everyone) > 16 and not style.is_narrow() else 1
+    room = style.layout_height() - heading.bottom - 1.2
+    most = min(MOST, columns * int(room / LEAST))
+    shown = [everyone[device] for device in choose_devices(len(everyone), full.device, most)]
+    rows = -(-len(shown) // columns)
+    tall = min(HIGHEST, room / rows)
+    curves = {}
+    for bar in shown:
+        moments, held = report.play.memory(bar.device)
+        curves[bar.device] = sample_columns(moments, held, span) / GIB
+    peaks = np.max([curve.max(axis=0) for curve in curves.values()], axis=0)
+    top = max(bar.allocated for bar in shown) / GIB
+    base = choose_base(curves, top)
+    highest = np.max([np.cumsum(curve, axis=1).max(axis=0) for curve in curves.values()], axis=0)
+    entries = [
+        LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
+        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
+        if n > LEGEND_FROM * full.total / GIB and upper > base
+    ]
+    below = [
+        WORDS.get(name, name)
+        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
+        if 0 < upper <= base and n
+    ]
+    note = f"Right: peak of the tensors [GiB]. Every row reaches from {base:,.10g} to {top:,.1f} GiB."
+    note += f" Below them: {', '.join(below)}." if below else ""
+    rooms = {(bar.capacity - bar.context) / GIB for bar in shown}
+    note += " Line: room of the GPU for tensors." if min(rooms) <= 1.25 * top else ""
+    note += f" A GPU has {format_gib(full.capacity)}, which lies beyond it." if min(rooms) > 1.25 * top else ""
+    if len(shown) < len(everyone):
+        note += f" {len(shown)} of {len(everyone)} devices."
+    foot = 0.3 + legend_height(entries) + note_height(note) + 0.08
+    sheet = Sheet(heading.bottom + tall * rows + foot)
+    sheet.head(heading)
+    left = max(text_width(bar.name, style.TEXT) for bar in shown) + 0.2
+    scale, unit = time_unit(span)
+    block = sheet.width / columns
+    for i, bar in enumerate(shown):
+        column, row = divmod(i, rows)
+        at = heading.bottom + tall * row
+        axes = sheet.axes(block * column + left, at, block - left - PEAK, 0.88 * tall)
+        _draw_curve(axes, bar, curves[bar.device], span * scale, (base, max(top, min(max(rooms), 1.25 * top)) * 1.02))
+        last = row == rows - 1 or i == len(shown) - 1
+        format_time_axis(axes, span, scale, unit)
+        if not last:
+            axes.set_xticks([])
+        weight = "bold" if bar.device == full.device else "normal"
+        looks: dict[str, Any] = {"va": "center_baseline", "fontweight": weight}
+        middle = at + 0.44 * tall
+        sheet.text(block * column + left - 0.06, middle, bar.name, ha="right", **looks)
+        words = f"{bar.allocated / GIB:,.1f}"
+        sheet.text(block * (column + 1) - 0.12, middle, words, ha="right", fontsize=style.SMALL, **looks)
+    at = heading.bottom + tall * rows + 0.26
+    draw_legend(sheet, entries, at)
+    sheet.note(at + legend_height(entries) + LINE - 0.03, note)
+    return sheet.figure
+
+
+def choose_base(curves: dict[int, np.ndarray], top: float) -> float:
+    """Lower end of the axes [GiB]: 0, or a round value below what all devices always hold if that is much of it.
+
+    curves: memory by column of time and category, by device [GiB]. top: highest peak [GiB].
+    """
+    least = min(float(curve.sum(axis=1).min()) for curve in curves.values())
+    if least < BASE_SHARE * top:
+        return 0.0
+    step = 10.0 ** math.floor(math.log10(max(top - least, 0.01 * top)))
+    return math.floor(least / step) * step
+
+
+def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[float, float]) -> None:
+    """Draws the memory of a device by category, its peak, and the room of its GPU for tensors."""
+    sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, BINS + 1)
+    for i, name in reversed(list(enumerate(CATEGORIES))):  # the total first and lower sums over it: no seams
+        if curve[:, i].any():
+            levels, knots = merge_levels(sums[:, i], edges)
+            looks = {"facecolor": COLOURS[name], "hatch": HATCHES.get(name, ""), "edgecolor": "white", "linewidth": 0}
+            axes.stairs(levels, knots, fill=True, **looks)
+    at = int(np.argmax(sums[:, -1]))
+    middle = (edges[at] + edges[at + 1]) / 2
+    axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)
+    axes.axhline((bar.capacity - bar.context) / GIB, color=style.INK, linewidth=0.8)
+    axes.set_ylim(*ends)
+    axes.set_yticks([])
