@@ -31,6 +31,7 @@ from simulator.ir.operators import (
     Norm,
     Residual,
 )
+from simulator.ir.variants.decoder import Softcap
 from simulator.models.adapters import freeze, mark_lowest
 from simulator.models.blocks import BlockBuilder
 from simulator.models.branches import Branch
@@ -247,22 +248,31 @@ class Architecture(BlockBuilder):
         drop = model.dropout > 0
         normed, again = self.act("norm1"), self.act("norm2")
         projected, middle = self.act("proj"), self.act("middle")
-        block, results = self.moe(again, kind.routed) if experts else self.dense(again)
+        before = model.norm_place != "after"
+        read = (normed if model.shared_norm else again) if before else middle
+        block, results = self.moe(read, kind.routed) if experts else self.dense(read)
         proj_bias, down_bias = self.proj_bias(), self.down_bias(experts)
-        inner: list[Module]
-        if model.parallel_residual:
-            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            inner = [self.layernorm("norm2", x, again), block, joined]
-        else:
-            inner = [
-                Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-                self.layernorm("norm2", middle, again),
-                block,
-                Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
-            ]
-        attention = self.self_attention(normed, projected, kind.local)
+        attention = self.self_attention(normed if before else x, projected, kind.local)
         attention = attend_along(attention, kind.along) if kind.along else attention
-        return [self.layernorm("norm1", x, normed), attention, *inner]
+        first = [self.layernorm("norm1", x, normed)] if before else []
+        if model.parallel_residual:
+            second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
+            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
+            return [*first, attention, *second, block, joined]
+        attends, added = self.norm_after(attention, projected)
+        if model.norm_place != "before":
+            inside, result = self.norm_after(block, results[0])
+            results = (result,)
+        else:
+            inside = [block]
+        return [
+            *first,
+            *attends,
+            Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
+            *([self.layernorm("norm2", middle, again)] if before else []),
+            *inside,
+            Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
+        ]
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""
@@ -300,11 +310,16 @@ class Architecture(BlockBuilder):
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         held, read = (head, ()) if owns else ((), head)
-        return [
+        modules: list[Module] = [
             Norm("final_norm", (x,), (normed,), scales),
             Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, shared_weights=read),
-            Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept, self.loss_peaks),
         ]
+        if "logits" in self.model.softcaps:
+            capped = self.act("logits.capped", v=Dim(self.vocab))
+            modules.append(Softcap("logits.cap", (logits,), (capped,)))
+            logits = capped
+        loss_kernels = self.loss_traffic, self.loss_kept, self.loss_peaks
+        return [*modules, Loss("loss", (logits,), (loss,), (), *loss_kernels)]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).

@@ -30,6 +30,7 @@ from simulator.ir.operators import (
     Norm,
     Rope,
 )
+from simulator.ir.variants.decoder import CappedAttention, NormOfHeads
 from simulator.models.casts import cast_input, save_inputs
 from simulator.models.parts import MLA, MoEShape, StateSpace
 from simulator.models.shapes import Shapes
@@ -64,21 +65,30 @@ class BlockBuilder(Shapes):
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
         q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
         weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        gate = (self.act("attention.gate", a=width),) if model.attention_gate else ()
+        weights += [self.weight("wgate", h=self.hidden_dim, a=width)] if gate else []
         if model.qkv_bias:
             weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        modules = self.linear("qkv", x, (q, k, v), *weights)
+            weights += [self.weight("bgate", a=width)] if gate else []
+        if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
+            weights.append(self.weight("sinks", a=Dim(model.heads)))
+        modules = self.linear("qkv", x, (q, k, v, *gate), *weights)
         has_rope = model.positions == "rope" and (local or model.full_rope)
-        if model.qk_layernorm is True or (model.qk_layernorm and has_rope):
+        if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
             normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
-            weighted = "qk" if model.qk_layernorm is True else ""
-            scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
-            modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+            if model.qk_layernorm == "all":
+                scales = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
+                modules.append(NormOfHeads("qk_norm", (q, k), normed, scales, modules=("norm",)))
+            else:
+                weighted = "qk" if model.qk_layernorm is True else ""
+                scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
+                modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if has_rope:
             rotated = self.act("q.rope", a=width), self.act("k.rope", a=kv)
             modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
             q, k = rotated
-        return self._core(modules, q, k, v, y, local, d, d)
+        return self._core(modules, q, k, v, y, local, d, d, gate)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
@@ -113,9 +123,18 @@ class BlockBuilder(Shapes):
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
 
     def _core(
-        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, local: bool, qk: int, value: int
+        self,
+        modules: list[Module],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        y: Tensor,
+        local: bool,
+        qk: int,
+        value: int,
+        gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
-        """Adds the attention core and the output projection to the modules of attention."""
+        """Adds the attention core, its gate if there is one, and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
@@ -126,7 +145,13 @@ class BlockBuilder(Shapes):
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        kernel = qk, self.attention, model.dropout > 0, value
+        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
+        modules.append(kind("core", ins, (o,), (), *kernel, *place))
+        if gate:
+            gated = self.act("o.gated", a=width)
+            modules.append(Activation("attention.gate", (o, *gate), (gated,)))
+            o = gated
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
 
@@ -184,6 +209,8 @@ class BlockBuilder(Shapes):
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.shared_gate:
+            shared = self._gate_shared(modules, x, shared)
         if moe.residual:
             two, mixed = Dim(2), self.act("mixed")
             shares = Tensor("coefficients", {**self.token_dims, "k": two}, self.dtype)
@@ -192,6 +219,19 @@ class BlockBuilder(Shapes):
             modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
+
+    def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
+        """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
+        one = Dim(1)
+        share = Tensor("shared.share", {**self.token_dims, "k": one}, self.dtype)
+        weighted = self.act("shared.weighted")
+        modules.append(
+            Linear(
+                "shared.gate", (x,), (share,), (self.weight("wshared.gate", h=self.hidden_dim, k=one),), self.grad_dtype
+            )
+        )
+        modules.append(WeightedSum("shared.weigh", (shared, share), (weighted,)))
+        return weighted
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
         """Builds token dispatch, routed experts and combine.

@@ -17,7 +17,10 @@ from hardware.errors import ModelError
 from simulator.models.parts import Count, Flag, Size
 from simulator.models.transformer import Transformer
 
-OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive")
+OWN = (
+    *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
+    *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps"),
+)
 """Fields of a model that its branches do not inherit."""
 
 FOLLOWING = {

@@ -90,6 +90,9 @@ class MoEShape(ShapePart):
     residual: Flag = False
     """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
     (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""
+    shared_gate: Flag = False
+    """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
+    (Qwen2-MoE)."""
 
     def experts_of(self, layer: int) -> int:
         """Routed experts of `layer` (from 0), if it has some."""

@@ -93,6 +93,13 @@ class Shapes:
         """Makes a norm of a layer."""
         return Norm(name, (x,), (y,), self.norm_weights(name), modules=("layernorm", "norm"))
 
+    def norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
+        """Returns a block with the norm behind it, if the model has one there, and what is added to the stream."""
+        if self.model.norm_place == "before":
+            return [block], result
+        normed = self.act(f"{result.name}.norm")
+        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
+
     def linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
     ) -> list[Module]:
