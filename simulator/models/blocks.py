@@ -77,8 +77,8 @@ class BlockBuilder(Shapes):
         if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
             normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
             if model.qk_layernorm == "all":
-                scales = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
-                modules.append(NormOfHeads("qk_norm", (q, k), normed, scales, modules=("norm",)))
+                both = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
+                modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
             else:
                 weighted = "qk" if model.qk_layernorm is True else ""
                 scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
@@ -145,9 +145,8 @@ class BlockBuilder(Shapes):
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        kernel = qk, self.attention, model.dropout > 0, value
         kind = CappedAttention if "attention" in model.softcaps else CoreAttention
-        modules.append(kind("core", ins, (o,), (), *kernel, *place))
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         if gate:
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))

@@ -113,11 +113,6 @@ class Transformer(TransformerFields):
         return self.heads * self.head_dim
 
     @property
-    def rope_width(self) -> int:
-        """Elements of a head with RoPE, where positions are rope."""
-        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
-
-    @property
     def dense_ffn(self) -> int:
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn

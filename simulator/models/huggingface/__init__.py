@@ -1,10 +1,10 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each supported ``model_type`` has a class (in `gpt`, `hybrid`, `llama`, `moe`) that states the keys it reads, their
-defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths
-and counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
-initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its value is not
-supported.
+Each supported ``model_type`` has a class (in `gpt`, `llama`, `gemma`, `moe`, `hybrid`) that states the keys it reads,
+their defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows.
+Widths and counts that define a model have no default. Keys that do not change the cost of a step (token ids,
+generation, initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its
+value is not supported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,33 @@ from typing import Any
 
 from hardware.errors import ModelError, nearest
 from simulator.models.huggingface.config import Config
-from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
-from simulator.models.huggingface.hybrid import NemotronH
-from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
-from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Llama4, Mixtral, Qwen3MoE
+from simulator.models.huggingface.gemma import Cohere2, Exaone4, Gemma2, Gemma3Text, Olmo2
+from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, Falcon, GPTNeoX, Nemotron, Starcoder2
+from simulator.models.huggingface.hybrid import Mamba2, NemotronH
+from simulator.models.huggingface.llama import (
+    Exaone,
+    Gemma,
+    Granite,
+    HunyuanDense,
+    Llama,
+    Mistral,
+    Phi3,
+    Qwen2,
+    Qwen3,
+)
+from simulator.models.huggingface.moe import (
+    DeepSeekV2,
+    DeepSeekV3,
+    Glm4MoE,
+    GptOss,
+    Grok1,
+    HunyuanMoE,
+    KimiK2,
+    Llama4,
+    Mixtral,
+    Qwen2MoE,
+    Qwen3MoE,
+)
 from simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
@@ -38,7 +61,26 @@ SUPPORTED: dict[str, type[Config]] = {
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
     "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3Text,
+    "phi3": Phi3,
+    "granite": Granite,
+    "exaone": Exaone,
+    "exaone4": Exaone4,
+    "olmo2": Olmo2,
+    "cohere2": Cohere2,
+    "starcoder2": Starcoder2,
+    "falcon": Falcon,
+    "nemotron": Nemotron,
+    "gpt_oss": GptOss,
+    "qwen2_moe": Qwen2MoE,
+    "kimi_k2": KimiK2,
+    "glm4_moe": Glm4MoE,
+    "hunyuan_v1_dense": HunyuanDense,
+    "hunyuan_v1_moe": HunyuanMoE,
+    "grok-1": Grok1,
     "nemotron_h": NemotronH,
+    "mamba2": Mamba2,
 }
 """Readers of configs by their ``model_type``."""
 

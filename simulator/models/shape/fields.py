@@ -104,6 +104,11 @@ class TransformerFields(ShapePart):
     dropout: Probability = 0.0
     """Probability on the embedding, on attention scores and on both residual branches; 0: no kernels for it."""
 
+    @property
+    def rope_width(self) -> int:
+        """Elements of a head with RoPE, where positions are rope."""
+        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
+
 
 def _head_dim(given: Mapping[str, Any]) -> int:
     """The default of `Model.head_dim`."""
