@@ -54,14 +54,15 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     A linear layer from m to n features does 2 tokens m n. The parts:
 
     - ``inputs``: linear layers from inputs that are no token ids, of branches;
-    - ``qkv``: projections to queries, keys and values, with `mla` down to the latents and up from them;
+    - ``qkv``: projections to queries, keys and values, and to a gate of the result; with `mla` down to the latents and
+      up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
       if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in one with chunks of c
       tokens c/seq of it;
     - ``proj``: output layer of attention;
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
-      capacity factor where there is one; the router has the weights of shared and routed experts, if there are;
+      capacity factor where there is one; the router has the weights and the gate of shared experts, if there are;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
     - ``projector``: from branches to the trunk;
@@ -114,7 +115,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
-            parts["router"] += layers * 2 * tokens * h * (kind.routed + 2 * model.moe.residual)
+            weights = 2 * model.moe.residual + model.moe.shared_gate
+            parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
@@ -168,7 +170,8 @@ def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
     if mla is None:
-        return h * (model.query_width + model.key_width + model.value_width)
+        gate = model.output_width if model.attention_gate else 0
+        return h * (model.query_width + model.key_width + model.value_width + gate)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
     return queries + h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)

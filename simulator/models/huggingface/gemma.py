@@ -39,6 +39,9 @@ class Gemma2(Gemma):
     layer_types: LayerTypes | None = key("layer_types", default=None)
     score_cap: Cap | None = key("attn_logit_softcapping", default=50.0)
     logit_cap: Cap | None = key("final_logit_softcapping", default=30.0)
+    attention_bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key(
+        "attention_bias", default=False
+    )
     bidirectional: Annotated[Any, refuse("attention to later tokens in a Gemma")] = key(
         "use_bidirectional_attention", default=None
     )
@@ -69,11 +72,12 @@ class Gemma3Text(Gemma2):
 class Olmo2(Decoder):
     """``Olmo2Config``: norms behind attention and MLP, and over all heads of queries and of keys."""
 
-    attention_bias: Flag = key("attention_bias", default=False)
+    attention_bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key(
+        "attention_bias", default=False
+    )
 
     def fields(self) -> dict[str, Any]:
-        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        return super().fields() | biases | {"norm_place": "after", "qk_layernorm": "all"}
+        return super().fields() | {"norm_place": "after", "qk_layernorm": "all"}
 
 
 class Exaone4(Decoder):

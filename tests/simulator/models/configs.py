@@ -161,7 +161,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-COUNTS = {
+COUNTS: dict[str, int] = {
     "google/gemma-2-2b": 2_614_341_888,
     "google/gemma-2-9b": 9_241_705_984,
     "google/gemma-3-1b-pt": 999_885_952,
@@ -193,3 +193,18 @@ COUNTS = {
     "AntonV/mamba2-1.3b-hf": 1_343_757_312,
     "mistralai/Mamba-Codestral-7B-v0.1": 7_285_403_648,
 }
+
+PRINTED: dict[str, tuple[float, float | None, str]] = {
+    "google/gemma-2-2b": (2.614341888, None, "page of the model: safetensors"),
+    "google/gemma-3-1b-pt": (0.999885952, None, "page of the model: safetensors"),
+    "microsoft/Phi-3-mini-4k-instruct": (3.821079552, None, "page of the model: safetensors"),
+    "allenai/OLMo-2-1124-7B": (7.298617344, None, "page of the model: safetensors"),
+    "ibm-granite/granite-3.1-2b-base": (2.533531648, None, "page of the model: safetensors"),
+    "Qwen/Qwen1.5-MoE-A2.7B": (14.315784192, 2.7, "page of the model: safetensors; its name"),
+    "Qwen/Qwen2-57B-A14B": (57, 14, "its name"),
+    "openai/gpt-oss-20b": (20.914757184, 3.6, "page of the model: safetensors; arXiv 2508.10925, table 1"),
+    "openai/gpt-oss-120b": (116.829156672, 5.1, "page of the model: safetensors; arXiv 2508.10925, table 1"),
+    "moonshotai/Kimi-K2-Base": (1026.408232448, 32.6, "page of the model: safetensors; arXiv 2507.20534, table 2"),
+    "tencent/Hunyuan-A13B-Instruct": (80, 13, "README of Tencent-Hunyuan/Hunyuan-A13B"),
+}
+"""Parameters, and those that a token passes, in units of 1e9 as printed (None: not printed), and where."""
