@@ -114,13 +114,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory-bound kernel; its FLOPs are neglected.
+    """A memory-bound kernel.
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, gelu, rope, embedding, softmax, dropout, add,
         cross-entropy, concat, cast, convert, router, permute, conv, scan, adam, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
+    flops: FLOPs of the matrix products in it; those of all others are neglected.
     """
 
     what: str
@@ -128,8 +129,7 @@ class Memory:
     write: int
     backward: bool = False
     pace: float = 1.0
-
-    flops = 0.0
+    flops: float = 0.0
 
     @property
     def bytes(self) -> float:

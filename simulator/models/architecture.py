@@ -69,7 +69,8 @@ class Architecture(BlockBuilder):
     def _varied(self) -> bool:
         """Whether the model has layers of several kinds."""
         model = self.model
-        return bool(model.moe or model.window or model.attention_chunk or model.ssm or model.frames)
+        masks = model.window or model.attention_chunk or model.linear_attention
+        return bool(model.moe or masks or model.ssm or model.frames)
 
     def _make_stage(self, layers: range, first: bool, last: bool) -> Stage:
         units = [] if self.branches or not first else [self.embedding]
@@ -252,26 +253,31 @@ class Architecture(BlockBuilder):
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if experts else self.dense(read)
         proj_bias, down_bias = self.proj_bias(), self.down_bias(experts)
-        attention = self.self_attention(normed if before else x, projected, kind.local)
-        attention = attend_along(attention, kind.along) if kind.along else attention
+        attention: Module
+        if kind.linear and model.linear_attention:
+            attention = self.linear_mixer(model.linear_attention, normed if before else x, projected)
+        else:
+            attends = self.self_attention(normed if before else x, projected, kind.local)
+            attention = attend_along(attends, kind.along) if kind.along else attends
         first = [self.layernorm("norm1", x, normed)] if before else []
         if model.parallel_residual:
             second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
             joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
             return [*first, attention, *second, block, joined]
-        attends, added = self.norm_after(attention, projected)
+        mixer, added = self.norm_after(attention, projected)
         if model.norm_place != "before":
             inside, result = self.norm_after(block, results[0])
             results = (result,)
         else:
             inside = [block]
+        streams = (normed, again) if model.norm_residual else (x, middle)
         return [
             *first,
-            *attends,
-            Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
+            *mixer,
+            Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop),
             *([self.layernorm("norm2", middle, again)] if before else []),
             *inside,
-            Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
+            Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop),
         ]
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

@@ -31,8 +31,9 @@ from simulator.ir.operators import (
     Rope,
 )
 from simulator.ir.variants.decoder import CappedAttention, NormOfHeads
+from simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from simulator.models.casts import cast_input, save_inputs
-from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from simulator.models.shapes import Shapes
 
 UP = ("mla_up_proj",)
@@ -305,3 +306,54 @@ class BlockBuilder(Shapes):
                 *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),
             ),
         )
+
+    # ---------------------------------------------------------------------------------- linear attention
+
+    def linear_mixer(self, linear: LinearAttention, x: Tensor, y: Tensor) -> LinearMixer:
+        """Builds linear attention from its input `x` [b, s, h] to its output `y` [b, s, h].
+
+        Heads of keys and the heads of values that they serve are sharded together, with their rates and gates.
+        """
+        value = Dim(linear.value_width, unit=linear.value_width // linear.key_heads)
+        build = self._delta_net if linear.kind == "gated-delta-net" else self._lightning
+        modules, result = build(linear, x, value)
+        return LinearMixer(
+            "linear_attention",
+            (*modules, *self.linear("out_proj", result, (y,), self.weight("wlinear.out", a=value, h=self.hidden_dim))),
+        )
+
+    def _delta_net(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds a Gated DeltaNet up to its output projection; returns also the input of that."""
+        key = Dim(linear.key_width, unit=linear.key_dim)
+        rate = Dim(linear.heads, unit=linear.heads // linear.key_heads)
+        widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": rate, "z": value}
+        projected = {name: self.act(f"linear.{name}", a=width) for name, width in widths.items()}
+        weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()]
+        own = [self.weight(f"conv.{n}.weight", a=widths[n], taps=Dim(linear.conv)) for n in "qkv"]
+        own += [self.weight(name, a=rate) for name in ("A", "dt.bias")]
+        ruled, normed = self.act("linear.o", a=value), self.act("linear.norm", a=value)
+        shape = linear.chunk, linear.key_dim, linear.value_dim
+        scale = (self.weight("linear.norm.weight", d=Dim(linear.value_dim)),)
+        z = projected.pop("z")
+        return [
+            *self.linear("in_proj", x, (*projected.values(), z), *weights),
+            GatedDeltaRule("delta_rule", tuple(projected.values()), (ruled,), tuple(own), *shape),
+            GatedNorm("gated_norm", (ruled, z), (normed,), scale, modules=("norm",)),
+        ], normed
+
+    def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds lightning attention up to its output projection; returns also the input of that."""
+        made, active = ([self.act(f"linear.{n}{end}", a=value) for n in "qkv"] for end in ("", ".act"))
+        weights = [self.weight(f"wlinear.{n}", h=self.hidden_dim, a=value) for n in "qkv"]
+        gate = self.act("linear.z", a=value)
+        result, normed, gated = (self.act(f"linear.{name}", a=value) for name in ("o", "norm", "gated"))
+        shape = linear.chunk, linear.key_dim, linear.value_dim
+        scale = (self.weight("linear.norm.weight", a=value),)
+        return [
+            *self.linear("in_proj", x, tuple(made), *weights),
+            Activation("linear.act", tuple(made), tuple(active)),
+            LightningAttention("lightning", tuple(active), (result,), (), *shape),
+            NormOfHeads("linear.norm", (result,), (normed,), scale, modules=("norm",)),
+            *self.linear("output_gate", x, (gate,), self.weight("wlinear.z", h=self.hidden_dim, a=value)),
+            Activation("linear.gate", (normed, gate), (gated,)),
+        ], gated

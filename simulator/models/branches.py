@@ -19,7 +19,8 @@ from simulator.models.transformer import Transformer
 
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
-    *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps"),
+    *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
+    *("linear_attention",),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -70,7 +71,7 @@ class Branch(Transformer):
         if self.projector == "none" and self.hidden != self.trunk_hidden:
             rule = f"a projector leads from hidden {self.hidden} to that of the trunk, {self.trunk_hidden}"
             raise ModelError("projector", rule, "linear or mlp would work", self.projector)
-        for word in ("moe", "ssm", "mtp"):
+        for word in ("moe", "ssm", "mtp", "linear_attention"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
                 raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")

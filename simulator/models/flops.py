@@ -21,6 +21,8 @@ Features that the papers of these formulas did not have are counted the same in 
   patches, and a projector, count with the products of matrices. A frozen branch needs its forward pass alone;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
+- linear attention: L counts the layers with softmax attention; the state of the others, 7 FLOPs for each of its
+  elements and token with a delta rule and 5 without (`LinearAttention.update_flops`), is counted as below;
 - state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
   state and token, is counted by the formulas that count GEMMs (``num_floating_point_operations`` of Megatron-LM).
 
@@ -64,7 +66,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
       capacity factor where there is one; the router has the weights and the gate of shared experts, if there are;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
-      decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
+      decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
+      states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
@@ -108,6 +111,10 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
+        if kind.linear and (linear := model.linear_attention):
+            parts["qkv"] += layers * 2 * tokens * h * linear.projected
+            parts["scan"] += layers * tokens * linear.update_flops * linear.state
+            parts["proj"] += layers * 2 * tokens * linear.value_width * h
         if kind.has_mamba and (ssm := model.ssm):
             parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state

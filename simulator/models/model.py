@@ -67,7 +67,8 @@ class Model(Transformer):
             rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
             raise ModelError(f"branches[{pooled}].pool", rule, "Leave it out, or give the model `contrastive`")
         refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
-        for word, value in (*refused, ("bidirectional", self.bidirectional)):
+        others = ("bidirectional", self.bidirectional), ("linear_attention", self.linear_attention)
+        for word, value in (*refused, *others):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)
@@ -161,14 +162,15 @@ class Model(Transformer):
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
-        h, last, routed = self.hidden, self.is_moe(self.every_layer[-1]), self.kind(self.every_layer[-1]).routed
+        h, last = self.hidden, self.kind(self.every_layer[-1])
+        further = self.layer_parameters(last.experts, experts, last.routed, last.linear)
         return {
             **(dict.fromkeys(self.input_parameters, 0) if self.branches else self.input_parameters),
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             "final_norm": self.norm_parameters if self.layers else 0,
             "head": 0 if self.tied or self.contrastive else self.vocab * h,
-            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts, routed)),
+            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }
 
     # --------------------------------------------------------------------------------------- padding

@@ -27,6 +27,7 @@ class LayerKind(NamedTuple):
             attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
+        linear: whether it has linear attention in place of softmax attention.
     """
 
     experts: bool
@@ -34,11 +35,12 @@ class LayerKind(NamedTuple):
     block: str = ""
     routed: int = 0
     along: str = ""
+    linear: bool = False
 
     @property
     def has_attention(self) -> bool:
-        """Whether it has attention."""
-        return self.block in ("", "*")
+        """Whether it has softmax attention."""
+        return self.block in ("", "*") and not self.linear
 
     @property
     def has_mlp(self) -> bool:
@@ -84,8 +86,9 @@ class Transformer(TransformerFields):
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
-        local = limited and not (self.full_every and (layer + 1) % self.full_every == 0)
-        return LayerKind(experts, local, routed=routed)
+        full = self.full_every and (layer + 1) % self.full_every == 0
+        linear = self.linear_attention is not None and not full
+        return LayerKind(experts, limited and not full, routed=routed, linear=linear)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -189,15 +192,26 @@ class Transformer(TransformerFields):
         projections = self.hidden * (ssm.projected + ssm.inner)
         return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner
 
-    def layer_parameters(self, moe: bool = False, experts: int | None = None, of: int | None = None) -> int:
+    @property
+    def linear_parameters(self) -> int:
+        """Parameters of the linear attention of one layer; 0 without it."""
+        if (linear := self.linear_attention) is None:
+            return 0
+        return self.hidden * (linear.projected + linear.value_width) + linear.own_parameters
+
+    def layer_parameters(
+        self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
+    ) -> int:
         """Parameters of a layer of attention and then an MLP, or router and experts: both norms, weights, biases.
 
         moe: whether the layer has experts.
         experts: number of routed experts to count; default: all.
         of: routed experts of the layer; default: `MoEShape.experts`.
+        linear: whether it has linear attention.
         """
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
-        return self.norms * self.norm_parameters + self.attention_parameters + inner
+        mixer = self.linear_parameters if linear else self.attention_parameters
+        return self.norms * self.norm_parameters + mixer + inner
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Parameters of a layer of a hybrid model, which is a norm and one block.
@@ -228,7 +242,8 @@ class Transformer(TransformerFields):
         if self.ssm:
             kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
-        if self.moe is None:
+        if self.moe is None and self.linear_attention is None:
             return self.layers * self.layer_parameters()
-        numbers = Counter(Transformer.kind(self, layer).routed for layer in range(self.layers))
-        return sum(count * self.layer_parameters(of > 0, experts, of) for of, count in numbers.items())
+        kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
+        numbers = Counter((kind.routed, kind.linear) for kind in kinds)
+        return sum(n * self.layer_parameters(of > 0, experts, of, linear) for (of, linear), n in numbers.items())

@@ -1,7 +1,7 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each supported ``model_type`` has a class (in `gpt`, `llama`, `gemma`, `moe`, `hybrid`) that states the keys it reads,
-their defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows.
+Each supported ``model_type`` has a class (in `gpt`, `llama`, `gemma`, `moe`, `linear` ...) that states the keys it
+reads, their defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model.
 Widths and counts that define a model have no default. Keys that do not change the cost of a step (token ids,
 generation, initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its
 value is not supported.
@@ -17,6 +17,7 @@ from simulator.models.huggingface.config import Config
 from simulator.models.huggingface.gemma import Cohere2, Exaone4, Gemma2, Gemma3Text, Olmo2
 from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, Falcon, GPTNeoX, Nemotron, Starcoder2
 from simulator.models.huggingface.hybrid import Mamba2, NemotronH
+from simulator.models.huggingface.linear import MiniMax, MiniMaxText01, Qwen3Next
 from simulator.models.huggingface.llama import (
     Exaone,
     Gemma,
@@ -79,6 +80,9 @@ SUPPORTED: dict[str, type[Config]] = {
     "hunyuan_v1_dense": HunyuanDense,
     "hunyuan_v1_moe": HunyuanMoE,
     "grok-1": Grok1,
+    "qwen3_next": Qwen3Next,
+    "minimax": MiniMax,
+    "minimax_text_01": MiniMaxText01,
     "nemotron_h": NemotronH,
     "mamba2": Mamba2,
 }

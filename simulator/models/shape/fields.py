@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simulator.models.parts import MLA, Count, Depth, Flag, MoEShape, Probability, ShapePart, Share, Size, StateSpace
+from simulator.models.parts import (
+    MLA,
+    Count,
+    Depth,
+    Flag,
+    LinearAttention,
+    MoEShape,
+    Probability,
+    ShapePart,
+    Share,
+    Size,
+    StateSpace,
+)
 
 
 class TransformerFields(ShapePart):
@@ -36,6 +48,8 @@ class TransformerFields(ShapePart):
     """Experts, in place of the MLP of some layers."""
     ssm: StateSpace | None = None
     """Mamba-2 blocks: each layer is one block, as its pattern says."""
+    linear_attention: LinearAttention | None = None
+    """Linear attention in all layers but those of `full_every`."""
     kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
     head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
@@ -59,6 +73,8 @@ class TransformerFields(ShapePart):
     EXAONE 4); or both (Gemma 2 and 3)."""
     shared_norm: Flag = False
     """With `parallel_residual`: attention and MLP read the result of one norm (Falcon 7B, Cohere)."""
+    norm_residual: Flag = False
+    """The residual stream goes on from the results of the norms before attention and MLP (MiniMax-01)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
     qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda given: given.get("mla") is not None)
@@ -93,8 +109,8 @@ class TransformerFields(ShapePart):
     """Linformer: two matrices [positions, projected_keys] of each layer, which its heads share, project the keys and
     values of all positions to so many (arXiv 2006.04768, section 4); None: no projection."""
     full_every: Count = 0
-    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2) or `attention_chunk`
-    (Llama 4: 4); 0: none has."""
+    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2), `attention_chunk`
+    (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
     full_rope: Flag = True
     """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4: False)."""
     mtp: Count = 0

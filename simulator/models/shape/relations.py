@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hardware.errors import ModelError
-from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from simulator.models.shape.fields import TransformerFields
 
 
@@ -47,6 +47,8 @@ def check_relations(shape: TransformerFields) -> None:
     if shape.projected_keys:
         _check_projection(shape, shape.projected_keys)
     _check_norms(shape)
+    if shape.linear_attention:
+        _check_linear(shape, shape.linear_attention)
     if shape.attention_gate and shape.mla:
         raise ModelError("attention_gate", "latent attention is supported without a gate", "Leave it out", True)
     if shape.sinks and shape.mla:
@@ -60,8 +62,8 @@ def _check_mask(shape: TransformerFields) -> None:
     if shape.bidirectional and shape.window is not None:
         rule = "a token of a bidirectional layer attends to all tokens, or to those of its chunk"
         raise ModelError("window", rule, "Leave it out, or give attention_chunk", shape.window)
-    if shape.full_every and shape.window is None and shape.attention_chunk is None:
-        rule = "without a window or chunks every layer attends to everything"
+    if shape.full_every and (shape.window, shape.attention_chunk, shape.linear_attention) == (None, None, None):
+        rule = "without a window, chunks or linear attention every layer attends to everything"
         remedy = "Give window or attention_chunk too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
     if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
@@ -160,6 +162,9 @@ def _check_norms(shape: TransformerFields) -> None:
     if shape.shared_norm and not shape.parallel_residual:
         rule = "attention and MLP read one norm where both read the input of the layer"
         raise ModelError("shared_norm", rule, "Give parallel_residual: true, or leave it out", True)
+    if shape.norm_residual and (shape.norm_place != "before" or shape.parallel_residual or shape.ssm):
+        rule = "it goes on from the results of the two norms of a layer, before attention and before the MLP"
+        raise ModelError("norm_residual", rule, "Leave it out, or norm_place, parallel_residual and ssm", True)
     if shape.norm_place == "before":
         return
     rule = f"norms {'behind' if shape.norm_place == 'after' else 'around'} attention and MLP are supported without it"
@@ -168,3 +173,24 @@ def _check_norms(shape: TransformerFields) -> None:
     for word, value in (*others, ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias)):
         if value:
             raise ModelError(word, rule, "Give false or null, or leave norm_place out")
+
+
+def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
+    if linear.heads % linear.key_heads:
+        rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
+        remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
+        raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
+    if linear.kind == "lightning" and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+        rule = (
+            f"queries, keys and values of lightning attention are alike: {linear.heads} heads {linear.value_dim} wide"
+        )
+        raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
+    others = ("ssm", shape.ssm), ("window", shape.window), ("attention_chunk", shape.attention_chunk)
+    more = ("bidirectional", shape.bidirectional), ("parallel_residual", shape.parallel_residual)
+    for word, value in (*others, *more, ("frames", shape.frames), ("projected_keys", shape.projected_keys)):
+        if value:
+            shown = value if isinstance(value, int) else None
+            raise ModelError(word, "models with linear attention are supported without it", "Leave it out", shown)
+    if not shape.full_rope:
+        rule = "layers with linear attention have no RoPE, so that full_rope would leave none"
+        raise ModelError("full_rope", rule, "Give `positions: none`", False)

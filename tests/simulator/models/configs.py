@@ -150,6 +150,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": True},
         **{"max_attn_value": 30.0, "output_multiplier_scale": 0.5773502691896257},
     ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": facts(
+        *("qwen3_next", 48, 2048, 16, 5120, 151936, 262144),
+        **{"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4},
+        **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16},
+        **{"linear_num_value_heads": 32, "linear_value_head_dim": 128, "num_experts": 512, "num_experts_per_tok": 10},
+        **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1},
+    ),
+    "MiniMaxAI/MiniMax-Text-01-hf": facts(
+        *("minimax", 80, 6144, 64, 9216, 200064, 10240000),
+        **{"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 32, "num_experts_per_tok": 2},
+        **{"block_size": 256, "layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10},
+    ),
+    "MiniMaxAI/MiniMax-Text-01": facts(
+        *("minimax_text_01", 80, 6144, 64, 9216, 200064, 10240000),
+        **{"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 32, "num_experts_per_tok": 2},
+        **{"attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10, "postnorm": True, "rotary_dim": 64},
+    ),
     "AntonV/mamba2-1.3b-hf": {
         **{"model_type": "mamba2", "num_hidden_layers": 48, "hidden_size": 2048, "num_heads": 64, "head_dim": 64},
         **{"vocab_size": 50288, "state_size": 128, "n_groups": 1, "expand": 2, "tie_word_embeddings": True},
@@ -190,6 +207,9 @@ COUNTS: dict[str, int] = {
     "openai/gpt-oss-20b": 20_914_757_184,
     "openai/gpt-oss-120b": 116_829_156_672,
     "moonshotai/Kimi-K2-Base": 1_026_408_232_448,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
+    "MiniMaxAI/MiniMax-Text-01-hf": 456_089_655_296,
+    "MiniMaxAI/MiniMax-Text-01": 456_089_655_296,
     "AntonV/mamba2-1.3b-hf": 1_343_757_312,
     "mistralai/Mamba-Codestral-7B-v0.1": 7_285_403_648,
 }
@@ -205,6 +225,8 @@ PRINTED: dict[str, tuple[float, float | None, str]] = {
     "openai/gpt-oss-20b": (20.914757184, 3.6, "page of the model: safetensors; arXiv 2508.10925, table 1"),
     "openai/gpt-oss-120b": (116.829156672, 5.1, "page of the model: safetensors; arXiv 2508.10925, table 1"),
     "moonshotai/Kimi-K2-Base": (1026.408232448, 32.6, "page of the model: safetensors; arXiv 2507.20534, table 2"),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (79.674391296, 3, "page of Qwen/Qwen3-Coder-Next: safetensors; its name"),
+    "MiniMaxAI/MiniMax-Text-01": (456, 45.9, "arXiv 2501.08313, abstract"),
     "tencent/Hunyuan-A13B-Instruct": (80, 13, "README of Tencent-Hunyuan/Hunyuan-A13B"),
 }
 """Parameters, and those that a token passes, in units of 1e9 as printed (None: not printed), and where."""
