@@ -63,8 +63,8 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
             device = plan.device(index)
             elements[holders, device] += count_elements(plan.on(device), one_of(stage).params(), "optimizer")
     # A tied output layer on another device is a copy of the embedding table.
-    ends = plan.holders(0), plan.holders(plan.parts - 1)
-    if ends[0] != ends[1] and not plan.job.model.branches:
+    ends = plan.holders(plan.embedding_part), plan.holders(plan.parts - 1)
+    if ends[0] != ends[1] and (plan.job.model.tied or not plan.job.model.branches):
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))
         for device in both:

@@ -96,7 +96,7 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
             repeats = own.microbatches_of_unit
         if plan.positions:
             schemes = tuple(scheme.lowering_key for scheme in own.schemes)
-        embeds = part == last and device in plan.holders(0)
+        embeds = part == last and device in plan.holders(plan.embedding_part)
         slices = [own.stage(part, blocks) for blocks in own.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)

@@ -132,7 +132,7 @@ class Architecture(BlockBuilder):
             own = replace(
                 self,
                 model=branch.model_copy(update={"name": model.name, "tokens": None}),
-                seq=int(tokens),
+                seq=int(tokens) * branch.merge,
                 document=None if branch.input_width else self.document,
                 first_layer=first if self.borders else 0,
             )
@@ -184,6 +184,11 @@ class Architecture(BlockBuilder):
         return kind(name, tuple(children), residual_in, residual_out, lowering_key=key, marks=marks)
 
     @property
+    def trunk_tokens(self) -> int:
+        """Tokens of a sequence of the trunk that this branch makes."""
+        return self.seq // (self.model.merge if isinstance(self.model, Branch) else 1)
+
+    @property
     def _frozen(self) -> bool:
         return isinstance(self.model, Branch) and self.model.frozen
 
@@ -198,7 +203,7 @@ class Architecture(BlockBuilder):
         """The unit that concatenates the outputs of all branches, parts of a sequence, to one residual stream; those of
         branches without layers are embedded here."""
         modules, x = list[Module](), self.residual
-        arrived = sum(branch.seq for branch in self.branches if branch.model.layers)
+        arrived = sum(branch.trunk_tokens for branch in self.branches if branch.model.layers)
         parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x]
         for i, branch in enumerate(self.branches):
             if not branch.model.layers:

@@ -92,9 +92,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
-        first, second = branch.hidden * branch.trunk_hidden, branch.trunk_hidden * branch.trunk_hidden
-        projected = some / of if branch.pool != "none" else some
-        parts["projector"] += 2 * projected * {"none": 0, "linear": first, "mlp": first + second}[branch.projector]
+        projected = some / of if branch.pool != "none" else some / branch.merge
+        parts["projector"] += 2 * projected * sum(width * made for width, made in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
     parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab if model.layers else 0
     return parts
@@ -130,8 +129,9 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
 
 
 def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
-    """Every branch with its tokens of a sequence."""
-    return zip(model.branches, model.branch_tokens(seq), strict=True)
+    """Every branch with its inputs of a sequence, which are its tokens unless several are merged to one."""
+    parts = zip(model.branches, model.branch_tokens(seq), strict=True)
+    return ((branch, tokens * branch.merge) for branch, tokens in parts)
 
 
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:

@@ -66,7 +66,11 @@ class Model(Transformer):
         if pooled is not None:
             rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
             raise ModelError(f"branches[{pooled}].pool", rule, "Leave it out, or give the model `contrastive`")
-        refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
+        texts = [one for one in self.branches if not one.layers and not one.input_width]
+        if self.tied and (len(texts) != 1 or texts[0].hidden != self.hidden or self.contrastive):
+            rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
+            raise ModelError("tied", rule, "Give null or false, or such a branch", True)
+        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
         others = ("bidirectional", self.bidirectional), ("linear_attention", self.linear_attention)
         for word, value in (*refused, *others):
             if value:
@@ -117,7 +121,7 @@ class Model(Transformer):
         sequence."""
         parts = zip(self.branches, self.branch_tokens(seq), strict=True)
         return [
-            *((branch, tokens) for branch, tokens in parts if branch.layers),
+            *((branch, tokens * branch.merge) for branch, tokens in parts if branch.layers),
             *([(self, seq)] if self.layers else []),
         ]
 
@@ -158,7 +162,7 @@ class Model(Transformer):
         """Parameters that a token passes, in the mean over the tokens of a sequence of `seq`."""
         own = sum(self._own_parts(self.moe.top_k if self.moe else None).values())
         shares = zip(self.branches, self.branch_tokens(seq), strict=True)
-        return own + sum(branch.parameters * tokens for branch, tokens in shares) / seq
+        return own + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""

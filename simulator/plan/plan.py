@@ -204,6 +204,12 @@ class Plan:
             return sum(one.shape.p for one in self.pipelines[:pipeline]) + self.pipelines[pipeline].device(own)
         return self.schedule.device(self.shape, stage)
 
+    @property
+    def embedding_part(self) -> int:
+        """The part of the model that holds the embedding of the trunk: with branches the first of the trunk's."""
+        first = self.job.model.encoder_layers
+        return next((part for part in range(self.parts) if first in self.layers_of(part)), 0)
+
     def holders(self, part: int) -> tuple[int, ...]:
         """The pipeline devices that hold a part of the model."""
         return self._holders[part]

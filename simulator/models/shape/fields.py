@@ -121,6 +121,11 @@ class TransformerFields(ShapePart):
     """Probability on the embedding, on attention scores and on both residual branches; 0: no kernels for it."""
 
     @property
+    def longest_input(self) -> int:
+        """Positions that a table of learned ones has to have rows for."""
+        return self.seq
+
+    @property
     def rope_width(self) -> int:
         """Elements of a head with RoPE, where positions are rope."""
         return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)

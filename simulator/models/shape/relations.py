@@ -35,8 +35,8 @@ def check_relations(shape: TransformerFields) -> None:
             raise ModelError("head_dim", rule, remedy, shape.head_dim)
         rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {shape.rope_width}"
         raise ModelError("rope_share", rule, f"Give an even number over {shape.head_dim}", shape.rope_share)
-    if shape.positions == "learned" and shape.position_rows < shape.seq:
-        rule = f"the table of positions needs a row for each token of a sequence (seq {shape.seq})"
+    if shape.positions == "learned" and shape.position_rows < shape.longest_input:
+        rule = f"the table of positions needs a row for each token of a sequence (seq {shape.longest_input})"
         raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
     if shape.mla:
         _check_latent(shape, shape.mla)

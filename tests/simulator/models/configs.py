@@ -178,6 +178,68 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+LANGUAGE_OF_QWEN = facts(
+    *("qwen2", 28, 3584, 28, 18944, 152064, 32768),
+    **{"num_key_value_heads": 4, "tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
+)
+VISION: dict[str, dict[str, Any]] = {
+    "llava-hf/llava-1.5-7b-hf": {
+        **{"model_type": "llava", "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        **{"projector_hidden_act": "gelu"},
+        "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+        "vision_config": {
+            **{"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096},
+            **{"num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768},
+        },
+    },
+    "google/gemma-3-4b-pt": {
+        **{"model_type": "gemma3", "mm_tokens_per_image": 256},
+        "text_config": {
+            **{"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240},
+            **{"num_hidden_layers": 34, "sliding_window": 1024},
+        },
+        "vision_config": {
+            **{"model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "patch_size": 14},
+            **{"intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27},
+            "vision_use_head": False,
+        },
+    },
+    "Qwen/Qwen2-VL-7B-Instruct": LANGUAGE_OF_QWEN
+    | {
+        "model_type": "qwen2_vl",
+        "vision_config": {
+            **{"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 3584},
+            **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        },
+    },
+    "Qwen/Qwen2.5-VL-7B-Instruct": LANGUAGE_OF_QWEN
+    | {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {
+            **{"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3},
+            **{"out_hidden_size": 3584, "patch_size": 14, "window_size": 112, "spatial_merge_size": 2},
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    },
+    "openai/clip-vit-large-patch14": {
+        **{"model_type": "clip", "projection_dim": 768},
+        "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+        "vision_config": {
+            **{"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
+            **{"num_hidden_layers": 24, "patch_size": 14},
+        },
+    },
+}
+"""Models that see images."""
+
+VISION_COUNTS: dict[str, int] = {
+    "llava-hf/llava-1.5-7b-hf": 7_063_427_072,
+    "google/gemma-3-4b-pt": 4_300_079_472,  # also safetensors on the page of the model
+    "Qwen/Qwen2-VL-7B-Instruct": 8_291_375_616,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "openai/clip-vit-large-patch14": 427_616_513,
+}
+
 COUNTS: dict[str, int] = {
     "google/gemma-2-2b": 2_614_341_888,
     "google/gemma-2-9b": 9_241_705_984,
