@@ -30,6 +30,12 @@ SUPPORTED: dict[str, type[Config]] = DECODERS | {
 """Readers of configs by their ``model_type``."""
 
 
+ENCODER_DECODERS = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"}
+)
+"""Kinds of encoders with decoders."""
+
+
 def from_config(
     config: Mapping[str, Any], where: str = "config.json", name: str | None = None, text: str = ""
 ) -> Model:
@@ -50,6 +56,9 @@ def from_config(
     if not isinstance(kind, str) or kind not in SUPPORTED:
         rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
+        if kind in ENCODER_DECODERS:
+            rule = "the layers of its decoder read the output of an encoder by cross-attention, which is not supported"
+            remedy = "Decoders alone are supported, and encoders in front of them whose output joins the sequence"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = SUPPORTED[kind]
     with explain_errors(where, text, reader.config_keys()):

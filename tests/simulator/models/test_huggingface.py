@@ -402,3 +402,9 @@ def test_refused_files(case: str, tmp_path: Path) -> None:
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_encoders_with_decoders_are_refused(kind: str) -> None:
+    with pytest.raises(ModelError, match="by cross-attention, which is not supported"):
+        from_config({"model_type": kind, "d_model": 512})
