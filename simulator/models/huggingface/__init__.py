@@ -56,7 +56,7 @@ def from_config(
     if not isinstance(kind, str) or kind not in SUPPORTED:
         rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
-        if kind in ENCODER_DECODERS:
+        if isinstance(kind, str) and kind in ENCODER_DECODERS:
             rule = "the layers of its decoder read the output of an encoder by cross-attention, which is not supported"
             remedy = "Decoders alone are supported, and encoders in front of them whose output joins the sequence"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
