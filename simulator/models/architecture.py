@@ -31,6 +31,7 @@ from simulator.ir.operators import (
     Norm,
     Residual,
 )
+from simulator.ir.variants.cross_attention import KeepContext
 from simulator.ir.variants.decoder import Softcap
 from simulator.models.adapters import freeze, mark_lowest
 from simulator.models.blocks import BlockBuilder
@@ -81,9 +82,12 @@ class Architecture(BlockBuilder):
                 units += branch.branch_units(range(some.start - start, some.stop - start))
             start = stop
         if some := range(max(layers.start, start), layers.stop):
-            units += [self.join] if some.start == start > 0 else []
-            units += self.layer_units(some)
-        units += [self.output_unit] if last and self.model.layers else []
+            joins = some.start == start > 0
+            if self.decoder is not None:
+                units += self._decoder_units(some, joins)
+            else:
+                units += [*([self.join] if joins else []), *self.layer_units(some)]
+        units += [(self.decoder or self).output_unit] if last and self.model.layers else []
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
     def branch_units(self, layers: range) -> list[Unit]:
@@ -199,6 +203,37 @@ class Architecture(BlockBuilder):
         return self._unit(Unit, "embedding", modules, False, embedded)
 
     @cached_property
+    def decoder(self) -> Architecture | None:
+        """The architecture of the decoder behind an encoder, over its own tokens; None: the model has none."""
+        if self.encoder_seq or not (isinstance(self.model, Model) and self.model.cross_attention):
+            return None
+        tokens = int(self.model.trunk_tokens(self.seq))
+        return replace(self, seq=tokens, encoder_seq=self.seq - tokens)
+
+    def _decoder_units(self, layers: range, joins: bool) -> list[Unit]:
+        """Returns the units of layers of the decoder, with its embedding in front of the first of all; on other stages
+        the first layer receives the output of the encoder."""
+        decoder = self.decoder
+        assert decoder is not None
+        units = decoder.layer_units(layers)
+        if joins:
+            return [decoder.decoder_input, *units]
+        first = replace(units[0], count=1, receives=True)
+        rest = [replace(units[0], count=units[0].count - 1)] if units[0].count > 1 else []
+        return [first, *rest, *units[1:]]
+
+    @cached_property
+    def decoder_input(self) -> Unit:
+        """The unit between encoder and decoder: it keeps the output of the one, and embeds the tokens of the other with
+        the same table."""
+        (embedding, *modules), embedded = build_input(self)
+        assert isinstance(embedding, Embedding)
+        shared = replace(embedding, tied=True)
+        keep = KeepContext("context", (self.context,), (), launches=0.0)
+        unit = self._unit(Unit, "decoder input", [keep, shared, *modules], True, embedded)
+        return replace(unit, residual_in=self.context)
+
+    @cached_property
     def join(self) -> Unit:
         """The unit that concatenates the outputs of all branches, parts of a sequence, to one residual stream; those of
         branches without layers are embedded here."""
@@ -237,6 +272,7 @@ class Architecture(BlockBuilder):
             end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
             assert isinstance(unit, Layer)
+            unit = replace(unit, context=self.context) if self.encoder_seq else unit
             marks = frozenset({LayersFrom(first)})
             marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
             self._layers[kind, first, count] = add_marks(unit, marked)
@@ -275,6 +311,18 @@ class Architecture(BlockBuilder):
             results = (result,)
         else:
             inside = [block]
+        if self.encoder_seq:
+            asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
+            bias = (self.weight("cross.bias", h=self.hidden_dim),) if model.proj_bias else ()
+            mixer += [
+                Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
+                self.layernorm("norm.cross", middle, asks),
+                self.cross_attention(asks, answer),
+            ]
+            x, added, proj_bias, middle = middle, answer, bias, crossed
+            last = Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop)
+            joined = Residual("residual.cross", (x, added), (middle,), proj_bias, dropout=drop)
+            return [*first, *mixer, joined, self.layernorm("norm2", middle, again), *inside, last]
         streams = (normed, again) if model.norm_residual else (x, middle)
         return [
             *first,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.mamba_operators import Mamba, SSDScan
 from simulator.ir.modules import (
     MLP,
+    CrossAttention,
     Module,
     MoE,
     SelfAttention,
@@ -30,6 +32,7 @@ from simulator.ir.operators import (
     Norm,
     Rope,
 )
+from simulator.ir.variants.cross_attention import ReadContext
 from simulator.ir.variants.decoder import CappedAttention, NormOfHeads
 from simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from simulator.models.casts import cast_input, save_inputs
@@ -39,6 +42,11 @@ from simulator.models.shapes import Shapes
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
+
+
+def _tokens_of(tensor: Tensor) -> dict[str, Dim]:
+    """The dims of the tokens of a tensor [b, s, h]."""
+    return {name: dim for name, dim in tensor.dims.items() if name != "h"}
 
 
 class BlockBuilder(Shapes):
@@ -162,6 +170,31 @@ class BlockBuilder(Shapes):
         made = Tensor(name, {**kept, "t": positions}, self.dtype)
         modules += self.linear(name, given, (made,), self.weight(f"w{name}", s=given.dims["s"], t=positions))
         return made
+
+    def cross_attention(self, x: Tensor, y: Tensor) -> CrossAttention:
+        """Builds attention of the tokens `x` of a decoder to the output of its encoder."""
+        model, d, context = self.model, self.model.head_dim, self.context
+        width, kv = Dim(model.heads * d, unit=d), Dim(model.kv_heads * d, unit=d, copies=True)
+        read = replace(context, name="context.read")
+        q, o = self.act("cross.q", a=width), self.act("cross.o", a=width)
+        k, v = (Tensor(f"cross.{n}", {**_tokens_of(context), "a": kv}, self.dtype) for n in "kv")
+        queries = [self.weight("wcross.q", h=self.hidden_dim, a=width)]
+        keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
+        if model.qkv_bias:
+            queries.append(self.weight("bcross.q", a=width))
+            keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
+        ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
+        kernel = d, self.attention, model.dropout > 0, d
+        return CrossAttention(
+            "cross_attention",
+            (
+                ReadContext("context", (context,), (read,)),
+                *self.linear("cross.q", x, (q,), *queries),
+                *self.linear("cross.kv", read, (k, v), *keys),
+                CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
+                *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
+            ),
+        )
 
     # --------------------------------------------------------------------------------- MLP and experts
 

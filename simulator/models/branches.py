@@ -20,7 +20,7 @@ from simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention",),
+    *("linear_attention", "cross_attention"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -150,10 +150,12 @@ def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(one, Mapping) for one in branches) or not isinstance(seq, int):
         return given
     stated = [one.get("tokens") for one in branches]
+    decodes = [None] if given.get("cross_attention") is True else []
     if not all(one is None or (isinstance(one, int) and one > 0) for one in stated):
         return given
+    shared = share_tokens([*stated, *decodes], seq, "seq")[: len(stated)]
     found = []
-    for i, (one, tokens) in enumerate(zip(branches, share_tokens(stated, seq, "seq"), strict=True)):
+    for i, (one, tokens) in enumerate(zip(branches, shared, strict=True)):
         left = {key for word, keys in FOLLOWING.items() if one.get(word) is not None for key in keys}
         inherited = {key: value for key, value in given.items() if key not in {*OWN, *left}}
         bidirectional = {"bidirectional": True} if one.get("input_width") is not None else {}

@@ -16,6 +16,7 @@ from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from simulator.ir.ops import Gemm, Memory, Work
+from simulator.ir.variants.cross_attention import HoldWeights
 from simulator.models.branches import Branch
 from simulator.models.shapes import Shapes
 
@@ -85,6 +86,12 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
     else:
         modules = [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))]
+    if model.relative_buckets:
+        rows = Dim(model.relative_buckets)
+        table = shapes.weight("relative", p=rows, a=Dim(model.heads))
+        held = shapes.act("embedded.held")
+        modules.append(HoldWeights("relative", (x,), (held,), (table,)))
+        x = held
     if model.embedding_norm:
         normed = shapes.act("embedded.norm")
         modules.append(Norm("embedding_norm", (x,), (normed,), shapes.norm_weights("embedding")))

@@ -19,6 +19,8 @@ Features that the papers of these formulas did not have are counted the same in 
 - branches: N counts a branch for its share of a sequence, because a token passes only its own, and attention in a
   branch is among its own tokens, all pairs of them where it is bidirectional. A linear layer from inputs such as
   patches, and a projector, count with the products of matrices. A frozen branch needs its forward pass alone;
+- an encoder whose output a decoder attends to: every token counts the parameters of its own stack, and attention to the
+  encoder counts the tokens of the encoder in place of T, all of them. A sequence is inputs and targets together;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
 - linear attention: L counts the layers with softmax attention; the state of the others, 7 FLOPs for each of its
@@ -86,7 +88,14 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
             all pairs, as kernels compute that mask afterwards.
     """
-    parts = _layer_flops(model, tokens, seq, causal)
+    share, trunk = model.trunk_tokens(seq) / seq, model.trunk_tokens(seq)
+    parts = _layer_flops(model, tokens * share, trunk, causal)
+    if model.cross_attention:
+        inputs = tokens - tokens * share
+        parts["qkv"] += model.layers * 2 * model.hidden * tokens * share * model.query_width
+        parts["qkv"] += model.layers * 2 * model.hidden * inputs * (model.key_width + model.value_width)
+        parts["attention"] += 2 * tokens * share * _count_cross(model, seq)
+        parts["proj"] += model.layers * 2 * tokens * share * model.output_width * model.hidden
     for branch, of in _branches(model, seq):
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
@@ -95,7 +104,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * made for width, made in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab if model.layers else 0
+    parts["head"] = (1 + model.mtp) * 2 * tokens * share * model.hidden * model.vocab if model.layers else 0
     return parts
 
 
@@ -199,7 +208,8 @@ def palm(model: Model, seq: int) -> float:
     Source: Chowdhery et al. 2022 (PaLM), appendix B, arXiv 2204.02311. nanoGPT leaves learned positions out of
     N, torchtitan an untied input embedding.
     """
-    attention = _count_attention(model, seq)
+    trunk = model.trunk_tokens(seq)
+    attention = (_count_attention(model, trunk) + _count_cross(model, seq)) * trunk / seq
     attention += sum(_count_attention(branch, of) * of / seq for branch, of in _branches(model, seq))
     return six_n(model, seq) + 6.0 * attention
 
@@ -212,6 +222,12 @@ def _count_attention(model: Transformer, seq: float) -> float:
         if kind.has_attention
     )
     return seen * (model.query_width + model.output_width)
+
+
+def _count_cross(model: Model, seq: int) -> float:
+    """L a d T of attention to an encoder, of queries and of values, with the encoder's tokens as T; 0 without one."""
+    inputs = seq - model.trunk_tokens(seq)
+    return model.layers * inputs * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
@@ -274,7 +290,9 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 def _mosaic_attention(model: Model, seq: int) -> float:
     """L h T, where layers without attention do not count, and a branch counts for its tokens."""
     kinds = Counter(map(model.kind, range(model.encoder_layers, model.encoder_layers + model.layers)))
-    trunk = sum(layers * _reach(seq, model, kind) for kind, layers in kinds.items() if kind.has_attention)
+    of = model.trunk_tokens(seq)
+    trunk = sum(layers * _reach(of, model, kind) for kind, layers in kinds.items() if kind.has_attention) * of / seq
+    trunk += model.layers * (seq - of) * of / seq
     branches = sum(branch.layers * branch.hidden * of * of / seq for branch, of in _branches(model, seq))
     return trunk * model.hidden + branches
 

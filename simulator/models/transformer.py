@@ -231,7 +231,8 @@ class Transformer(TransformerFields):
         return {
             "embedding": self.vocab * self.hidden,
             "embedding_norm": self.norm_parameters if self.embedding_norm else 0,
-            "positions": self.position_rows * self.hidden if self.positions == "learned" else 0,
+            "positions": (self.position_rows * self.hidden if self.positions == "learned" else 0)
+            + (self.relative_buckets or 0) * self.heads,
         }
 
     def every_layer_parameters(self, experts: int | None = None) -> int:

@@ -125,9 +125,27 @@ def check_branches(plan: Plan) -> None:
     assert seq is not None
     if model.branches:
         try:
-            share_tokens([one.tokens for one in model.branches], seq, "batch.sequence")
+            share_tokens(model.stated_tokens, seq, "batch.sequence")
         except ModelError as error:
             raise PlanError(error.where, error.rule, error.remedy, error.value) from None
+
+
+def check_decoder(plan: Plan) -> None:
+    """A decoder behind an encoder is forecast where ranks have whole sequences, on one mesh."""
+    job, model = plan.job, plan.job.model
+    if not model.cross_attention:
+        return
+    rule = f"the decoder of {model.name} attends to the output of an encoder"
+    for scheme in plan.schemes:
+        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
+            remedy = "Use tensor, data and pipeline parallelism"
+            raise PlanError("plan.schemes", f"{rule}, which {scheme.use} does not shard", remedy, scheme.use)
+    parts = {"batch.documents": job.batch.documents, "batch.lengths": job.batch.lengths}
+    for where, given in (*parts.items(), ("plan.stages", job.plan.stages), ("plan.replicas", job.plan.replicas)):
+        if given:
+            raise PlanError(
+                where, f"{rule}, which is forecast with equal sequences, stages and replicas", "Leave it out"
+            )
 
 
 def check_contrastive(plan: Plan) -> None:

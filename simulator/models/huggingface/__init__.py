@@ -14,6 +14,7 @@ from typing import Any
 
 from hardware.errors import ModelError, nearest
 from simulator.models.huggingface.config import Config
+from simulator.models.huggingface.encoder_decoder import MT5, T5
 from simulator.models.huggingface.readers import DECODERS
 from simulator.models.huggingface.vision import CLIP, Gemma3, Llava, Qwen2VL, Qwen25VL
 from simulator.models.model import Model, error_place, explain_errors
@@ -26,13 +27,13 @@ SUPPORTED: dict[str, type[Config]] = DECODERS | {
     "qwen2_vl": Qwen2VL,
     "qwen2_5_vl": Qwen25VL,
     "clip": CLIP,
+    "t5": T5,
+    "mt5": MT5,
 }
 """Readers of configs by their ``model_type``."""
 
 
-ENCODER_DECODERS = frozenset(
-    {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"}
-)
+ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
 """Kinds of encoders with decoders."""
 
 
@@ -57,8 +58,8 @@ def from_config(
         rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
         if isinstance(kind, str) and kind in ENCODER_DECODERS:
-            rule = "the layers of its decoder read the output of an encoder by cross-attention, which is not supported"
-            remedy = "Decoders alone are supported, and encoders in front of them whose output joins the sequence"
+            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
+            remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = SUPPORTED[kind]
     with explain_errors(where, text, reader.config_keys()):

@@ -60,6 +60,9 @@ class TransformerFields(ShapePart):
     """True: SwiGLU or GeGLU with three matrices. False: GELU or squared ReLU with two."""
     positions: Literal["learned", "rope", "alibi", "none"] = "learned"
     """Only learned positions have parameters."""
+    relative_buckets: Size | None = None
+    """Rows of a table of relative positions, with a number for each head that is added to scores (T5); one table for
+    all layers. None: no table."""
     position_rows: Size = Field(default_factory=lambda given: given.get("seq", 1))
     """Rows of the table of learned positions. Default: `seq`; OPT has two more."""
     rope_share: Share = 1.0

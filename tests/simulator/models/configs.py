@@ -292,3 +292,30 @@ PRINTED: dict[str, tuple[float, float | None, str]] = {
     "tencent/Hunyuan-A13B-Instruct": (80, 13, "README of Tencent-Hunyuan/Hunyuan-A13B"),
 }
 """Parameters, and those that a token passes, in units of 1e9 as printed (None: not printed), and where."""
+
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "google-t5/t5-base": {
+        **{"model_type": "t5", "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+        **{"vocab_size": 32128, "n_positions": 512, "relative_attention_num_buckets": 32, "dropout_rate": 0.1},
+    },
+    "google-t5/t5-11b": {
+        **{"model_type": "t5", "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
+        **{"vocab_size": 32128, "n_positions": 512},
+    },
+    "google/flan-t5-xxl": {
+        **{"model_type": "t5", "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64},
+        **{"vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    },
+    "google/mt5-base": {
+        **{"model_type": "mt5", "d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12},
+        **{"vocab_size": 250112, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    },
+}
+"""Encoders with decoders."""
+
+ENCODER_DECODER_COUNTS: dict[str, int] = {
+    "google-t5/t5-base": 222_903_552,
+    "google-t5/t5-11b": 11_307_321_344,
+    "google/flan-t5-xxl": 11_135_332_352,
+    "google/mt5-base": 582_401_280,
+}
