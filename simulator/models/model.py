@@ -1,4 +1,4 @@
-"""The shape of a model: a decoder-only transformer, with branches in front of it or without.
+"""The shape of a model: a decoder, with branches in front of it, an encoder that it attends to, or alone.
 
 With branches (the encoders of a multi-modal model) the layers of the model itself are its trunk. Layers are numbered
 branch by branch, and then through the trunk. A contrastive model (CLIP) is two branches without a trunk.

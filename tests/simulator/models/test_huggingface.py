@@ -11,7 +11,7 @@ import pytest
 from hardware.errors import ModelError
 from simulator.models.huggingface import SUPPORTED, from_config
 from simulator.models.load import load_model
-from tests.simulator.models.configs import CONFIGS, VISION, facts
+from tests.simulator.models.configs import CONFIGS, ENCODER_DECODERS, VISION, facts
 from tests.simulator.models.configs import rename_keys as renamed
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
@@ -164,7 +164,10 @@ def test_configs_give_the_presets(name: str) -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    tried = {config["model_type"] for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values())}
+    tried = {
+        config["model_type"]
+        for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values(), *ENCODER_DECODERS.values())
+    }
     assert tried == set(SUPPORTED)
 
 
