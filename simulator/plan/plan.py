@@ -216,8 +216,14 @@ class Plan:
 
     @property
     def embedding_part(self) -> int:
-        """The part of the model that holds the embedding of the trunk: with branches the first of the trunk's."""
-        first = 0 if self.job.model.cross_attention else self.job.model.encoder_layers
+        """The part of the model that holds the embedding: the first; of a trunk behind branches the first of its own.
+
+        A part without layers, at the end of a pipeline, may have the embedding alone.
+        """
+        model = self.job.model
+        if not model.branches:
+            return 0
+        first = 0 if model.cross_attention else model.encoder_layers
         return next((part for part in range(self.parts) if first in self.layers_of(part)), 0)
 
     def holders(self, part: int) -> tuple[int, ...]:
