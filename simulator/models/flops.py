@@ -88,14 +88,16 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
             all pairs, as kernels compute that mask afterwards.
     """
-    share, trunk = model.trunk_tokens(seq) / seq, model.trunk_tokens(seq)
-    parts = _layer_flops(model, tokens * share, trunk, causal)
+    own: float = tokens
     if model.cross_attention:
-        inputs = tokens - tokens * share
-        parts["qkv"] += model.layers * 2 * model.hidden * tokens * share * model.query_width
+        own = tokens * model.trunk_tokens(seq) / seq
+    parts = _layer_flops(model, own, model.trunk_tokens(seq), causal)
+    if model.cross_attention:
+        inputs = tokens - own
+        parts["qkv"] += model.layers * 2 * model.hidden * own * model.query_width
         parts["qkv"] += model.layers * 2 * model.hidden * inputs * (model.key_width + model.value_width)
-        parts["attention"] += 2 * tokens * share * _count_cross(model, seq)
-        parts["proj"] += model.layers * 2 * tokens * share * model.output_width * model.hidden
+        parts["attention"] += 2 * own * _count_cross(model, seq)
+        parts["proj"] += model.layers * 2 * own * model.output_width * model.hidden
     for branch, of in _branches(model, seq):
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
@@ -104,7 +106,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * made for width, made in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * tokens * share * model.hidden * model.vocab if model.layers else 0
+    parts["head"] = (1 + model.mtp) * 2 * own * model.hidden * model.vocab if model.layers else 0
     return parts
 
 
