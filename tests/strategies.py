@@ -97,7 +97,10 @@ def modern_models(
         limit = draw(st.sampled_from(["window", "attention_chunk"]))
         fields |= {limit: draw(st.integers(1, fields["seq"])), "full_every": draw(st.integers(0, 2))}
         fields["full_rope"] = fields["full_every"] == 0 or fields["positions"] != "rope" or draw(st.booleans())
+    fields |= draw(variants(fields, tensor, experts is not None))
     if draw(st.booleans()):
+        for word in ("sinks", "attention_gate", "linear_attention", "qk_layernorm"):
+            fields.pop(word, None)
         mla = {name: 2 * draw(st.integers(1, 6)) for name in ("kv_lora_rank", "qk_nope", "qk_rope", "v")}
         mla["q_lora_rank"] = draw(st.sampled_from([None, 6]))
         fields |= {"mla": mla, "positions": "rope", "kv_heads": fields["heads"]}
@@ -115,9 +118,29 @@ def modern_models(
             "every": draw(st.integers(1, 2)),
             "capacity": draw(st.sampled_from([None, 1.0, 1.25])),
             "router_bias": draw(st.booleans()),
-            "residual": bool(shared) and draw(st.booleans()),
+            "residual": bool(shared) and (residual := draw(st.booleans())),
+            "shared_gate": bool(shared) and not residual and draw(st.booleans()),
         }
+        if shared and fields.get("norm_place", "before") != "before":
+            fields["norm_place"] = "before"
     return Model(**fields)
+
+
+@st.composite
+def variants(draw: st.DrawFn, fields: dict[str, Any], tensor: int, experts: bool) -> dict[str, Any]:
+    """Features of decoders that are no GPT or Llama, which go with the fields drawn so far."""
+    if not draw(st.booleans()):
+        return {}
+    found: dict[str, Any] = {name: draw(st.booleans()) for name in ("sinks", "attention_gate")}
+    found["softcaps"] = draw(st.sampled_from([(), ("logits",), ("attention", "logits")]))
+    found["qk_layernorm"] = draw(st.sampled_from([False, True, "all"]))
+    if fields.get("parallel_residual"):
+        return found | {"shared_norm": draw(st.booleans())}
+    if fields["norm"] == "rmsnorm":
+        found["norm_place"] = draw(st.sampled_from(["before", "after", "both"]))
+    if found.get("norm_place", "before") == "before":
+        found["norm_residual"] = draw(st.booleans())
+    return found
 
 
 @st.composite

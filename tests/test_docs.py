@@ -29,7 +29,7 @@ from simulator.models.branches import Branch
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
 from simulator.models.model import Model
-from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
 from validation.published import rows
@@ -82,7 +82,7 @@ MADE = {"assumed", "fabric_gpus"}
         ("job", JOB, set()),
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
         ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", *MADE}),
-        ("model", [Model, Branch, MoEShape, MLA, StateSpace], {"trunk_hidden"}),
+        ("model", [Model, Branch, MoEShape, MLA, StateSpace, LinearAttention], {"trunk_hidden"}),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
     ],

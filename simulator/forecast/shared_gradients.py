@@ -63,8 +63,11 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
             device = plan.device(index)
             elements[holders, device] += count_elements(plan.on(device), one_of(stage).params(), "optimizer")
     # A tied output layer on another device is a copy of the embedding table.
-    ends = plan.holders(0), plan.holders(plan.parts - 1)
-    if ends[0] != ends[1] and not plan.job.model.branches:
+    if plan.job.model.cross_attention:
+        _share_table_of_decoder(plan, stages, elements)
+        return _most(elements)
+    ends = plan.holders(plan.embedding_part), plan.holders(plan.parts - 1)
+    if ends[0] != ends[1] and (plan.job.model.tied or not plan.job.model.branches):
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))
         for device in both:
@@ -72,6 +75,20 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
             tables = tied if own is plan.on(ends[1][0]) else _tied_tables(plan, device)
             elements[both, device] += count_elements(own, tables, "gradients")
     return _most(elements)
+
+
+def _share_table_of_decoder(plan: Plan, stages: EveryStageOps, elements: dict[tuple[Holders, int], int]) -> None:
+    """Adds the table that an encoder, its decoder and a tied output layer share, on the devices that hold copies."""
+    parts = plan.embedding_part, *plan.table_parts
+    devices = tuple(sorted({device for part in parts for device in plan.holders(part)}))
+    if len(devices) == 1:
+        return
+    for stage in stages:
+        tables = [(param, n) for param, n in one_of(stage).params() if param.tied]
+        if tables:
+            for device in devices:
+                elements[devices, device] = count_elements(plan.on(device), tables[:1], "gradients")
+            return
 
 
 def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:

@@ -39,8 +39,14 @@ class ScanSizes:
         return self.values + 2 * self.shared
 
 
+class Scan(Operator):
+    """An operator that goes through sequences in order, heads side by side: ranks need whole sequences."""
+
+    undivided = ("s",)
+
+
 @dataclass(frozen=True, eq=False)
-class SSDScan(Operator):
+class SSDScan(Scan):
     """Causal convolution, chunked scan and gate of a Mamba-2 block, as ``mamba_split_conv1d_scan_combined`` of the
     package mamba_ssm computes them: y = scan(conv(x, B, C), dt) * silu(z), for ins z, x, B, C, dt.
 
@@ -58,7 +64,6 @@ class SSDScan(Operator):
 
     chunk: int = 128
     state: int = 128
-    undivided = ("s",)
 
     def sizes(self, at: LocalShapes) -> ScanSizes:
         """Returns the local sizes."""

@@ -115,12 +115,17 @@ class Unit(CompositeModule):
     residual_out: the residual stream that leaves; None at the end of the model.
     count: number of equal units in a row.
     lowering_key: equal for units that lower to the same ops under the same schemes, in any plan; None: for no other.
+    context: another tensor that the unit and all units behind it read, and that stages pass on beside the residual
+        stream: the output of an encoder, which the layers of a decoder attend to; None: none.
+    receives: whether the context comes to the device with this unit, from another stage.
     """
 
     residual_in: Tensor | None = None
     residual_out: Tensor | None = None
     count: int = 1
     lowering_key: Hashable = None
+    context: Tensor | None = None
+    receives: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +167,12 @@ class Layer(Unit):
 
 
 class SelfAttention(CompositeModule):
+    label = "attention"
+
+
+class CrossAttention(CompositeModule):
+    """Attention of a decoder's tokens to the output of an encoder."""
+
     label = "attention"
 
 

@@ -68,9 +68,10 @@ class Unpermute(Operator):
 
 
 class WeightedSum(Operator):
-    """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token.
+    """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token; or weighs
+    the result of shared experts by the sigmoid of one.
 
-    ins: both results, and the numbers.
+    ins: the results, and the numbers.
     """
 
     undivided = ("k",)

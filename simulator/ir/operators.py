@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from simulator.ir.attention_mask import WHOLE, ScoreBlock
 from simulator.ir.layout import Layout, Tensor, required_layout
@@ -98,6 +98,8 @@ class Norm(Operator):
     section 3). Heads are never sharded, so norms over the width of a head need no all-reduce.
     """
 
+    widths: ClassVar[tuple[str, ...]] = ("h", "r")
+
     def forward(self, at: LocalShapes) -> list[Work]:
         read, write = at.bytes(*self.ins), at.bytes(*self.outs)
         return [*self._statistics(at, read, backward=False), Memory(self._what, read, write)]
@@ -109,7 +111,7 @@ class Norm(Operator):
 
     def _statistics(self, at: LocalShapes, read: int, backward: bool) -> list[Work]:
         """The kernel and the all-reduce that sum over a sharded width; none where the width is not sharded."""
-        width = next((dim for dim in ("h", "r") if at.axes_of(dim)), "")
+        width = next((dim for dim in self.widths if at.axes_of(dim)), "")
         if not width:
             return []
         tokens = sum(math.prod(n for dim, n in at.dims(t).items() if dim != width) for t in self.ins)

@@ -114,13 +114,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory-bound kernel; its FLOPs are neglected.
+    """A memory-bound kernel.
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, gelu, rope, embedding, softmax, dropout, add,
         cross-entropy, concat, cast, convert, router, permute, conv, scan, adam, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
+    flops: FLOPs of the matrix products in it; those of all others are neglected.
     """
 
     what: str
@@ -128,8 +129,7 @@ class Memory:
     write: int
     backward: bool = False
     pace: float = 1.0
-
-    flops = 0.0
+    flops: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -194,7 +194,7 @@ class Exchange:
     dtype: number format of the tokens, which travel with their scales.
     most: largest number of nodes that the experts of a token lie on (node-limited routing).
     sms, library: multiprocessors that copy, and the library of the kernels, as calibrations name it.
-    pace: tokens of the slowest rank over the mean, see `routing.slowest_rank`.
+    pace: tokens of the slowest rank over the mean, see `slowest_rank`.
     """
 
     operation: str
@@ -411,13 +411,12 @@ class Fragment:
 class UnitRun:
     """A run of equal units of a stage: copies of one fragment in a row, each reading the output of the one before.
 
-    name, fragment: name and ops of one unit.
-    count: number of units.
+    name, fragment, count: name and ops of one unit, and the number of units.
     residual_in, residual_out: names of the residual stream that enters, and of that which leaves.
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
     allocated_before, freed_later: further buffers that a run played before this one allocates, or one after it frees.
-    marks: the marks of the unit. layers: how many it joins.
+    marks: of the unit. layers: how many it joins. context_nbytes: see `Unit.context`.
     """
 
     name: str
@@ -432,6 +431,7 @@ class UnitRun:
     nbytes_in: int = 0
     marks: frozenset[Hashable] = frozenset()
     layers: int = 1
+    context_nbytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -484,7 +484,7 @@ class StageOps:
     @property
     def message_nbytes(self) -> int:
         """Bytes that a rank sends to the next stage; of the gradient of that, bytes that it receives."""
-        return self.unit_runs[-1].nbytes // self.message_shares
+        return (self.unit_runs[-1].nbytes + self.unit_runs[-1].context_nbytes) // self.message_shares
 
     def params(self) -> list[tuple[Param, int]]:
         """The distinct parameters, each with the number of its copies (equal units)."""

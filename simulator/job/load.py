@@ -71,11 +71,21 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         data, text, where = read_yaml(path, str(source), PlanError)
         if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
             return _read_launch_file(path, changes)
+        _refuse_model_config(data, path, where)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
     for change in changes:
         _apply_change(data, change)
     return ReadJob(data, text, where, folder)
+
+
+def _refuse_model_config(data: Any, path: Path, where: str) -> None:
+    """Raises PlanError if a file is the config.json of a model in place of a job, and says what the job looks like."""
+    if isinstance(data, dict) and "model_type" in data and not {"model", "cluster"} & data.keys():
+        rule = "this is the config.json of a model, and a job needs `model:` and `cluster:`"
+        lines = f"`model: {path.name}`, `cluster: dgx-h100:1` and `plan: {{dp: 8}}`"
+        remedy = f"Write a file beside it, for example job.yaml with the lines {lines}, and forecast that"
+        raise PlanError(f"{where} model_type", rule, remedy, data["model_type"])
 
 
 def _is_launch_data(data: dict[str, Any]) -> bool:

@@ -75,6 +75,11 @@ class Lowering:
             for unit in stage.units
             for operator in unit.operators()
         )
+        self.scope.copies_table = any(
+            isinstance(operator, Embedding) and operator.tied and bool(operator.weights)
+            for unit in stage.units
+            for operator in unit.operators()
+        )
         stage_ops = self._lower_stage(stage, 0)
         if self.host_waits:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
@@ -104,8 +109,10 @@ class Lowering:
         return StageOps([self._unit_run(unit) for unit in stage.units])
 
     def _unit_run(self, unit: Unit) -> UnitRun:
-        tied = self.scope.embeds and any(getattr(operator, "tied", False) for operator in unit.operators())
-        key = (unit.lowering_key, unit.marks, tied, self._lowering_key) if unit.lowering_key is not None else unit
+        reads = any(getattr(operator, "tied", False) for operator in unit.operators())
+        tied = (self.scope.embeds, self.scope.copies_table) if reads else ()
+        own = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
+        key = own if unit.lowering_key is not None else unit
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
 
     def shared_run(self, key: Hashable, make: Callable[[], UnitRun]) -> UnitRun:
@@ -124,6 +131,14 @@ class Lowering:
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.residual_in, unit.residual_out))
         names = [operator.name for operator in unit.operators()]
         found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
+        context = 0
+        if unit.context:
+            border = Boundary("border", (unit.context,), (unit.context,))
+            layout = border.output_layout(unit.context, self.scope.division(border))
+            context = unit.context.nbytes(layout, self.scope.mesh)
+            if not unit.receives:  # it has its place from the unit on that joins encoder and decoder, or receives it
+                shared = (key := self.scope.key(unit.context, layout), f"d:{key}")
+                found, left = (*found, *shared), (*left, *shared)
         made = UnitRun(
             unit.name,
             _use_stream(self.lower(unit), takes, gives, keys, nbytes),
@@ -135,6 +150,7 @@ class Lowering:
             found,
             left,
             nbytes[0],
+            context_nbytes=context,
         )
         return drop_backward(made) if self.forward_only else made
 

@@ -62,7 +62,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         kind = tied, copies, view, trained, matrix, scope.in_layer, sides if len(sides) == 2 else ()
         params.append(Param(weight.name, size, total, partial, ready, end, *kind))
     # A tied output layer on the device of the embedding has no table of its own.
-    borrows = getattr(operator, "tied", False) and scope.embeds
+    copied = scope.copies_table and isinstance(operator, Head)
+    borrows = getattr(operator, "tied", False) and (scope.embeds or copied)
     frag.params = [] if borrows else params
     frag.shared_weights = [param.name for param in params] if borrows else []
     frag.tensor_uses = list(_tensor_uses(scope, operator, at, frag, inputs, weights))

@@ -22,7 +22,8 @@ def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forwar
 
     forward: whether its input comes from another device; backward: whether the gradient of its output does.
     """
-    if not (forward or backward):
+    # The output of an encoder, which passes all stages of a decoder, is sent whole.
+    if not (forward or backward) or any(one.context_nbytes for one in stage_ops.unit_runs):
         return stage_ops
     axes, nbytes = _copies(lowering, stage), stage_ops.unit_runs[-1].nbytes
     shares = lowering.scope.mesh.size(axes)

@@ -37,6 +37,7 @@ class Scope:
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
     incoming_gradient: the memory key of the gradient that enters the unit.
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
+    copies_table: the stage has a copy of its table, for the tokens of a decoder, which a tied output layer reads too.
     in_layer: the unit is a layer.
     captured: CUDA graphs launch all ops but those of experts.
     host_waits: the host waits for routers, and experts have different numbers of tokens.
@@ -53,7 +54,7 @@ class Scope:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
         self.captured, self.host_waits = captured, host_waits
         self.incoming_gradient = ""
-        self.embeds = self.in_layer = False
+        self.embeds = self.copies_table = self.in_layer = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
@@ -185,7 +186,8 @@ class Scope:
             notes.clear()
         # Inputs of the model, such as token ids, and tensors computed from them by frozen operators only.
         entering = unit.residual_in.name if unit.residual_in else ""
-        constant = (t.name for t in unit.inputs if t.name != entering or LOWEST in unit.marks)
+        context = unit.context.name if unit.context else ""
+        constant = (t.name for t in unit.inputs if t.name not in (entering, context) or LOWEST in unit.marks)
         self._without_gradient = set() if isinstance(unit, BatchLossUnit) else set(constant)
         self.in_layer = isinstance(unit, Layer)
         walk(unit, self._note)
@@ -198,6 +200,8 @@ class Scope:
                 layout = border.output_layout(tensor, self.division(border))
                 nbytes[i] = tensor.nbytes(layout, self.mesh)
             ends.append(self.key(tensor, layout) if tensor is not None else None)
+        if unit.context:
+            self.producer[context] = unit.context, Boundary("border", (unit.context,), (unit.context,))
         self.incoming_gradient = f"d:{ends[1]}"
         return (ends[0], ends[1]), (nbytes[0], nbytes[1])
 

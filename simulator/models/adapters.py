@@ -58,6 +58,12 @@ class Adapters:
         if model.ssm:
             rule = f"{model.name} has state-space layers, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
+        if model.cross_attention:
+            rule = f"{model.name} is an encoder with a decoder, and adapters of these are not supported"
+            raise PlanError("train.mode", rule, "Use full", "lora")
+        if model.linear_attention:
+            rule = f"{model.name} has layers with linear attention, and adapters of these are not supported"
+            raise PlanError("train.mode", rule, "Use full", "lora")
         if model.moe and {"mlp_up", "mlp_down"} & {*self.targets}:
             rule = f"{model.name} has experts, and adapters of routed experts are not supported"
             raise PlanError("train.targets", rule, "Keep attn_qkv and attn_proj", list(self.targets))

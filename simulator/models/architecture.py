@@ -31,6 +31,8 @@ from simulator.ir.operators import (
     Norm,
     Residual,
 )
+from simulator.ir.variants.cross_attention import KeepContext
+from simulator.ir.variants.decoder import Softcap
 from simulator.models.adapters import freeze, mark_lowest
 from simulator.models.blocks import BlockBuilder
 from simulator.models.branches import Branch
@@ -68,7 +70,8 @@ class Architecture(BlockBuilder):
     def _varied(self) -> bool:
         """Whether the model has layers of several kinds."""
         model = self.model
-        return bool(model.moe or model.window or model.attention_chunk or model.ssm or model.frames)
+        masks = model.window or model.attention_chunk or model.linear_attention
+        return bool(model.moe or masks or model.ssm or model.frames)
 
     def _make_stage(self, layers: range, first: bool, last: bool) -> Stage:
         units = [] if self.branches or not first else [self.embedding]
@@ -79,9 +82,12 @@ class Architecture(BlockBuilder):
                 units += branch.branch_units(range(some.start - start, some.stop - start))
             start = stop
         if some := range(max(layers.start, start), layers.stop):
-            units += [self.join] if some.start == start > 0 else []
-            units += self.layer_units(some)
-        units += [self.output_unit] if last and self.model.layers else []
+            joins = some.start == start > 0
+            if self.decoder is not None:
+                units += self._decoder_units(some, joins)
+            else:
+                units += [*([self.join] if joins else []), *self.layer_units(some)]
+        units += [(self.decoder or self).output_unit] if last and self.model.layers else []
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
     def branch_units(self, layers: range) -> list[Unit]:
@@ -130,7 +136,7 @@ class Architecture(BlockBuilder):
             own = replace(
                 self,
                 model=branch.model_copy(update={"name": model.name, "tokens": None}),
-                seq=int(tokens),
+                seq=int(tokens) * branch.merge,
                 document=None if branch.input_width else self.document,
                 first_layer=first if self.borders else 0,
             )
@@ -182,6 +188,11 @@ class Architecture(BlockBuilder):
         return kind(name, tuple(children), residual_in, residual_out, lowering_key=key, marks=marks)
 
     @property
+    def trunk_tokens(self) -> int:
+        """Tokens of a sequence of the trunk that this branch makes."""
+        return self.seq // (self.model.merge if isinstance(self.model, Branch) else 1)
+
+    @property
     def _frozen(self) -> bool:
         return isinstance(self.model, Branch) and self.model.frozen
 
@@ -192,11 +203,42 @@ class Architecture(BlockBuilder):
         return self._unit(Unit, "embedding", modules, False, embedded)
 
     @cached_property
+    def decoder(self) -> Architecture | None:
+        """The architecture of the decoder behind an encoder, over its own tokens; None: the model has none."""
+        if self.encoder_seq or not (isinstance(self.model, Model) and self.model.cross_attention):
+            return None
+        tokens = int(self.model.trunk_tokens(self.seq))
+        return replace(self, seq=tokens, encoder_seq=self.seq - tokens)
+
+    def _decoder_units(self, layers: range, joins: bool) -> list[Unit]:
+        """Returns the units of layers of the decoder, with its embedding in front of the first of all; on other stages
+        the first layer receives the output of the encoder."""
+        decoder = self.decoder
+        assert decoder is not None
+        units = decoder.layer_units(layers)
+        if joins:
+            return [decoder.decoder_input, *units]
+        first = replace(units[0], count=1, receives=True)
+        rest = [replace(units[0], count=units[0].count - 1)] if units[0].count > 1 else []
+        return [first, *rest, *units[1:]]
+
+    @cached_property
+    def decoder_input(self) -> Unit:
+        """The unit between encoder and decoder: it keeps the output of the one, and embeds the tokens of the other with
+        the same table."""
+        (embedding, *modules), embedded = build_input(self)
+        assert isinstance(embedding, Embedding)
+        shared = replace(embedding, tied=True)
+        keep = KeepContext("context", (self.context,), (), launches=0.0)
+        unit = self._unit(Unit, "decoder input", [keep, shared, *modules], True, embedded)
+        return replace(unit, residual_in=self.context)
+
+    @cached_property
     def join(self) -> Unit:
         """The unit that concatenates the outputs of all branches, parts of a sequence, to one residual stream; those of
         branches without layers are embedded here."""
         modules, x = list[Module](), self.residual
-        arrived = sum(branch.seq for branch in self.branches if branch.model.layers)
+        arrived = sum(branch.trunk_tokens for branch in self.branches if branch.model.layers)
         parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x]
         for i, branch in enumerate(self.branches):
             if not branch.model.layers:
@@ -230,6 +272,7 @@ class Architecture(BlockBuilder):
             end = self.act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
             assert isinstance(unit, Layer)
+            unit = replace(unit, context=self.context) if self.encoder_seq else unit
             marks = frozenset({LayersFrom(first)})
             marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
             self._layers[kind, first, count] = add_marks(unit, marked)
@@ -247,22 +290,48 @@ class Architecture(BlockBuilder):
         drop = model.dropout > 0
         normed, again = self.act("norm1"), self.act("norm2")
         projected, middle = self.act("proj"), self.act("middle")
-        block, results = self.moe(again, kind.routed) if experts else self.dense(again)
+        before = model.norm_place != "after"
+        read = (normed if model.shared_norm else again) if before else middle
+        block, results = self.moe(read, kind.routed) if experts else self.dense(read)
         proj_bias, down_bias = self.proj_bias(), self.down_bias(experts)
-        inner: list[Module]
-        if model.parallel_residual:
-            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            inner = [self.layernorm("norm2", x, again), block, joined]
+        attention: Module
+        if kind.linear and model.linear_attention:
+            attention = self.linear_mixer(model.linear_attention, normed if before else x, projected)
         else:
-            inner = [
-                Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-                self.layernorm("norm2", middle, again),
-                block,
-                Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
+            attends = self.self_attention(normed if before else x, projected, kind.local)
+            attention = attend_along(attends, kind.along) if kind.along else attends
+        first = [self.layernorm("norm1", x, normed)] if before else []
+        if model.parallel_residual:
+            second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
+            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
+            return [*first, attention, *second, block, joined]
+        mixer, added = self.norm_after(attention, projected)
+        if model.norm_place != "before":
+            inside, result = self.norm_after(block, results[0])
+            results = (result,)
+        else:
+            inside = [block]
+        if self.encoder_seq:
+            asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
+            bias = (self.weight("cross.bias", h=self.hidden_dim),) if model.proj_bias else ()
+            mixer += [
+                Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
+                self.layernorm("norm.cross", middle, asks),
+                self.cross_attention(asks, answer),
             ]
-        attention = self.self_attention(normed, projected, kind.local)
-        attention = attend_along(attention, kind.along) if kind.along else attention
-        return [self.layernorm("norm1", x, normed), attention, *inner]
+            x, added, proj_bias, middle = middle, answer, bias, crossed
+            last = Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop)
+            joined = Residual("residual.cross", (x, added), (middle,), proj_bias, dropout=drop)
+            return [*first, *mixer, joined, self.layernorm("norm2", middle, again), *inside, last]
+        streams = (normed, again) if model.norm_residual else (x, middle)
+        return [
+            *first,
+            *mixer,
+            Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop),
+            *([self.layernorm("norm2", middle, again)] if before else []),
+            *inside,
+            Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop),
+        ]
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""
@@ -300,11 +369,16 @@ class Architecture(BlockBuilder):
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         held, read = (head, ()) if owns else ((), head)
-        return [
+        modules: list[Module] = [
             Norm("final_norm", (x,), (normed,), scales),
             Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, shared_weights=read),
-            Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept, self.loss_peaks),
         ]
+        if "logits" in self.model.softcaps:
+            capped = self.act("logits.capped", v=Dim(self.vocab))
+            modules.append(Softcap("logits.cap", (logits,), (capped,)))
+            logits = capped
+        loss_kernels = self.loss_traffic, self.loss_kept, self.loss_peaks
+        return [*modules, Loss("loss", (logits,), (loss,), (), *loss_kernels)]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).

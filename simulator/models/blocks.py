@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.mamba_operators import Mamba, SSDScan
 from simulator.ir.modules import (
     MLP,
+    CrossAttention,
     Module,
     MoE,
     SelfAttention,
@@ -30,13 +32,21 @@ from simulator.ir.operators import (
     Norm,
     Rope,
 )
+from simulator.ir.variants.cross_attention import ReadContext
+from simulator.ir.variants.decoder import CappedAttention, NormOfHeads
+from simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from simulator.models.casts import cast_input, save_inputs
-from simulator.models.parts import MLA, MoEShape, StateSpace
+from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from simulator.models.shapes import Shapes
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
+
+
+def _tokens_of(tensor: Tensor) -> dict[str, Dim]:
+    """The dims of the tokens of a tensor [b, s, h]."""
+    return {name: dim for name, dim in tensor.dims.items() if name != "h"}
 
 
 class BlockBuilder(Shapes):
@@ -64,21 +74,30 @@ class BlockBuilder(Shapes):
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
         q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
         weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        gate = (self.act("attention.gate", a=width),) if model.attention_gate else ()
+        weights += [self.weight("wgate", h=self.hidden_dim, a=width)] if gate else []
         if model.qkv_bias:
             weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        modules = self.linear("qkv", x, (q, k, v), *weights)
+            weights += [self.weight("bgate", a=width)] if gate else []
+        if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
+            weights.append(self.weight("sinks", a=Dim(model.heads)))
+        modules = self.linear("qkv", x, (q, k, v, *gate), *weights)
         has_rope = model.positions == "rope" and (local or model.full_rope)
-        if model.qk_layernorm is True or (model.qk_layernorm and has_rope):
+        if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
             normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
-            weighted = "qk" if model.qk_layernorm is True else ""
-            scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
-            modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+            if model.qk_layernorm == "all":
+                both = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
+                modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
+            else:
+                weighted = "qk" if model.qk_layernorm is True else ""
+                scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
+                modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if has_rope:
             rotated = self.act("q.rope", a=width), self.act("k.rope", a=kv)
             modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
             q, k = rotated
-        return self._core(modules, q, k, v, y, local, d, d)
+        return self._core(modules, q, k, v, y, local, d, d, gate)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
@@ -113,9 +132,18 @@ class BlockBuilder(Shapes):
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
 
     def _core(
-        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, local: bool, qk: int, value: int
+        self,
+        modules: list[Module],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        y: Tensor,
+        local: bool,
+        qk: int,
+        value: int,
+        gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
-        """Adds the attention core and the output projection to the modules of attention."""
+        """Adds the attention core, its gate if there is one, and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
@@ -126,7 +154,12 @@ class BlockBuilder(Shapes):
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        if gate:
+            gated = self.act("o.gated", a=width)
+            modules.append(Activation("attention.gate", (o, *gate), (gated,)))
+            o = gated
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
 
@@ -137,6 +170,31 @@ class BlockBuilder(Shapes):
         made = Tensor(name, {**kept, "t": positions}, self.dtype)
         modules += self.linear(name, given, (made,), self.weight(f"w{name}", s=given.dims["s"], t=positions))
         return made
+
+    def cross_attention(self, x: Tensor, y: Tensor) -> CrossAttention:
+        """Builds attention of the tokens `x` of a decoder to the output of its encoder."""
+        model, d, context = self.model, self.model.head_dim, self.context
+        width, kv = Dim(model.heads * d, unit=d), Dim(model.kv_heads * d, unit=d, copies=True)
+        read = replace(context, name="context.read")
+        q, o = self.act("cross.q", a=width), self.act("cross.o", a=width)
+        k, v = (Tensor(f"cross.{n}", {**_tokens_of(context), "a": kv}, self.dtype) for n in "kv")
+        queries = [self.weight("wcross.q", h=self.hidden_dim, a=width)]
+        keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
+        if model.qkv_bias:
+            queries.append(self.weight("bcross.q", a=width))
+            keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
+        ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
+        kernel = d, self.attention, model.dropout > 0, d
+        return CrossAttention(
+            "cross_attention",
+            (
+                ReadContext("context", (context,), (read,)),
+                *self.linear("cross.q", x, (q,), *queries),
+                *self.linear("cross.kv", read, (k, v), *keys),
+                CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
+                *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
+            ),
+        )
 
     # --------------------------------------------------------------------------------- MLP and experts
 
@@ -184,6 +242,8 @@ class BlockBuilder(Shapes):
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.shared_gate:
+            shared = self._gate_shared(modules, x, shared)
         if moe.residual:
             two, mixed = Dim(2), self.act("mixed")
             shares = Tensor("coefficients", {**self.token_dims, "k": two}, self.dtype)
@@ -192,6 +252,19 @@ class BlockBuilder(Shapes):
             modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
+
+    def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
+        """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
+        one = Dim(1)
+        share = Tensor("shared.share", {**self.token_dims, "k": one}, self.dtype)
+        weighted = self.act("shared.weighted")
+        modules.append(
+            Linear(
+                "shared.gate", (x,), (share,), (self.weight("wshared.gate", h=self.hidden_dim, k=one),), self.grad_dtype
+            )
+        )
+        modules.append(WeightedSum("shared.weigh", (shared, share), (weighted,)))
+        return weighted
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
         """Builds token dispatch, routed experts and combine.
@@ -266,3 +339,54 @@ class BlockBuilder(Shapes):
                 *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),
             ),
         )
+
+    # ---------------------------------------------------------------------------------- linear attention
+
+    def linear_mixer(self, linear: LinearAttention, x: Tensor, y: Tensor) -> LinearMixer:
+        """Builds linear attention from its input `x` [b, s, h] to its output `y` [b, s, h].
+
+        Heads of keys and the heads of values that they serve are sharded together, with their rates and gates.
+        """
+        value = Dim(linear.value_width, unit=linear.value_width // linear.key_heads)
+        build = self._delta_net if linear.kind == "gated-delta-net" else self._lightning
+        modules, result = build(linear, x, value)
+        return LinearMixer(
+            "linear_attention",
+            (*modules, *self.linear("out_proj", result, (y,), self.weight("wlinear.out", a=value, h=self.hidden_dim))),
+        )
+
+    def _delta_net(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds a Gated DeltaNet up to its output projection; returns also the input of that."""
+        key = Dim(linear.key_width, unit=linear.key_dim)
+        rate = Dim(linear.heads, unit=linear.heads // linear.key_heads)
+        widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": rate, "z": value}
+        projected = {name: self.act(f"linear.{name}", a=width) for name, width in widths.items()}
+        weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()]
+        own = [self.weight(f"conv.{n}.weight", a=widths[n], taps=Dim(linear.conv)) for n in "qkv"]
+        own += [self.weight(name, a=rate) for name in ("A", "dt.bias")]
+        ruled, normed = self.act("linear.o", a=value), self.act("linear.norm", a=value)
+        shape = linear.chunk, linear.key_dim, linear.value_dim
+        scale = (self.weight("linear.norm.weight", d=Dim(linear.value_dim)),)
+        z = projected.pop("z")
+        return [
+            *self.linear("in_proj", x, (*projected.values(), z), *weights),
+            GatedDeltaRule("delta_rule", tuple(projected.values()), (ruled,), tuple(own), *shape),
+            GatedNorm("gated_norm", (ruled, z), (normed,), scale, modules=("norm",)),
+        ], normed
+
+    def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds lightning attention up to its output projection; returns also the input of that."""
+        made, active = ([self.act(f"linear.{n}{end}", a=value) for n in "qkv"] for end in ("", ".act"))
+        weights = [self.weight(f"wlinear.{n}", h=self.hidden_dim, a=value) for n in "qkv"]
+        gate = self.act("linear.z", a=value)
+        result, normed, gated = (self.act(f"linear.{name}", a=value) for name in ("o", "norm", "gated"))
+        shape = linear.chunk, linear.key_dim, linear.value_dim
+        scale = (self.weight("linear.norm.weight", a=value),)
+        return [
+            *self.linear("in_proj", x, tuple(made), *weights),
+            Activation("linear.act", tuple(made), tuple(active)),
+            LightningAttention("lightning", tuple(active), (result,), (), *shape),
+            NormOfHeads("linear.norm", (result,), (normed,), scale, modules=("norm",)),
+            *self.linear("output_gate", x, (gate,), self.weight("wlinear.z", h=self.hidden_dim, a=value)),
+            Activation("linear.gate", (normed, gate), (gated,)),
+        ], gated

@@ -17,7 +17,11 @@ from hardware.errors import ModelError
 from simulator.models.parts import Count, Flag, Size
 from simulator.models.transformer import Transformer
 
-OWN = ("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive")
+OWN = (
+    *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
+    *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
+    *("linear_attention", "cross_attention"),
+)
 """Fields of a model that its branches do not inherit."""
 
 FOLLOWING = {
@@ -37,7 +41,7 @@ class Branch(Transformer):
     layers: Count
     """Transformer layers; 0: its tokens enter the trunk as they are embedded."""
     tokens: Size | None = None
-    """Tokens of a sequence that are of this branch; None: an equal part of those that no branch states."""
+    """Tokens of a sequence of the trunk that are of this branch; None: an equal part of those that no branch states."""
     input_width: Size | None = None
     """Elements of an input, such as a patch of 14 x 14 pixels in three colours (588), which one linear layer projects
     to the hidden size; None: token ids, and a table of the vocabulary. Attention among inputs is bidirectional by
@@ -59,15 +63,24 @@ class Branch(Transformer):
     1.5). Default: linear where the sizes differ."""
     projector_bias: Flag = True
     """Biases of the projector."""
+    projector_ffn: Size = Field(default_factory=lambda given: given.get("trunk_hidden", 1))
+    """Inner width of a projector of two layers. Default: the hidden size of the trunk."""
+    projector_norm: Flag = False
+    """An RMS norm in front of the projector (Gemma 3)."""
+    merge: Size = 1
+    """Inputs, neighbours in a sequence, that are one token of the trunk. The layers run over all inputs, `merge` for
+    each of `tokens`."""
+    merge_by: Literal["concat", "mean"] = "concat"
+    """How inputs are merged before the projector: concatenated (Qwen2-VL), or to their mean (Gemma 3)."""
     frozen: Flag = False
     """The branch is not trained, but its projector is."""
 
     @model_validator(mode="after")
     def _has_projector(self) -> Branch:
-        if self.projector == "none" and self.hidden != self.trunk_hidden:
-            rule = f"a projector leads from hidden {self.hidden} to that of the trunk, {self.trunk_hidden}"
+        if self.projector == "none" and self.merged_width != self.trunk_hidden:
+            rule = f"a projector leads from hidden {self.merged_width} to that of the trunk, {self.trunk_hidden}"
             raise ModelError("projector", rule, "linear or mlp would work", self.projector)
-        for word in ("moe", "ssm", "mtp"):
+        for word in ("moe", "ssm", "mtp", "linear_attention"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
                 raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")
@@ -76,10 +89,26 @@ class Branch(Transformer):
     @property
     def projector_parameters(self) -> int:
         """Parameters of the projector."""
-        first, second = (
-            (width + self.projector_bias) * self.trunk_hidden for width in (self.hidden, self.trunk_hidden)
-        )
-        return {"none": 0, "linear": first, "mlp": first + second}[self.projector]
+        sizes = self.projector_sizes
+        layers = sum((width + self.projector_bias) * made for width, made in sizes)
+        return layers + (self.hidden if self.projector_norm else 0)
+
+    @property
+    def merged_width(self) -> int:
+        """Width of what the projector reads: of inputs that are concatenated, all of them."""
+        return self.hidden * (self.merge if self.merge_by == "concat" else 1)
+
+    @property
+    def projector_sizes(self) -> list[tuple[int, int]]:
+        """Widths that each linear layer of the projector leads from and to."""
+        first, last = self.merged_width, self.trunk_hidden
+        inner = self.projector_ffn
+        return {"none": [], "linear": [(first, last)], "mlp": [(first, inner), (inner, last)]}[self.projector]
+
+    @property
+    def longest_input(self) -> int:
+        """Positions that a table of learned ones has to have rows for: those of one of several inputs (images)."""
+        return min(self.seq, self.attention_chunk or self.seq)
 
     @property
     def input_parameters(self) -> dict[str, int]:
@@ -101,6 +130,11 @@ class Branch(Transformer):
         """All parameters, exactly."""
         return sum(self.parameter_parts.values())
 
+    def passed_parameters(self, tokens: float) -> float:
+        """Sum over `tokens` of the trunk of the parameters that each passes: those of inputs once for every input."""
+        projector = self.projector_parameters
+        return tokens * ((self.parameters - projector) * self.merge + projector)
+
 
 def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a model whose branches have the fields that they leave out: from the model, except `OWN`, and those
@@ -116,15 +150,19 @@ def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(one, Mapping) for one in branches) or not isinstance(seq, int):
         return given
     stated = [one.get("tokens") for one in branches]
+    decodes = [None] if given.get("cross_attention") is True else []
     if not all(one is None or (isinstance(one, int) and one > 0) for one in stated):
         return given
+    shared = share_tokens([*stated, *decodes], seq, "seq")[: len(stated)]
     found = []
-    for i, (one, tokens) in enumerate(zip(branches, share_tokens(stated, seq, "seq"), strict=True)):
+    for i, (one, tokens) in enumerate(zip(branches, shared, strict=True)):
         left = {key for word, keys in FOLLOWING.items() if one.get(word) is not None for key in keys}
         inherited = {key: value for key, value in given.items() if key not in {*OWN, *left}}
         bidirectional = {"bidirectional": True} if one.get("input_width") is not None else {}
         pooled = {"pool": "token"} if contrastive is not None else {}
-        set_by_model = {"name": one.get("name", f"{i + 1}"), "seq": int(tokens), "trunk_hidden": hidden}
+        merge = one.get("merge") or 1
+        seq_of = int(tokens) * (merge if isinstance(merge, int) else 1)
+        set_by_model = {"name": one.get("name", f"{i + 1}"), "seq": seq_of, "trunk_hidden": hidden}
         fields = {**inherited, **bidirectional, **pooled, **one, **set_by_model}
         try:
             Branch.model_validate(fields)
@@ -157,4 +195,4 @@ def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> lis
 
 def _projector(given: Mapping[str, Any]) -> Literal["none", "linear"]:
     """The default of `Branch.projector`."""
-    return "linear" if given.get("hidden") != given.get("trunk_hidden") else "none"
+    return "linear" if given.get("hidden") != given.get("trunk_hidden") or (given.get("merge") or 1) > 1 else "none"

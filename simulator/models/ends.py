@@ -10,12 +10,13 @@ computes the rows of its own samples, for which it gathers the vectors of the ot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from simulator.ir.ops import Gemm, Memory, Work
+from simulator.ir.variants.cross_attention import HoldWeights
 from simulator.models.branches import Branch
 from simulator.models.shapes import Shapes
 
@@ -33,6 +34,18 @@ class Pool(Operator):
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         # The gradients of the other tokens are set to zero.
         return [Memory("add", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+class Merge(Operator):
+    """One token of several neighbouring inputs, concatenated or averaged by one kernel."""
+
+    sums = True
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
 class Similarity(Operator):
@@ -73,6 +86,12 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
     else:
         modules = [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))]
+    if model.relative_buckets:
+        rows = Dim(model.relative_buckets)
+        table = shapes.weight("relative", p=rows, a=Dim(model.heads))
+        held = shapes.act("embedded.held")
+        modules.append(HoldWeights("relative", (x,), (held,), (table,)))
+        x = held
     if model.embedding_norm:
         normed = shapes.act("embedded.norm")
         modules.append(Norm("embedding_norm", (x,), (normed,), shapes.norm_weights("embedding")))
@@ -98,6 +117,14 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
         pooled = shapes.of_sample("pooled", branch.hidden)
         modules.append(Pool("pool", (x,), (pooled,), mean=branch.pool == "mean"))
         x = pooled
+    if branch.merge > 1:
+        more, x = _merge(shapes, branch, x)
+        modules += more
+    if branch.projector_norm:
+        normed = replace(x, name="projector.norm")
+        scale = (shapes.weight("projector.norm.weight", h=Dim(branch.hidden)),)
+        modules.append(Norm("projector.norm", (x,), (normed,), scale))
+        x = normed
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
         modules.append(Projector("projector", tuple(_project(shapes, branch, x.rename_dims(h="c"), y))))
@@ -111,7 +138,7 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
 
 def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Module]:
     """Builds the linear layers of a projector from `x` to `y`."""
-    given, h = Dim(branch.hidden), Dim(branch.trunk_hidden)
+    given, h = Dim(branch.merged_width), Dim(branch.trunk_hidden)
 
     def weights(name: str, **dims: Dim) -> list[Tensor]:
         last = list(dims)[-1]
@@ -121,12 +148,21 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
     if branch.projector == "linear":
         return shapes.linear("project", x, (y,), *weights("project", c=given, h=h))
     rows = {name: dim for name, dim in x.dims.items() if name != "c"}
-    up, act = (Tensor(name, {**rows, "f": h}, x.dtype) for name in ("project.up", "project.act"))
+    inner = Dim(branch.projector_ffn)
+    up, act = (Tensor(name, {**rows, "f": inner}, x.dtype) for name in ("project.up", "project.act"))
     return [
-        *shapes.linear("project.up", x, (up,), *weights("project.up", c=given, f=h)),
+        *shapes.linear("project.up", x, (up,), *weights("project.up", c=given, f=inner)),
         Activation("project.act", (up,), (act,), modules=("act",)),
-        *shapes.linear("project.down", act, (y,), *weights("project.down", f=h, h=h)),
+        *shapes.linear("project.down", act, (y,), *weights("project.down", f=inner, h=h)),
     ]
+
+
+def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
+    """Merges neighbouring inputs behind the last layer of a branch [b, s, h] to tokens of the trunk [b, s / merge, h],
+    with h of all of them if they are concatenated; returns the modules and the tokens."""
+    dims = {**x.dims, "s": Dim(shapes.seq // branch.merge), "h": Dim(branch.merged_width)}
+    merged = Tensor("merged", dims, x.dtype)
+    return [Merge("merge", (x,), (merged,))], merged
 
 
 def build_batch_loss(shapes: Shapes, width: int, own: Sequence[int]) -> BatchLossUnit:

@@ -19,8 +19,12 @@ Features that the papers of these formulas did not have are counted the same in 
 - branches: N counts a branch for its share of a sequence, because a token passes only its own, and attention in a
   branch is among its own tokens, all pairs of them where it is bidirectional. A linear layer from inputs such as
   patches, and a projector, count with the products of matrices. A frozen branch needs its forward pass alone;
+- an encoder whose output a decoder attends to: every token counts the parameters of its own stack, and attention to the
+  encoder counts the tokens of the encoder in place of T, all of them. A sequence is inputs and targets together;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
+- linear attention: L counts the layers with softmax attention; the state of the others, 7 FLOPs for each of its
+  elements and token with a delta rule and 5 without (`LinearAttention.update_flops`), is counted as below;
 - state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
   state and token, is counted by the formulas that count GEMMs (``num_floating_point_operations`` of Megatron-LM).
 
@@ -54,16 +58,18 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     A linear layer from m to n features does 2 tokens m n. The parts:
 
     - ``inputs``: linear layers from inputs that are no token ids, of branches;
-    - ``qkv``: projections to queries, keys and values, with `mla` down to the latents and up from them;
+    - ``qkv``: projections to queries, keys and values, and to a gate of the result; with `mla` down to the latents and
+      up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
       if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in one with chunks of c
       tokens c/seq of it;
     - ``proj``: output layer of attention;
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
-      capacity factor where there is one; the router has the weights of shared and routed experts, if there are;
+      capacity factor where there is one; the router has the weights and the gate of shared experts, if there are;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
-      decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk;
+      decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
+      states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
@@ -82,17 +88,25 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
             all pairs, as kernels compute that mask afterwards.
     """
-    parts = _layer_flops(model, tokens, seq, causal)
+    own: float = tokens
+    if model.cross_attention:
+        own = tokens * model.trunk_tokens(seq) / seq
+    parts = _layer_flops(model, own, model.trunk_tokens(seq), causal)
+    if model.cross_attention:
+        inputs = tokens - own
+        parts["qkv"] += model.layers * 2 * model.hidden * own * model.query_width
+        parts["qkv"] += model.layers * 2 * model.hidden * inputs * (model.key_width + model.value_width)
+        parts["attention"] += 2 * own * _count_cross(model, seq)
+        parts["proj"] += model.layers * 2 * own * model.output_width * model.hidden
     for branch, of in _branches(model, seq):
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
-        first, second = branch.hidden * branch.trunk_hidden, branch.trunk_hidden * branch.trunk_hidden
-        projected = some / of if branch.pool != "none" else some
-        parts["projector"] += 2 * projected * {"none": 0, "linear": first, "mlp": first + second}[branch.projector]
+        projected = some / of if branch.pool != "none" else some / branch.merge
+        parts["projector"] += 2 * projected * sum(width * made for width, made in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * tokens * model.hidden * model.vocab if model.layers else 0
+    parts["head"] = (1 + model.mtp) * 2 * own * model.hidden * model.vocab if model.layers else 0
     return parts
 
 
@@ -107,6 +121,10 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
+        if kind.linear and (linear := model.linear_attention):
+            parts["qkv"] += layers * 2 * tokens * h * linear.projected
+            parts["scan"] += layers * tokens * linear.update_flops * linear.state
+            parts["proj"] += layers * 2 * tokens * linear.value_width * h
         if kind.has_mamba and (ssm := model.ssm):
             parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
@@ -114,15 +132,17 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
-            parts["router"] += layers * 2 * tokens * h * (kind.routed + 2 * model.moe.residual)
+            weights = 2 * model.moe.residual + model.moe.shared_gate
+            parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
 
 
 def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
-    """Every branch with its tokens of a sequence."""
-    return zip(model.branches, model.branch_tokens(seq), strict=True)
+    """Every branch with its inputs of a sequence, which are its tokens unless several are merged to one."""
+    parts = zip(model.branches, model.branch_tokens(seq), strict=True)
+    return ((branch, tokens * branch.merge) for branch, tokens in parts)
 
 
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
@@ -168,7 +188,8 @@ def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
     if mla is None:
-        return h * (model.query_width + model.key_width + model.value_width)
+        gate = model.output_width if model.attention_gate else 0
+        return h * (model.query_width + model.key_width + model.value_width + gate)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
     return queries + h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
@@ -189,7 +210,8 @@ def palm(model: Model, seq: int) -> float:
     Source: Chowdhery et al. 2022 (PaLM), appendix B, arXiv 2204.02311. nanoGPT leaves learned positions out of
     N, torchtitan an untied input embedding.
     """
-    attention = _count_attention(model, seq)
+    trunk = model.trunk_tokens(seq)
+    attention = (_count_attention(model, trunk) + _count_cross(model, seq)) * trunk / seq
     attention += sum(_count_attention(branch, of) * of / seq for branch, of in _branches(model, seq))
     return six_n(model, seq) + 6.0 * attention
 
@@ -202,6 +224,12 @@ def _count_attention(model: Transformer, seq: float) -> float:
         if kind.has_attention
     )
     return seen * (model.query_width + model.output_width)
+
+
+def _count_cross(model: Model, seq: int) -> float:
+    """L a d T of attention to an encoder, of queries and of values, with the encoder's tokens as T; 0 without one."""
+    inputs = seq - model.trunk_tokens(seq)
+    return model.layers * inputs * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
@@ -264,7 +292,9 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 def _mosaic_attention(model: Model, seq: int) -> float:
     """L h T, where layers without attention do not count, and a branch counts for its tokens."""
     kinds = Counter(map(model.kind, range(model.encoder_layers, model.encoder_layers + model.layers)))
-    trunk = sum(layers * _reach(seq, model, kind) for kind, layers in kinds.items() if kind.has_attention)
+    of = model.trunk_tokens(seq)
+    trunk = sum(layers * _reach(of, model, kind) for kind, layers in kinds.items() if kind.has_attention) * of / seq
+    trunk += model.layers * (seq - of) * of / seq
     branches = sum(branch.layers * branch.hidden * of * of / seq for branch, of in _branches(model, seq))
     return trunk * model.hidden + branches
 

@@ -110,10 +110,25 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     changes = {key: value for key, value in spec.items() if key != "preset"}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
-    for key in "mla", "moe":  # single fields of these can be changed too
+    for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too
         if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
             changes[key] = {**below[key], **changes[key]}
+    if isinstance(changes.get("branches"), Mapping) and below.get("branches"):
+        changes["branches"] = _change_branches(below["branches"], changes["branches"], where)
     return below | changes
+
+
+def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:
+    """The branches of a model with changed fields. changes: fields of branches, by the name of a branch.
+
+    Raises ModelError if no branch has a name that is given.
+    """
+    names = [one.get("name") for one in branches]
+    for name, fields in changes.items():
+        if name not in names or not isinstance(fields, Mapping):
+            rule = "fields of a branch are changed under its name"
+            raise ModelError(where, rule, f"Branches are {', '.join(map(str, names))}", f"{name}")
+    return [{**one, **changes.get(one.get("name"), {})} for one in branches]
 
 
 @cache

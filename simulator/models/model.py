@@ -1,4 +1,4 @@
-"""The shape of a model: a decoder-only transformer, with branches in front of it or without.
+"""The shape of a model: a decoder, with branches in front of it, an encoder that it attends to, or alone.
 
 With branches (the encoders of a multi-modal model) the layers of the model itself are its trunk. Layers are numbered
 branch by branch, and then through the trunk. A contrastive model (CLIP) is two branches without a trunk.
@@ -17,7 +17,7 @@ from pydantic import ValidationError, model_validator
 from hardware.errors import ModelError
 from hardware.load import explain, line_of
 from simulator.models.branches import Branch, inherit_shapes, share_tokens
-from simulator.models.parts import Count, Size
+from simulator.models.parts import Count, Flag, Size
 from simulator.models.transformer import LayerKind, Transformer
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
@@ -31,6 +31,9 @@ class Model(Transformer):
     """Transformer layers, L; with branches the layers of the trunk, with `ssm` the blocks of the pattern."""
     branches: tuple[Branch, ...] = ()
     """Branches in front of the trunk, in the order of their parts of a sequence; none: token ids are embedded."""
+    cross_attention: Flag = False
+    """The only branch is an encoder, and every layer of the trunk, a decoder with token ids of its own, attends to its
+    output too (T5). Both share the table of the vocabulary. A sequence is the inputs and then the targets."""
     contrastive: Size | None = None
     """Width of the vectors that the contrastive loss of two branches compares: those of all samples of a batch
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
@@ -49,6 +52,8 @@ class Model(Transformer):
 
     @model_validator(mode="after")
     def _branch_relations(self) -> Model:
+        if self.cross_attention:
+            self._decoder_relations()
         if self.contrastive is not None:
             self._contrastive_relations()
         elif not self.layers:
@@ -57,7 +62,7 @@ class Model(Transformer):
             return self
         if not self.encoder_layers:
             raise ModelError("branches", "one of them has layers", "Give it layers, or leave branches out")
-        share_tokens([one.tokens for one in self.branches], self.seq, "seq")
+        share_tokens(self.stated_tokens, self.seq, "seq")
         for i, one in enumerate(self.branches):
             if one.frames:
                 rule = "the layers of a branch have one axis of positions"
@@ -66,12 +71,44 @@ class Model(Transformer):
         if pooled is not None:
             rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
             raise ModelError(f"branches[{pooled}].pool", rule, "Leave it out, or give the model `contrastive`")
-        refused = ("tied", self.tied), ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
-        for word, value in (*refused, ("bidirectional", self.bidirectional)):
+        if self.cross_attention:
+            return self
+        texts = [one for one in self.branches if not one.layers and not one.input_width]
+        if self.tied and (len(texts) != 1 or texts[0].hidden != self.hidden or self.contrastive):
+            rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
+            raise ModelError("tied", rule, "Give null or false, or such a branch", True)
+        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
+        others = ("bidirectional", self.bidirectional), ("linear_attention", self.linear_attention)
+        for word, value in (*refused, *others):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)
         return self
+
+    def _decoder_relations(self) -> None:
+        if len(self.branches) != 1 or not self.branches[0].layers or self.branches[0].tokens is None:
+            rule = "the layers of a decoder attend to one branch, an encoder, whose tokens are stated"
+            raise ModelError("branches", rule, "Give one branch with layers and tokens, or leave cross_attention out")
+        encoder = self.branches[0]
+        if encoder.projector != "none" or encoder.merge > 1 or encoder.frozen or encoder.input_width:
+            rule = "the encoder of a decoder is trained over token ids, and its output read as it is"
+            raise ModelError("branches[0].projector", rule, "Leave projector, merge, frozen and input_width out")
+        refused: dict[str, object] = {
+            **{"moe": self.moe, "mla": self.mla, "ssm": self.ssm, "linear_attention": self.linear_attention},
+            **{"mtp": self.mtp, "frames": self.frames, "bidirectional": self.bidirectional, "window": self.window},
+            **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
+            **{"norm_place": self.norm_place != "before", "norm_residual": self.norm_residual},
+            **{
+                "projected_keys": self.projected_keys,
+                "contrastive": self.contrastive,
+                "qk_layernorm": self.qk_layernorm,
+            },
+            **{"sinks": self.sinks, "attention_gate": self.attention_gate, "embedding_norm": self.embedding_norm},
+        }
+        for word, value in refused.items():
+            if value:
+                rule = "decoders that attend to an encoder are supported without it"
+                raise ModelError(word, rule, "Leave it out", value if isinstance(value, int) else None)
 
     def _contrastive_relations(self) -> None:
         if self.layers:
@@ -109,15 +146,24 @@ class Model(Transformer):
 
     def branch_tokens(self, seq: int) -> list[float]:
         """Tokens that every branch has of a sequence of `seq`."""
-        return share_tokens([one.tokens for one in self.branches], seq)
+        return share_tokens(self.stated_tokens, seq)[: len(self.branches)]
+
+    @property
+    def stated_tokens(self) -> list[int | None]:
+        """The tokens of every branch, and of a decoder those that are left."""
+        return [*(one.tokens for one in self.branches), *([None] if self.cross_attention else [])]
+
+    def trunk_tokens(self, seq: int) -> float:
+        """Tokens of a sequence of `seq` that the trunk runs over: all, of a decoder behind an encoder the targets."""
+        return seq - sum(self.branch_tokens(seq)) if self.cross_attention else seq
 
     def stacks(self, seq: int) -> list[tuple[Transformer, float]]:
         """Every branch that has layers, and the model itself for its trunk if it has one, each with its tokens of a
         sequence."""
         parts = zip(self.branches, self.branch_tokens(seq), strict=True)
         return [
-            *((branch, tokens) for branch, tokens in parts if branch.layers),
-            *([(self, seq)] if self.layers else []),
+            *((branch, tokens * branch.merge) for branch, tokens in parts if branch.layers),
+            *([(self, self.trunk_tokens(seq))] if self.layers else []),
         ]
 
     def kind(self, layer: int) -> LayerKind:
@@ -155,21 +201,43 @@ class Model(Transformer):
 
     def active_parameters_at(self, seq: int) -> float:
         """Parameters that a token passes, in the mean over the tokens of a sequence of `seq`."""
-        own = sum(self._own_parts(self.moe.top_k if self.moe else None).values())
+        own = sum(self._own_parts(self.moe.top_k if self.moe else None).values()) * self.trunk_tokens(seq) / seq
         shares = zip(self.branches, self.branch_tokens(seq), strict=True)
-        return own + sum(branch.parameters * tokens for branch, tokens in shares) / seq
+        return own + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
-        h, last, routed = self.hidden, self.is_moe(self.every_layer[-1]), self.kind(self.every_layer[-1]).routed
+        h, last = self.hidden, self.kind(self.every_layer[-1])
+        further = self.layer_parameters(last.experts, experts, last.routed, last.linear)
         return {
-            **(dict.fromkeys(self.input_parameters, 0) if self.branches else self.input_parameters),
+            **self._input_parts(),
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             "final_norm": self.norm_parameters if self.layers else 0,
             "head": 0 if self.tied or self.contrastive else self.vocab * h,
-            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts, routed)),
+            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }
+
+    def _input_parts(self) -> dict[str, int]:
+        """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""
+        if not self.branches:
+            return self.input_parameters
+        none = dict.fromkeys(self.input_parameters, 0)
+        return {**self.input_parameters, "embedding": 0} if self.cross_attention else none
+
+    @property
+    def cross_parameters(self) -> int:
+        """Parameters of attention to an encoder in one layer: a norm, projections and their biases; 0 without it."""
+        if not self.cross_attention:
+            return 0
+        widths = self.query_width + self.key_width + self.value_width
+        made = (self.hidden + self.qkv_bias) * widths + (self.output_width + self.proj_bias) * self.hidden
+        return self.norm_parameters + made
+
+    def layer_parameters(
+        self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
+    ) -> int:
+        return super().layer_parameters(moe, experts, of, linear) + self.cross_parameters
 
     # --------------------------------------------------------------------------------------- padding
 

@@ -90,6 +90,9 @@ class MoEShape(ShapePart):
     residual: Flag = False
     """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
     (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""
+    shared_gate: Flag = False
+    """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
+    (Qwen2-MoE)."""
 
     def experts_of(self, layer: int) -> int:
         """Routed experts of `layer` (from 0), if it has some."""
@@ -99,6 +102,66 @@ class MoEShape(ShapePart):
     def expert_counts(self) -> tuple[int, ...]:
         """All numbers of routed experts that layers have."""
         return tuple(dict.fromkeys((self.experts, *(experts for _, experts in self.experts_from))))
+
+
+class LinearAttention(ShapePart):
+    """Linear attention in place of softmax attention: the state of a head, [key_dim, value_dim], stands for all tokens
+    before.
+
+    gated-delta-net: queries, keys and values pass a causal convolution; a token has two rates alpha and beta for each
+    head, and a gate as wide as the values, which multiplies the normalised result. Source: Yang et al. 2024 (arXiv
+    2412.06464), as Qwen3-Next has it. lightning: queries, keys and values pass an activation; the result is normalised
+    over all heads and multiplied by a gate as wide. Source: MiniMax-01, section 2.2 (arXiv 2501.08313).
+    """
+
+    kind: Literal["gated-delta-net", "lightning"]
+    """The rule of the state."""
+    heads: Size
+    """Heads of values, each with a state."""
+    key_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
+    """Heads of queries and of keys; each serves equally many heads of values. Default: `heads`."""
+    key_dim: Size
+    """Width of a head of queries and of keys."""
+    value_dim: Size = Field(default_factory=lambda given: given.get("key_dim", 1))
+    """Width of a head of values. Default: `key_dim`."""
+    conv: Size = 4
+    """Positions that the causal convolution of gated-delta-net reads, the token itself included."""
+    chunk: Size = Field(default_factory=lambda given: 256 if given.get("kind") == "lightning" else 64)
+    """Tokens of a chunk, within which products of matrices are computed. Default: 64, for lightning 256."""
+
+    @property
+    def key_width(self) -> int:
+        """Width of the queries, and of the keys (elements)."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of the values, of the gate and of the result (elements)."""
+        return self.heads * self.value_dim
+
+    @property
+    def projected(self) -> int:
+        """Width of what is projected from the input: queries, keys, values, gate, rates."""
+        rates = 2 * self.heads if self.kind == "gated-delta-net" else 0
+        return 2 * self.key_width + 2 * self.value_width + rates
+
+    @property
+    def state(self) -> int:
+        """Elements of the states of all heads."""
+        return self.heads * self.key_dim * self.value_dim
+
+    @property
+    def update_flops(self) -> int:
+        """FLOPs of a token for each element of a state. Of both, it decays and is multiplied with the query (3), and a
+        product of key and value is added (2); a delta rule multiplies it with the key before (2; equation 10)."""
+        return 7 if self.kind == "gated-delta-net" else 5
+
+    @property
+    def own_parameters(self) -> int:
+        """Parameters beside the projections: convolution, A, bias of the rates and norm of a head; or norm of all."""
+        if self.kind == "lightning":
+            return self.value_width
+        return (2 * self.key_width + self.value_width) * self.conv + 2 * self.heads + self.value_dim
 
 
 class StateSpace(ShapePart):

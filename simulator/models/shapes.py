@@ -37,6 +37,7 @@ class Shapes:
     fp8_activation_inputs: whether inputs of the activation of MLPs and experts are saved in 8 bits.
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     first_layer: of a branch, the number of its first layer, if there are borders.
+    encoder_seq: of a decoder, tokens of the encoder's output that its layers attend to; 0: there is no encoder.
     """
 
     model: Model | Branch
@@ -58,6 +59,7 @@ class Shapes:
     fp8_activation_inputs: bool = False
     borders: tuple[int, ...] = ()
     first_layer: int = 0
+    encoder_seq: int = 0
 
     @property
     def token_dims(self) -> dict[str, Dim]:
@@ -70,6 +72,12 @@ class Shapes:
     def act(self, name: str, **dims: Dim) -> Tensor:
         """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
+
+    @property
+    def context(self) -> Tensor:
+        """The output of the encoder [b, s, h], which the layers of a decoder read."""
+        dims = {"b": self.token_dims["b"], "s": Dim(self.encoder_seq), "h": self.hidden_dim}
+        return Tensor("context", dims, self.dtype)
 
     def of_sample(self, name: str, width: int) -> Tensor:
         """Makes a tensor [b, h] of one vector for each sample."""
@@ -92,6 +100,13 @@ class Shapes:
     def layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
         """Makes a norm of a layer."""
         return Norm(name, (x,), (y,), self.norm_weights(name), modules=("layernorm", "norm"))
+
+    def norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
+        """Returns a block with the norm behind it, if the model has one there, and what is added to the stream."""
+        if self.model.norm_place == "before":
+            return [block], result
+        normed = self.act(f"{result.name}.norm")
+        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
 
     def linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()

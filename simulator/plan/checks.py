@@ -8,11 +8,12 @@ from functools import partial
 from typing import get_args
 
 from hardware.errors import ModelError, PlanError
-from simulator.ir.mamba_operators import Mamba, SSDScan
+from simulator.ir.mamba_operators import Mamba, Scan
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import Scheme
+from simulator.ir.variants.linear_attention import LinearMixer
 from simulator.job.framework import Format
 from simulator.lowering.scope import Scope
 from simulator.models.branches import share_tokens
@@ -36,6 +37,8 @@ EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
 MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 """Names of dims for operators of Mamba-2 blocks."""
 
+LINEAR_NAMES = {**DIM_NAMES, "a": "model.linear_attention.key_heads (and heads)"}
+"""Names of dims for operators of layers with linear attention."""
 
 BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
 """Names of dims for operators of branches."""
@@ -122,9 +125,27 @@ def check_branches(plan: Plan) -> None:
     assert seq is not None
     if model.branches:
         try:
-            share_tokens([one.tokens for one in model.branches], seq, "batch.sequence")
+            share_tokens(model.stated_tokens, seq, "batch.sequence")
         except ModelError as error:
             raise PlanError(error.where, error.rule, error.remedy, error.value) from None
+
+
+def check_decoder(plan: Plan) -> None:
+    """A decoder behind an encoder is forecast where ranks have whole sequences, on one mesh."""
+    job, model = plan.job, plan.job.model
+    if not model.cross_attention:
+        return
+    rule = f"the decoder of {model.name} attends to the output of an encoder"
+    for scheme in plan.schemes:
+        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
+            remedy = "Use tensor, data and pipeline parallelism"
+            raise PlanError("plan.schemes", f"{rule}, which {scheme.use} does not shard", remedy, scheme.use)
+    parts = {"batch.documents": job.batch.documents, "batch.lengths": job.batch.lengths}
+    for where, given in (*parts.items(), ("plan.stages", job.plan.stages), ("plan.replicas", job.plan.replicas)):
+        if given:
+            raise PlanError(
+                where, f"{rule}, which is forecast with equal sequences, stages and replicas", "Leave it out"
+            )
 
 
 def check_contrastive(plan: Plan) -> None:
@@ -364,7 +385,7 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
         for tensor, dim, sharding in scope.sharded_dims(operator):
             size, count = tensor.dims[dim], plan.mesh.size(sharding)
             axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
-            if isinstance(operator, SSDScan) and dim == "s":
+            if isinstance(operator, Scan) and dim == "s":
                 _refuse_divided_scan(plan, axes)
             if not size.is_divisible_by(count):
                 names = EXPERT_NAMES if operator.view else called
@@ -378,8 +399,9 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     }
     stages = [plan.stage(part, plan.backward_architecture) for part in held or ()]
     for unit in plan.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]:
-        mamba = any(isinstance(module, Mamba) for module in unit.children)
-        walk(unit, partial(visit, called=MAMBA_NAMES if mamba else of_branches.get(unit.children, DIM_NAMES)))
+        mixers: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
+        names = next((mixers[type(module)] for module in unit.children if type(module) in mixers), None)
+        walk(unit, partial(visit, called=names or of_branches.get(unit.children, DIM_NAMES)))
     known.add(key)
 
 
@@ -388,6 +410,9 @@ def check_slices(plan: Plan) -> None:
     model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
+    if model.linear_attention:
+        rule = f"the state of the linear attention of {model.name} is forecast over whole sequences"
+        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
     if model.ssm:
         rule = f"the scan of the state-space layers of {model.name} is forecast over whole sequences"
         raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
@@ -405,9 +430,10 @@ def check_slices(plan: Plan) -> None:
 
 
 def _refuse_divided_scan(plan: Plan, axes: Sequence[str]) -> None:
-    """Raises PlanError where ranks hold parts of the sequences that a Mamba-2 block scans."""
+    """Raises PlanError where ranks hold parts of the sequences that a Mamba-2 block or linear attention scans."""
     found = [scheme.use for scheme in plan.schemes if {*scheme.axes} & {*axes}]
-    rule = f"{found[0]} shards the sequences that the state-space layers of {plan.job.model.name} scan"
+    layers = "state-space layers" if plan.job.model.ssm else "layers with linear attention"
+    rule = f"{found[0]} shards the sequences that the {layers} of {plan.job.model.name} scan"
     remedy = "Use sequence/megatron-cp or sequence/ulysses, which shard the heads of the scan"
     raise PlanError("plan.schemes", rule, remedy, found)
 
@@ -419,7 +445,8 @@ def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, 
     axis = " x ".join(axes)
     rule = f"{called.get(dim, dim)} = {units} must divide by {axis}"
     choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
-    pads = ", or plan.pad_heads: true" if dim == "a" and called is not MAMBA_NAMES else ""
+    padded = dim == "a" and called is not MAMBA_NAMES and called is not LINEAR_NAMES
+    pads = ", or plan.pad_heads: true" if padded else ""
     raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work{pads}", parts)
 
 

@@ -204,6 +204,28 @@ class Plan:
             return sum(one.shape.p for one in self.pipelines[:pipeline]) + self.pipelines[pipeline].device(own)
         return self.schedule.device(self.shape, stage)
 
+    @property
+    def table_parts(self) -> tuple[int, ...]:
+        """Parts of the model that read the table of the embedding, or a copy of it: the last one if the output layer is
+        tied, and the one with the input of a decoder behind an encoder."""
+        model, last = self.job.model, self.parts - 1
+        found = {last} if model.tied or not model.cross_attention else set()
+        if model.cross_attention:
+            found.add(next(part for part in range(self.parts) if model.encoder_layers in self.layers_of(part)))
+        return tuple(sorted(found))
+
+    @property
+    def embedding_part(self) -> int:
+        """The part of the model that holds the embedding: the first; of a trunk behind branches the first of its own.
+
+        A part without layers, at the end of a pipeline, may have the embedding alone.
+        """
+        model = self.job.model
+        if not model.branches:
+            return 0
+        first = 0 if model.cross_attention else model.encoder_layers
+        return next((part for part in range(self.parts) if first in self.layers_of(part)), 0)
+
     def holders(self, part: int) -> tuple[int, ...]:
         """The pipeline devices that hold a part of the model."""
         return self._holders[part]

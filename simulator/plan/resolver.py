@@ -26,6 +26,7 @@ from simulator.plan.checks import (
     ALWAYS,
     check_classes,
     check_contrastive,
+    check_decoder,
     check_divisible,
     check_noisy_steps,
     check_size,
@@ -111,6 +112,7 @@ class Resolver:
                     scheme.check_job(one.job)
         plan = replace(plan, shape=_shape(plan))
         check_contrastive(plan)
+        check_decoder(plan)
         check_size(plan)
         check_noisy_steps(plan)
         plan.schedule.check(plan.shape)

@@ -266,7 +266,7 @@ class Played:
         for taker in range(shape.stages):
             givers = {giver: self.stage_ops(giver, part) for giver in predecessors(shape, taker)}
             whole = sum(given.unit_runs[-1].nbytes for given in givers.values())
-            assert not givers or self.stage_ops(taker, part).unit_runs[0].nbytes == whole
+            assert not givers or self.stage_ops(taker, part).unit_runs[0].nbytes_in == whole
             for giver, given in givers.items():
                 nbytes = given.message_nbytes
                 # Back comes as much as was given.
@@ -279,10 +279,10 @@ class Played:
         assert kind in ("F", "BW")
         unit_runs = stage_ops.unit_runs if kind == "F" else stage_ops.unit_runs[::-1]
         ends = [
-            stage_ops.unit_runs[0] if stage_ops.unit_runs[0].residual_in else None,
-            stage_ops.unit_runs[-1] if stage_ops.unit_runs[-1].residual_out else None,
+            stage_ops.unit_runs[0].nbytes_in if stage_ops.unit_runs[0].residual_in else 0,
+            stage_ops.unit_runs[-1].nbytes if stage_ops.unit_runs[-1].residual_out else 0,
         ]
-        comes, goes = (end.nbytes if end is not None else 0 for end in (ends if kind == "F" else reversed(ends)))
+        comes, goes = ends if kind == "F" else reversed(ends)
         yield comes, "activations" if kind == "F" else "workspace"
         for unit_run, part in zip(unit_runs, self.task(action).parts, strict=True):
             fragment, block = unit_run.fragment, part.block

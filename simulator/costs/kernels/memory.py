@@ -20,6 +20,7 @@
 - A reduction reads a whole row before it writes it: its first pass waits for memory, its second one runs from the L2,
   and neither hides the other.
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
+  Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
 - A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
   more loads in flight: bound by memory (MAX_GRID_DIM in TensorRT-LLM, cpp/tensorrt_llm/common/cudaFp8Utils.cu).
 """
@@ -138,4 +139,5 @@ def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 
     sigma = estimate_sigma(model, taken, launch)
     if work.what == "scan":
         sigma = math.hypot(sigma, SCAN_SIGMA)
-    return Estimate(max(taken, lower_bound(work, gpu)), sigma)
+    products = work.flops / gpu.peak["bf16"] if work.flops else 0.0
+    return Estimate(max(taken, lower_bound(work, gpu), products), sigma)

@@ -1,10 +1,10 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each supported ``model_type`` has a class (in `gpt`, `hybrid`, `llama`, `moe`) that states the keys it reads, their
-defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths
-and counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
-initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its value is not
-supported.
+Each supported ``model_type`` has a class (in `gpt`, `llama`, `gemma`, `moe`, `linear` ...) that states the keys it
+reads, their defaults (those of the ``transformers`` library, release 4.57), the supported values, and the model.
+Widths and counts that define a model have no default. Keys that do not change the cost of a step (token ids,
+generation, initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its
+value is not supported.
 """
 
 from __future__ import annotations
@@ -14,33 +14,27 @@ from typing import Any
 
 from hardware.errors import ModelError, nearest
 from simulator.models.huggingface.config import Config
-from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
-from simulator.models.huggingface.hybrid import NemotronH
-from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
-from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Llama4, Mixtral, Qwen3MoE
+from simulator.models.huggingface.encoder_decoder import MT5, T5
+from simulator.models.huggingface.readers import DECODERS
+from simulator.models.huggingface.vision import CLIP, Gemma3, Llava, Qwen2VL, Qwen25VL
 from simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
 
-SUPPORTED: dict[str, type[Config]] = {
-    "gpt2": GPT2,
-    "gpt_neox": GPTNeoX,
-    "opt": OPT,
-    "bloom": Bloom,
-    "mpt": MPT,
-    "llama": Llama,
-    "llama4_text": Llama4,
-    "mistral": Mistral,
-    "mixtral": Mixtral,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "qwen3_moe": Qwen3MoE,
-    "deepseek_v2": DeepSeekV2,
-    "deepseek_v3": DeepSeekV3,
-    "gemma": Gemma,
-    "nemotron_h": NemotronH,
+SUPPORTED: dict[str, type[Config]] = DECODERS | {
+    "llava": Llava,
+    "gemma3": Gemma3,
+    "qwen2_vl": Qwen2VL,
+    "qwen2_5_vl": Qwen25VL,
+    "clip": CLIP,
+    "t5": T5,
+    "mt5": MT5,
 }
 """Readers of configs by their ``model_type``."""
+
+
+ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
+"""Kinds of encoders with decoders."""
 
 
 def from_config(
@@ -63,6 +57,9 @@ def from_config(
     if not isinstance(kind, str) or kind not in SUPPORTED:
         rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
+        if isinstance(kind, str) and kind in ENCODER_DECODERS:
+            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
+            remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = SUPPORTED[kind]
     with explain_errors(where, text, reader.config_keys()):

@@ -1,4 +1,4 @@
-"""Configs of the GPT family: layer norms and biases, MLPs without a gate."""
+"""Configs of the GPT family: layer norms, MLPs without a gate."""
 
 from __future__ import annotations
 
@@ -192,4 +192,98 @@ class MPT(Config):
                 "positions": "alibi" if attention.alibi else "rope" if attention.rope else positions,
                 "gated": self.feed_forward.kind == "mptglu",
             }
+        )
+
+
+class Starcoder2(Config):
+    """``Starcoder2Config``: a GPT with RoPE, few key/value heads and a window in all layers."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    kv_heads: Size = key("num_key_value_heads", default=2)
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size = key("intermediate_size")
+    activation: Gelu = key("hidden_act", default="gelu_pytorch_tanh")
+    tied: Flag = key("tie_word_embeddings", default=True)
+    biases: Flag = key("use_bias", default=True)
+    window: Size | None = key("sliding_window", default=None)
+    dropout: Probability = key("residual_dropout", default=0.0)
+    embedding_dropout: Probability = key("embedding_dropout", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "window")
+        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
+        dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
+        return shape | biases | dropout | {"norm": "layernorm", "positions": "rope", "gated": False}
+
+
+class Nemotron(Config):
+    """``NemotronConfig`` (Nemotron 3 and 4, Minitron): squared ReLU, RoPE on a share of each head, layer norms that
+    store weight - 1."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    head_dim: Size | None = key("head_dim", default=None)
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size = key("intermediate_size")
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")
+    rope_share: Share = key("partial_rotary_factor", "rope_percent", default=0.5)
+    tied: Flag = key("tie_word_embeddings", default=False)
+    attention_bias: Flag = key("attention_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+    attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
+        "attention_dropout", default=0.0
+    )
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "ffn", "tied")
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+        rope = self.same_fields("rope_share") | {"positions": "rope"}
+        return shape | biases | rope | {"norm": "layernorm1p", "gated": False}
+
+
+class Falcon(Config):
+    """``FalconConfig``: RoPE or ALiBi; attention and MLP side by side, behind one norm or (40B, 180B) one each.
+
+    Falcon 7B has one key/value head (``multi_query``); the new architecture (40B, 180B, Falcon 2) gives their number.
+    """
+
+    layers: Depth = key("num_hidden_layers", "n_layer")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads", "n_head")
+    kv_heads: Size | None = key("num_kv_heads", "n_head_kv", default=None)
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings", default=2048)
+    ffn: Size | None = key("ffn_hidden_size", default=None)
+    activation: Gelu = key("activation", default="gelu")
+    tied: Flag = key("tie_word_embeddings", default=True)
+    alibi: Flag = key("alibi", default=False)
+    renewed: Flag = key("new_decoder_architecture", default=False)
+    one_key: Flag = key("multi_query", default=True)
+    parallel: Flag = key("parallel_attn", default=True)
+    norms: Literal[1, 2] | None = key("num_ln_in_parallel_attn", default=None)
+    biases: Flag = key("bias", default=False)
+    dropout: Probability = key("hidden_dropout", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        if self.renewed and not self.parallel:
+            rule = "in the new architecture attention and MLP are side by side"
+            raise ModelError("parallel", rule, "Give true, or leave it out", False)
+        kv_heads = self.kv_heads if self.renewed or not self.one_key else 1
+        two = self.renewed and self.norms != 1
+        side_by_side = {"parallel_residual": True, "shared_norm": not two} if self.parallel else {}
+        return (
+            self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
+            | dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
+            | self.read_dropout("dropout", "attention_dropout")
+            | side_by_side
+            | {"kv_heads": kv_heads, "norm": "layernorm", "positions": "alibi" if self.alibi else "rope"}
+            | {"gated": False}
         )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from hardware.errors import ModelError
 from simulator.models.huggingface.config import Config, key, refuse
 from simulator.models.parts import Count, Depth, Flag, Probability, Size
 
@@ -62,3 +65,34 @@ class NemotronH(Config):
             moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | shared | {"router_bias": True}}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
         return shape | biases | moe | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
+
+
+class Mamba2(Config):
+    """``Mamba2Config``: Mamba-2 blocks alone. It names no sequence length: 2048, that of the paper (arXiv 2405.21060,
+    appendix D), stands in for it."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    vocab: Size = key("vocab_size")
+    heads: Size = key("num_heads")
+    head_dim: Size = key("head_dim", default=64)
+    expand: Annotated[float, Field(gt=0, allow_inf_nan=False)] = key("expand", default=2)
+    state: Size = key("state_size", default=128)
+    groups: Size = key("n_groups", default=8)
+    conv: Size = key("conv_kernel", default=4)
+    chunk: Size = key("chunk_size", default=256)
+    activation: Literal["silu", "swish"] = key("hidden_act", default="silu")
+    tied: Flag = key("tie_word_embeddings", default=False)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key("use_bias", default=False)
+    conv_bias: Flag = key("use_conv_bias", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        if self.heads * self.head_dim != int(self.expand * self.hidden):
+            rule = f"heads of {self.head_dim} are to be expand x hidden_size = {int(self.expand * self.hidden)} wide"
+            raise ModelError("heads", rule, "Correct num_heads, head_dim or expand", self.heads)
+        if not self.conv_bias:
+            raise ModelError("conv_bias", "convolutions have a bias here", "Only true is read", False)
+        ssm = self.same_fields("heads", "head_dim", "state", "groups", "conv", "chunk") | {"pattern": "M" * self.layers}
+        # No layer has attention: `heads` only has to be a number of heads.
+        shape = self.same_fields("layers", "hidden", "vocab", "tied", "heads", "head_dim") | {"seq": 2048}
+        return shape | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields
-from simulator.models.parts import Flag, Size
+from simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields, refuse
+from simulator.models.parts import Depth, Flag, Probability, Share, Size
 
 LayerTypes = list[Literal["full_attention", "sliding_attention"]]
 
@@ -80,3 +80,43 @@ class Gemma(Decoder):
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         return super().fields() | biases | self.same_fields("head_dim")
+
+
+class Phi3(Decoder):
+    """``Phi3Config`` (Phi 3 and Phi 4, but not their models with experts or blocks): RoPE on a share of a head."""
+
+    rope_share: Share = key("partial_rotary_factor", default=1.0)
+    window: Size | None = key("sliding_window", default=None)
+    dropout: Probability = key("resid_pdrop", default=0.0)
+    embedding_dropout: Probability = key("embd_pdrop", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
+        return super().fields() | self.same_fields("rope_share", "window") | dropout
+
+
+class Granite(Llama):
+    """``GraniteConfig``: Llama with factors on embeddings, scores, residual additions and logits.
+
+    The factors are part of kernels that run anyway, and are left out.
+    """
+
+
+class Exaone(Llama):
+    """``ExaoneConfig`` (EXAONE 3 and 3.5): Llama under other keys."""
+
+    layers: Depth = key("num_layers", "num_hidden_layers")
+    activation: Literal["silu", "swish"] = key("activation_function", "hidden_act", default="silu")
+    embedding_dropout: Annotated[Probability, refuse("dropout on the embedding alone")] = key(
+        "embed_dropout", default=0.0
+    )
+
+
+class HunyuanDense(Llama):
+    """``HunYuanDenseV1Config``: Llama with norms on queries and keys."""
+
+    sharing: Annotated[Flag, refuse("layers that share keys and values")] = key("use_cla", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"qk_layernorm": True}

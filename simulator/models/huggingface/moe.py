@@ -15,7 +15,9 @@ from simulator.models.huggingface.config import (
     local_fields,
     refuse,
 )
-from simulator.models.parts import Count, Flag, Size
+from simulator.models.huggingface.gemma import window_fields
+from simulator.models.huggingface.llama import HunyuanDense, LayerTypes
+from simulator.models.parts import Count, Flag, Share, Size
 
 Index = Annotated[int, Field(strict=True, ge=0)]
 
@@ -118,6 +120,13 @@ def _fp8_only(value: Any) -> Any:
     return value
 
 
+def _mxfp4_only(value: Any) -> Any:
+    """Accepts MXFP4, in which gpt-oss is published."""
+    if value and not (isinstance(value, dict) and value.get("quant_method") == "mxfp4"):
+        raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
+    return value
+
+
 class DeepSeekV2(Decoder):
     """``DeepseekV2Config``: latent attention; routed and shared experts from layer ``first_k_dense_replace`` on.
 
@@ -165,3 +174,129 @@ class DeepSeekV3(DeepSeekV2):
     shared_experts: Count | None = key("n_shared_experts", default=1)
     first_dense: Count = key("first_k_dense_replace", default=3)
     selection: Literal["noaux_tc", "greedy", "group_limited_greedy"] = key("topk_method", default="noaux_tc")
+
+
+class KimiK2(DeepSeekV3):
+    """``kimi_k2``: the architecture of DeepSeek-V3, with its defaults."""
+
+
+class GptOss(Decoder):
+    """``GptOssConfig``: biases everywhere, a window in every other layer, experts in all layers, and a learned logit of
+    every head in the softmax. Weights are published in MXFP4, and trained in other formats.
+    """
+
+    quantization: Annotated[Any, AfterValidator(_mxfp4_only)] = key("quantization_config", default=None)
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size = key("head_dim", default=64)
+    attention_bias: Flag = key("attention_bias", default=True)
+    window: Size | None = key("sliding_window", default=128)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    experts: Size = key("num_local_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", "experts_per_token", default=4)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": True}
+        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn, "router_bias": True}
+        windows = window_fields(self.window, self.layers, self.layer_types, 2)
+        return super().fields() | self.same_fields("head_dim") | biases | windows | {"moe": moe, "sinks": True}
+
+
+class Qwen2MoE(Decoder):
+    """``Qwen2MoeConfig``: routed experts beside a shared one with a gate, and biases of queries, keys and values."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=16)
+    qkv_bias: Flag = key("qkv_bias", default=True)
+    slides: Flag = key("use_sliding_window", default=False)
+    window: Size | None = key("sliding_window", default=4096)
+    full_layers: int = key("max_window_layers", default=28)
+    experts: Size = key("num_experts", default=60)
+    top_k: Size = key("num_experts_per_tok", default=4)
+    expert_ffn: Size = key("moe_intermediate_size", default=1408)
+    shared_ffn: Size = key("shared_expert_intermediate_size", default=5632)
+    every: Size = key("decoder_sparse_step", default=1)
+    plain: list[Index] | None = key("mlp_only_layers", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        slides = [self.slides and layer >= self.full_layers for layer in range(self.layers)]
+        window = local_fields("window", self.window, slides, "max_window_layers")
+        return super().fields() | self.same_fields("qkv_bias") | window | self._moe()
+
+    def _moe(self) -> dict[str, Any]:
+        plain = set(self.plain or ())
+        flags = [layer not in plain and (layer + 1) % self.every == 0 for layer in range(self.layers)]
+        if not any(flags):
+            return {}
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn")
+        places = expert_layers(flags, "mlp_only_layers" if plain else "decoder_sparse_step")
+        return {"moe": moe | places | {"shared_experts": 1, "shared_gate": True}}
+
+
+class Glm4MoE(Decoder):
+    """``Glm4MoeConfig`` (GLM-4.5 and 4.6): experts as in DeepSeek-V3 over grouped-query attention, with RoPE on a share
+    of each head. The layer of multi-token prediction is a key of checkpoints that ``transformers`` does not load."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=None)
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    attention_bias: Flag = key("attention_bias", default=False)
+    qk_norm: Flag = key("use_qk_norm", default=False)
+    experts: Size = key("n_routed_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=1408)
+    shared_experts: Count = key("n_shared_experts", default=1)
+    first_dense: Count = key("first_k_dense_replace", default=1)
+    mtp: Count = key("num_nextn_predict_layers", default=0)
+
+    def fields(self) -> dict[str, Any]:
+        shape = super().fields() | self.same_fields("head_dim", "rope_share", "mtp")
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
+        if self.first_dense >= self.layers:
+            return shape | biases
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts", "first_dense")
+        return shape | biases | {"moe": moe | {"router_bias": True}}
+
+
+class HunyuanMoE(HunyuanDense):
+    """``HunYuanMoEV1Config``: norms on queries and keys; in all layers routed experts and a shared one, as wide as
+    ``intermediate_size``. Lists, with a number for each layer, are read if all of these are the same.
+    """
+
+    experts: Size | list[Size] = key("num_experts", default=1)
+    top_k: Size | list[Size] = key("moe_topk", default=1)
+    expert_ffn: Size | list[Size] | None = key("moe_intermediate_size", default=None)
+    shared: Size | list[Size] = key("num_shared_expert", default=1)
+
+    def fields(self) -> dict[str, Any]:
+        experts, top_k, shared = (self._same(word) for word in ("experts", "top_k", "shared"))
+        width = self._same("expert_ffn") or self.ffn
+        if width != self.ffn or shared != 1:
+            rule = f"routed experts and one shared expert of the width intermediate_size ({self.ffn}) are supported"
+            raise ModelError("expert_ffn", rule, "Give the fields of `model:` themselves", width)
+        moe = {"experts": experts, "top_k": top_k, "expert_ffn": self.ffn, "shared_experts": 1}
+        return super().fields() | {"moe": moe}
+
+    def _same(self, word: str) -> int | None:
+        """The number of all layers."""
+        given: int | list[int] | None = getattr(self, word)
+        if not isinstance(given, list):
+            return given
+        if len(set(given)) != 1:
+            raise ModelError(word, "one number for all layers is supported", "Give the fields of `model:`", given)
+        return given[0]
+
+
+class Grok1(Decoder):
+    """``grok-1``, the code of hpcai-tech: experts in all layers, four norms a layer, and capped scores.
+
+    Factors on embeddings, scores and logits are part of kernels that run anyway, and are left out.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    activation: Literal["gelu"] = key("hidden_act", default="gelu")  # type: ignore[assignment]
+    tied: Flag = key("tie_word_embeddings", default=True)
+    experts: Size = key("num_experts", default=8)
+    top_k: Size = key("num_experts_per_tok", default=2)
+
+    def fields(self) -> dict[str, Any]:
+        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
+        return super().fields() | {"moe": moe, "norm_place": "both", "softcaps": ("attention",)}

@@ -7,7 +7,7 @@ same work. Weights are replicated. `comm` is the framework's ``cp_comm_type``:
     all_gather  keys and values are all-gathered, their gradients reduce-scattered (sequence/all-gather)
     a2a         all-to-alls turn sharded positions into sharded heads and back (sequence/ulysses)
 
-The scan of Mamba-2 blocks takes all-to-alls with every `comm` (megatron/core/ssm/mamba_context_parallel.py).
+Scans (Mamba-2 and linear attention) take all-to-alls with every `comm` (megatron/core/ssm/mamba_context_parallel.py).
 ``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys, p2p
 and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered again);
 only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows or chunks.
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from hardware.errors import PlanError
-from simulator.ir.mamba_operators import SSDScan
+from simulator.ir.mamba_operators import Scan
 from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.registry import find_scheme
@@ -45,7 +45,7 @@ class MegatronCP(RingScheme):
         return bool(self.options.comm == "p2p")
 
     def layouts(self, operator: Operator) -> str | Rule | None:
-        if isinstance(operator, SSDScan):
+        if isinstance(operator, Scan):
             return "a"
         if isinstance(operator, CoreAttention) and not self.passes_keys and operator.along == "s":
             return "a" if self.options.comm == "a2a" else "s"

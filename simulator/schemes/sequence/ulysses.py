@@ -3,8 +3,9 @@
 Every operator but attention works on one position at a time, so every rank holds 1/p of the positions of each sequence.
 For attention an all-to-all gives each rank all positions of its own heads: any mask is balanced, and attention kernels
 see whole sequences. There is one all-to-all each for queries, keys, values and the output, and one for each of their
-gradients. Where there are fewer key/value heads than ranks, ranks receive copies. The scan of Mamba-2 blocks is sharded
-in the same way, by heads and groups. Attention across the frames of a video, whose places are sharded, stays as it is.
+gradients. Where there are fewer key/value heads than ranks, ranks receive copies. Scans of Mamba-2 blocks and of linear
+attention are sharded in the same way, by heads and groups. Attention across the frames of a video, whose places are
+sharded, stays as it is.
 
     q, k, v (s/p, all heads) --all-to-all--> attention (s, heads/p) --all-to-all--> o (s/p, all heads)
 
@@ -18,7 +19,7 @@ arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it 
 
 from collections.abc import Iterable
 
-from simulator.ir.mamba_operators import SSDScan
+from simulator.ir.mamba_operators import Scan
 from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
@@ -33,7 +34,7 @@ class Ulysses(SequenceScheme):
     )
 
     def layouts(self, operator: Operator) -> str | None:
-        if isinstance(operator, SSDScan) or (isinstance(operator, CoreAttention) and operator.along == "s"):
+        if isinstance(operator, Scan) or (isinstance(operator, CoreAttention) and operator.along == "s"):
             return "a"
         return "s" if operator.has("s") else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -469,3 +470,15 @@ def test_the_contracts_first_job() -> None:
     one, other = load_job(short), load_job(long)
     assert one.to_dict() == other.to_dict() == long
     assert one == other
+
+
+def test_the_config_of_a_model_is_no_job(tmp_path: Path) -> None:
+    """The error says what a job that names the file looks like, and that job is forecast."""
+    config = Path(__file__).parents[3] / "examples" / "llama3-70b" / "config.json"
+    (tmp_path / "config.json").write_bytes(config.read_bytes())
+    with pytest.raises(PlanError) as refused:
+        load_job(tmp_path / "config.json")
+    assert refused.value.where.endswith("config.json model_type") and "a job needs `model:`" in str(refused.value)
+    lines = re.findall(r"`(\w+: [^`]+)`", refused.value.remedy)
+    (tmp_path / "job.yaml").write_text("\n".join(lines))
+    assert load_job(tmp_path / "job.yaml").model.parameters == 70_553_706_496

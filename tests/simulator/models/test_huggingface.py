@@ -11,6 +11,8 @@ import pytest
 from hardware.errors import ModelError
 from simulator.models.huggingface import SUPPORTED, from_config
 from simulator.models.load import load_model
+from tests.simulator.models.configs import CONFIGS, ENCODER_DECODERS, VISION, facts
+from tests.simulator.models.configs import rename_keys as renamed
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
 
@@ -79,16 +81,6 @@ def test_llama_defaults_and_options() -> None:
     assert biased.layer_parameters() - m.layer_parameters() == 2 * 11008 + 4096
     scaled = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5, "torch_dtype": "bfloat16"}
     assert from_config(LLAMA | scaled, name="llama2-7b") == m
-
-
-def facts(kind: str, *shape: int, **other: Any) -> dict[str, Any]:
-    """A config of `kind` with layers, width, heads, width of the MLP, vocabulary and positions, and other keys."""
-    words = "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    return {"model_type": kind} | dict(zip((*words, "max_position_embeddings"), shape, strict=True)) | other
-
-
-def renamed(config: dict[str, Any], **names: str) -> dict[str, Any]:
-    return {names.get(key, key): value for key, value in config.items()}
 
 
 # Keys of these configs that matter for cost; a missing key has the default of the library.
@@ -172,7 +164,11 @@ def test_configs_give_the_presets(name: str) -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    assert {config["model_type"] for config in ROUND_TRIP.values()} == set(SUPPORTED)
+    tried = {
+        config["model_type"]
+        for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values(), *ENCODER_DECODERS.values())
+    }
+    assert tried == set(SUPPORTED)
 
 
 # Keys that are left out and mean the default of the library, here the value of the config anyway.
@@ -409,3 +405,9 @@ def test_refused_files(case: str, tmp_path: Path) -> None:
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["umt5", "bart"])
+def test_encoders_with_decoders_are_refused(kind: str) -> None:
+    with pytest.raises(ModelError, match="by cross-attention, t5 and mt5 are supported"):
+        from_config({"model_type": kind, "d_model": 512})

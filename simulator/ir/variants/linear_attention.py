@@ -1,0 +1,227 @@
+"""Operators of linear attention, whose state of each head has a fixed size; heads are the dim ``a``.
+
+Kernels are priced by the bytes that each reads and writes, at the rate of Triton scans
+(`simulator.costs.kernels.memory.SCAN_RATE`), and never faster than the matrix products that each computes at the peak
+rate of the GPU. In what follows C are the tokens of a chunk, d_k and d_v the widths of a head of keys and of values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from simulator.ir.layout import Tensor
+from simulator.ir.mamba_operators import Scan
+from simulator.ir.modules import CompositeModule, LocalShapes
+from simulator.ir.operators import Norm
+from simulator.ir.ops import BYTES, Memory, Work
+
+
+class LinearMixer(CompositeModule):
+    """A block of linear attention."""
+
+    label = "linear_attention"
+
+
+class GatedNorm(Norm):
+    """norm(x) * silu(z) in one kernel each way, for ins x and z (``FusedRMSNormGated`` of flash-linear-attention)."""
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read, write = at.bytes(*self.ins, *self.outs), at.bytes(*self.ins)
+        return [Memory(self._what, read, write, backward=True)]
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Local elements of the tensors of a gated delta rule.
+
+    keys: of the queries, and of the keys, copied to the heads of values.
+    given: of the queries, and of the keys, before that.
+    values: of the values, and of the output.
+    steps: of alpha, and of beta: one number for each token and head.
+    states: of the states at the starts of all chunks.
+    scores: of the products within all chunks: C numbers for each token and head.
+    """
+
+    keys: int
+    given: int
+    values: int
+    steps: int
+    states: int
+    scores: int
+
+    @property
+    def convolved(self) -> int:
+        """Elements that pass the convolution: queries, keys and values."""
+        return 2 * self.given + self.values
+
+
+@dataclass(frozen=True, eq=False)
+class GatedDeltaRule(Scan):
+    """Causal convolution and chunked gated delta rule: o_t = S_t q_t, with the state
+    S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha.
+
+    The rule is computed chunk by chunk in its WY representation: W = T diag(beta) K and U = T diag(beta) V with T the
+    inverse of a triangular matrix of K K^T, the states of the chunks one after another, and the outputs. The kernels
+    are those of ``chunk_gated_delta_rule`` of flash-linear-attention, with queries and keys copied to all heads of
+    values and normalised to length 1 before. Saved for the backward pass are the inputs of the convolution, normalised
+    queries and keys, values, alpha, beta and T; W, U and the states are computed again.
+
+    Sources: Yang et al. 2024, arXiv 2412.06464, equation 10 and section 3.3; fla-org/flash-linear-attention 0.6.0,
+    fla/ops/gated_delta_rule/chunk.py; ``Qwen3NextGatedDeltaNet`` of ``transformers``.
+
+    chunk: tokens of a chunk, C.
+    key_dim, value_dim: d_k and d_v.
+    """
+
+    chunk: int = 64
+    key_dim: int = 128
+    value_dim: int = 128
+
+    def sizes(self, at: LocalShapes) -> DeltaSizes:
+        """Returns the local sizes."""
+        q, _, v, beta, _ = self.ins
+        values, steps, tokens = at.size(v), at.size(beta), at.dims(v)["s"]
+        chunks, length = math.ceil(tokens / self.chunk), min(self.chunk, tokens)
+        states = steps // tokens * chunks * self.key_dim * self.value_dim
+        return DeltaSizes(steps * self.key_dim, at.size(q), values, steps, states, steps * length)
+
+    def _flops(self, n: DeltaSizes, within_keys: float, within_values: float, states: float) -> float:
+        """FLOPs of products within chunks over d_k and over d_v (2 C d of each token and head), and with states
+        (2 d_k d_v)."""
+        inside = within_keys * self.key_dim + within_values * self.value_dim
+        return 2.0 * (n.scores * inside + n.steps * states * self.key_dim * self.value_dim)
+
+    def _chunk_states(self, n: DeltaSizes, e: int) -> Memory:
+        """The kernel of the states of all chunks, and of U - W S."""
+        read = e * (2 * n.keys + n.values) + 4 * n.steps
+        return Memory("scan", read, e * (n.states + n.values), flops=self._flops(n, 0, 0, 2))
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        copies = [Memory("concat", 2 * n.given * e, 2 * n.keys * e)] if n.keys > n.given else []
+        inverse = n.scores * self.chunk / 3  # forward substitution: C^3 / 3 of each chunk and head
+        return [
+            Memory("conv", n.convolved * e, n.convolved * e),
+            *copies,
+            Memory("scan", 2 * n.steps * e, (4 + e) * n.steps),  # alpha and beta
+            Memory("rms-norm", 2 * n.keys * e, 2 * n.keys * e),
+            Memory("scan", 4 * n.steps, 4 * n.steps),  # sums of the logarithms of alpha
+            Memory(  # T, W and U
+                "scan",
+                e * (n.keys + n.values) + 8 * n.steps,
+                e * (n.keys + n.values + n.scores),
+                flops=self._flops(n, 2, 1, 0) + inverse,
+            ),
+            self._chunk_states(n, e),
+            Memory(
+                "scan",
+                e * (2 * n.keys + n.values + n.states) + 4 * n.steps,
+                e * n.values,
+                flops=self._flops(n, 1, 1, 1),
+            ),
+        ]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        both = n.keys + n.values
+        sums = [Memory("add", 2 * n.keys * e, 2 * n.given * e)] if n.keys > n.given else []
+        return [
+            Memory("scan", e * (both + n.scores) + 8 * n.steps, e * both, flops=self._flops(n, 1, 1, 0)),  # W, U
+            self._chunk_states(n, e),
+            Memory(  # dV within chunks
+                "scan",
+                e * (2 * n.keys + n.values) + 4 * n.steps,
+                e * n.values,
+                backward=True,
+                flops=self._flops(n, 1, 1, 0),
+            ),
+            Memory(  # gradients of states
+                "scan",
+                e * (3 * n.keys + 2 * n.values) + 4 * n.steps,
+                e * (n.states + n.values),
+                backward=True,
+                flops=self._flops(n, 0, 0, 3),
+            ),
+            Memory(  # dQ, dK, dW
+                "scan",
+                e * (3 * both + 2 * n.states) + 4 * n.steps,
+                3 * e * n.keys + 4 * n.steps,
+                backward=True,
+                flops=self._flops(n, 2, 1, 3),
+            ),
+            Memory(  # through W, U and T: dK, dV, d beta, d alpha
+                "scan",
+                e * (2 * both + n.scores) + 8 * n.steps,
+                e * both + 8 * n.steps,
+                backward=True,
+                flops=self._flops(n, 2, 2, 0) + 4.0 * n.scores * self.chunk,
+            ),
+            Memory("add", 2 * n.keys * e, n.keys * e),
+            Memory("scan", 8 * n.steps, 4 * n.steps, backward=True),
+            Memory("rms-norm", 4 * n.keys * e, 2 * n.keys * e, backward=True),
+            Memory("scan", (8 + 2 * e) * n.steps, 2 * n.steps * e, backward=True),
+            *sums,
+            Memory("conv", 2 * n.convolved * e, n.convolved * e, backward=True),
+        ]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        nbytes = e * (2 * n.keys + n.values + n.scores) + (4 + e) * n.steps
+        return [("rule", nbytes, "workspace")]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        copied = n.keys > n.given
+        if not backward:
+            first = 4 + copied  # of the kernel of T, W and U
+            return [(first, first + 1, e * (n.keys + n.values)), (first + 1, first + 2, e * (n.states + n.values))]
+        again = [(0, 4, e * n.keys), (0, 1, e * n.values), (1, 4, e * (n.states + n.values))]
+        return [*again, (2, 5, e * n.values), (3, 4, e * n.states), (4, 8, 2 * e * n.keys), (4, 5, e * n.keys)]
+
+
+@dataclass(frozen=True, eq=False)
+class LightningAttention(Scan):
+    """Lightning attention: o_t = q_t S_t with the state S_t = lambda S_(t-1) + k_t^T v_t, for ins q, k, v; lambda is a
+    constant of each head.
+
+    Two kernels, forward and backward, go through a sequence block by block, with the state on the chip: forward
+    [(Q K^T) * M] V + Q S; backward first forwards for dQ, then backwards for dK and dV. They read their inputs once
+    each. Inputs are saved for the backward pass, and no states.
+
+    Sources: Qin et al. 2024, arXiv 2401.04658 (Lightning Attention-2), algorithms 1 and 2; MiniMax-01, arXiv
+    2501.08313, section 2.2.
+
+    chunk: tokens of a block, C.
+    key_dim, value_dim: d_k and d_v.
+    """
+
+    chunk: int = 256
+    key_dim: int = 128
+    value_dim: int = 128
+
+    def _flops(self, at: LocalShapes, within_keys: float, within_values: float, states: float) -> float:
+        """FLOPs of products within blocks over d_k and over d_v (2 C d of each token and head), and with the state
+        (2 d_k d_v)."""
+        heads, length = at.size(self.ins[0]) // self.key_dim, min(self.chunk, at.dims(self.ins[0])["s"])
+        inside = length * (within_keys * self.key_dim + within_values * self.value_dim)
+        return 2.0 * heads * (inside + states * self.key_dim * self.value_dim)
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("scan", at.bytes(*self.ins), at.bytes(*self.outs), flops=self._flops(at, 1, 1, 2))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        q, k, v = (at.bytes(one) for one in self.ins)
+        gradient = at.bytes(*self.outs)
+        return [
+            Memory("scan", gradient + v + k, q, backward=True, flops=self._flops(at, 1, 1, 2)),
+            Memory("scan", gradient + q + k + v, k + v, backward=True, flops=self._flops(at, 2, 2, 3)),
+        ]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins

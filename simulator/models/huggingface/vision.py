@@ -1,0 +1,248 @@
+"""Configs of models that see images: an encoder of images and a projector in front of a decoder, and CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hardware.errors import ModelError
+from simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
+from simulator.models.huggingface.readers import DECODERS
+from simulator.models.parts import Depth, Flag, Size
+
+LAID_OUT: dict[str, dict[str, int]] = {
+    "llama": {
+        **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 32000, "max_position_embeddings": 2048},
+    },
+    "mistral": {
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 32000, "max_position_embeddings": 131072},
+    },
+    "qwen2": {
+        **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 151936, "max_position_embeddings": 32768},
+    },
+    "gemma3_text": {
+        **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8},
+        **{"vocab_size": 262208, "max_position_embeddings": 131072},
+    },
+}
+"""Defaults of ``transformers`` 4.57 for widths and counts of a ``text_config``; files hold those that differ."""
+
+
+def text_fields(config: Mapping[str, Any] | None, default: str, where: str = "text_config") -> dict[str, Any]:
+    """The fields of the decoder that a ``text_config`` describes.
+
+    default: its ``model_type``, if it says none.
+    Raises ModelError for a kind that is not supported.
+    """
+    given = dict(config or {})
+    kind = given.get("model_type", default)
+    if kind not in DECODERS:
+        rule = "no decoder of this kind is supported behind an encoder of images"
+        raise ModelError(where, rule, "Give the fields of `model:` themselves", str(kind))
+    return DECODERS[kind].model_validate({**LAID_OUT.get(kind, {}), **given}).fields()
+
+
+class VisionConfig(Keys):
+    """``CLIPVisionConfig`` and ``SiglipVisionConfig``: a transformer over patches, with learned positions and layer
+    norms. Those of CLIP have a class token and a norm in front, those of SigLIP a bias of the patches.
+
+    The pooling head of SigLIP, which decoders do not read, is left out.
+    """
+
+    kind: Literal["clip_vision_model", "siglip_vision_model"] = key("model_type", default="clip_vision_model")
+    layers: Depth = key("num_hidden_layers", default=12)
+    hidden: Size = key("hidden_size", default=768)
+    heads: Size = key("num_attention_heads", default=12)
+    ffn: Size = key("intermediate_size", default=3072)
+    channels: Size = key("num_channels", default=3)
+    image: Size = key("image_size", default=224)
+    patch: Size | None = key("patch_size", default=None)
+    activation: Literal["quick_gelu"] | Gelu = key("hidden_act", default="quick_gelu")
+
+    @property
+    def is_clip(self) -> bool:
+        """Whether it is the encoder of CLIP."""
+        return self.kind == "clip_vision_model"
+
+    @property
+    def _side(self) -> int:
+        """Pixels of a side of a patch."""
+        return self.patch or (32 if self.is_clip else 16)
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return (self.image // self._side) ** 2
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Branch`, without its tokens and what follows its last layer."""
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
+            **{"norm": "layernorm", "positions": "learned", "position_rows": self.patches + self.is_clip},
+            **{"input_width": self.channels * self._side**2, "input_bias": not self.is_clip},
+            **{"class_token": self.is_clip, "embedding_norm": self.is_clip, "parallel_residual": False},
+        }
+
+
+class Multimodal(Config):
+    """A decoder with an encoder of images in front, of one image in every sequence.
+
+    More images, or an encoder that is not trained: ``branches: {vision: {tokens: ..., frozen: true}}`` beside
+    ``preset:``.
+    """
+
+    text: dict[str, Any] | None = key("text_config", default=None)
+    tied: Flag | None = key("tie_word_embeddings", default=None)
+
+    def _join(self, text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+        """The fields of `Model` from those of the decoder and of the encoder."""
+        if self.tied is not None:
+            text = text | {"tied": self.tied}
+        return text | {"branches": ({"name": "vision", **vision}, {"name": "text", "layers": 0})}
+
+
+class Llava(Multimodal):
+    """``LlavaConfig`` (LLaVA 1.5): CLIP and a projector of two layers. The norm behind the last layer of CLIP, whose
+    result is not read, is left out; the last layer, which runs forward in vain (``vision_feature_layer: -2``), counts
+    as any other."""
+
+    vision: VisionConfig = key("vision_config", default=VisionConfig())
+    select: Literal["default", "full"] = key("vision_feature_select_strategy", default="default")
+    layer: int | list[int] = key("vision_feature_layer", default=-2)
+    activation: Gelu = key("projector_hidden_act", default="gelu")
+    projector_bias: Flag = key("multimodal_projector_bias", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        if isinstance(self.layer, list) or self.layer not in (-1, -2):
+            rule = "the features of the last layer or of the one before are supported"
+            raise ModelError("layer", rule, "Give -1 or -2", str(self.layer))
+        tower = self.vision.fields()
+        tokens = self.vision.patches + (self.vision.is_clip and self.select == "full")
+        projector = {"projector": "mlp", "projector_bias": self.projector_bias, "tokens": tokens}
+        return self._join(text_fields(self.text, "llama"), tower | projector)
+
+
+class Gemma3(Multimodal):
+    """``Gemma3Config``: SigLIP, whose patches are averaged to ``mm_tokens_per_image``, a norm and a matrix."""
+
+    vision: VisionConfig = key("vision_config", default=VisionConfig())
+    tokens: Size = key("mm_tokens_per_image", default=256)
+    tied: Flag | None = key("tie_word_embeddings", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        if self.vision.patches % self.tokens:
+            rule = f"it divides the {self.vision.patches} patches of an image"
+            raise ModelError("tokens", rule, "Correct it, or image_size and patch_size", self.tokens)
+        tower = self.vision.fields() | {"final_norm": True, "tokens": self.tokens, "projector": "linear"}
+        merging = {"merge": self.vision.patches // self.tokens, "merge_by": "mean"}
+        return self._join(
+            text_fields(self.text, "gemma3_text"), tower | merging | {"projector_norm": True, "projector_bias": False}
+        )
+
+
+class QwenVision(Keys):
+    """``Qwen2VLVisionConfig``: a transformer over patches of two frames, with RoPE."""
+
+    layers: Depth = key("depth", default=32)
+    hidden: Size = key("embed_dim", default=1280)
+    heads: Size = key("num_heads", default=16)
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = key("mlp_ratio", default=4)
+    channels: Size = key("in_channels", "in_chans", default=3)
+    patch: Size = key("patch_size", default=14)
+    side: Size = key("spatial_merge_size", default=2)
+    frames: Size = key("temporal_patch_size", default=2)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Branch`, without its tokens."""
+        merged = self.side**2 * self.hidden
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "gated": False},
+            **{"ffn": int(self.ratio * self.hidden), "norm": "layernorm", "positions": "rope", "final_norm": True},
+            **{"input_width": self.channels * self.frames * self.patch**2, "embedding_norm": False},
+            **{"merge": self.side**2, "projector": "mlp", "projector_ffn": merged, "parallel_residual": False},
+        }
+
+
+IMAGE_TOKENS = 1024
+"""Tokens that an image is in the decoder where a config does not say: 896 x 896 pixels in patches of 14, four to a
+token. Qwen2-VL takes images as they are."""
+
+
+class Qwen2VL(Multimodal):
+    """``Qwen2VLConfig``: four neighbouring patches are one token of the decoder, a Qwen 2. Older files have the keys of
+    the decoder beside ``vision_config``. An image stands for `IMAGE_TOKENS` tokens."""
+
+    vision: QwenVision = key("vision_config", default=QwenVision())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_beside(cls, config: Any) -> Any:
+        if not isinstance(config, Mapping) or config.get("text_config") is not None:
+            return config
+        text = {key: value for key, value in config.items() if key not in ("vision_config", "model_type")}
+        return {**config, "text_config": text}
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "qwen2"), self.vision.fields() | {"tokens": IMAGE_TOKENS})
+
+
+class Qwen25Vision(QwenVision):
+    """``Qwen2_5_VLVisionConfig``: RMS norms, gated MLPs, biases, and attention within windows of 112 x 112 pixels but
+    in every eighth layer. Windows at the border of an image count as whole ones."""
+
+    hidden: Size = key("hidden_size", default=3584)
+    ffn: Size = key("intermediate_size", default=3420)
+    window: Size = key("window_size", default=112)
+    full: list[int] = key("fullatt_block_indexes", default=[7, 15, 23, 31])
+
+    def fields(self) -> dict[str, Any]:
+        local = [layer not in self.full for layer in range(self.layers)]
+        check_every_layer(local, self.layers, "fullatt_block_indexes")
+        windows = local_fields("attention_chunk", (self.window // self.patch) ** 2, local, "fullatt_block_indexes")
+        biases = {"qkv_bias": True, "proj_bias": True, "mlp_bias": True}
+        return super().fields() | windows | biases | {"ffn": self.ffn, "gated": True, "norm": "rmsnorm"}
+
+
+class Qwen25VL(Qwen2VL):
+    """``Qwen2_5_VLConfig``: as Qwen2-VL, with another encoder."""
+
+    vision: Qwen25Vision = key("vision_config", default=Qwen25Vision())
+
+
+class CLIPText(Keys):
+    """``CLIPTextConfig``: a decoder-like transformer over a text, of which one token stands for all."""
+
+    layers: Depth = key("num_hidden_layers", default=12)
+    hidden: Size = key("hidden_size", default=512)
+    heads: Size = key("num_attention_heads", default=8)
+    ffn: Size = key("intermediate_size", default=2048)
+    vocab: Size = key("vocab_size", default=49408)
+    tokens: Size = key("max_position_embeddings", default=77)
+    activation: Literal["quick_gelu"] | Gelu = key("hidden_act", default="quick_gelu")
+
+
+class CLIP(Config):
+    """``CLIPConfig``: two encoders and a contrastive loss. The logarithm of the temperature, one number, is no
+    parameter here; the class token counts as a token."""
+
+    text: CLIPText = key("text_config", default=CLIPText())
+    vision: VisionConfig = key("vision_config", default=VisionConfig())
+    width: Size = key("projection_dim", default=512)
+
+    def fields(self) -> dict[str, Any]:
+        text, tower = self.text, self.vision.fields()
+        ends = {"final_norm": True, "projector": "linear", "projector_bias": False}
+        tokens = tower.pop("position_rows")
+        shape = {"hidden": text.hidden, "heads": text.heads, "vocab": text.vocab, "seq": tokens + text.tokens}
+        images = {"name": "image", "tokens": tokens, **tower, **ends}
+        texts = {"name": "text", "tokens": text.tokens, "layers": text.layers, "ffn": text.ffn, **ends}
+        kind = {"contrastive": self.width, "layers": 0, "gated": False, "positions": "learned", "norm": "layernorm"}
+        return shape | kind | {"branches": (images, texts)}
+
+
+__all__ = ["CLIP", "Gemma3", "Llava", "Qwen2VL", "Qwen25VL"]

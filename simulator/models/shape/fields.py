@@ -1,0 +1,146 @@
+"""The fields of one stack of transformer layers with its input: what a job, a preset or a config says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from simulator.models.parts import (
+    MLA,
+    Count,
+    Depth,
+    Flag,
+    LinearAttention,
+    MoEShape,
+    Probability,
+    ShapePart,
+    Share,
+    Size,
+    StateSpace,
+)
+
+
+class TransformerFields(ShapePart):
+    """Layers of a transformer, and the table of its vocabulary.
+
+    The first five fields have no default. The other defaults describe a GPT: learned positions, layer norms, biases
+    everywhere, a GELU MLP of width 4 h, a tied output layer. None (``null``) means the default.
+    """
+
+    layers: Depth
+    """Transformer layers, L; with `ssm` the blocks of the pattern."""
+    hidden: Size
+    """Width of the residual stream, h (elements)."""
+    heads: Size
+    """Query heads, a."""
+    vocab: Size
+    """Vocabulary size without padding, V; frameworks pad it (`padded_vocab`)."""
+    seq: Size
+    """Default training sequence, T (tokens); with learned positions also the size of their table."""
+
+    name: Annotated[str, Field(strict=True, min_length=1)] = "custom"
+    """Name in reports."""
+    mla: MLA | None = None
+    """Multi-head latent attention, in place of multi-head or grouped-query attention."""
+    moe: MoEShape | None = None
+    """Experts, in place of the MLP of some layers."""
+    ssm: StateSpace | None = None
+    """Mamba-2 blocks: each layer is one block, as its pattern says."""
+    linear_attention: LinearAttention | None = None
+    """Linear attention in all layers but those of `full_every`."""
+    kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
+    """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
+    head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
+    """Width of one head, d (elements). Default: hidden / heads, which must be an integer; with `mla` its `v`."""
+    ffn: Size = Field(default_factory=lambda given: 4 * given.get("hidden", 1))
+    """Inner width of the MLP, f (elements). Default: 4 hidden."""
+    gated: Flag = False
+    """True: SwiGLU or GeGLU with three matrices. False: GELU or squared ReLU with two."""
+    positions: Literal["learned", "rope", "alibi", "none"] = "learned"
+    """Only learned positions have parameters."""
+    relative_buckets: Size | None = None
+    """Rows of a table of relative positions, with a number for each head that is added to scores (T5); one table for
+    all layers. None: no table."""
+    position_rows: Size = Field(default_factory=lambda given: given.get("seq", 1))
+    """Rows of the table of learned positions. Default: `seq`; OPT has two more."""
+    rope_share: Share = 1.0
+    """Share of the width of a head with RoPE (GPT-NeoX: ``rotary_pct``)."""
+    tied: Flag = True
+    """The output layer shares the matrix of the embedding."""
+    norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "layernorm"
+    """rmsnorm has a weight, the others a weight and a bias (layernorm1p stores weight - 1)."""
+    norm_place: Literal["before", "after", "both"] = "before"
+    """Where the norms of a layer are: before attention and MLP; after them, before the residual addition (OLMo 2,
+    EXAONE 4); or both (Gemma 2 and 3)."""
+    shared_norm: Flag = False
+    """With `parallel_residual`: attention and MLP read the result of one norm (Falcon 7B, Cohere)."""
+    norm_residual: Flag = False
+    """The residual stream goes on from the results of the norms before attention and MLP (MiniMax-01)."""
+    embedding_norm: Flag = False
+    """A norm right after the embedding (BLOOM)."""
+    qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda given: given.get("mla") is not None)
+    """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
+    over the latents. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
+    weight for each element (OLMo 2)."""
+    qkv_bias: Flag = Field(default_factory=lambda given: _has_biases(given) and given.get("mla") is None)
+    """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
+    proj_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    """Bias of the output layer of attention. Default: True with layernorm."""
+    mlp_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    """Biases of MLPs and experts. Default: True with layernorm."""
+    sinks: Flag = False
+    """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
+    attention_gate: Flag = False
+    """The result of attention is multiplied by the sigmoid of a projection as wide (Qwen3-Next)."""
+    softcaps: tuple[Literal["attention", "logits"], ...] = ()
+    """Which numbers pass c tanh(x / c) for some c: the scores of attention, the logits (Gemma 2)."""
+    frames: Size | None = None
+    """Frames of a video, each of seq / frames tokens: attention runs within every frame and, in the next layer, at
+    every place of a frame across all frames (Latte, Open-Sora). None: one axis of positions."""
+    bidirectional: Flag = Field(default_factory=lambda given: given.get("frames") is not None)
+    """A token attends to all tokens of its sequence, or of its chunk (an encoder); otherwise to those before it."""
+    parallel_residual: Flag = False
+    """Attention and MLP both read the input of the layer, each through its own norm (GPT-NeoX)."""
+    window: Size | None = None
+    """Sliding window: tokens that a token attends to, itself included; None: all before it."""
+    attention_chunk: Size | None = None
+    """Chunked attention: a sequence is divided into chunks of so many tokens, and a token attends to those before it in
+    its chunk (Llama 4: 8192); None: one chunk. Source: ``attention_chunk_size`` in ``transformers``."""
+    projected_keys: Size | None = None
+    """Linformer: two matrices [positions, projected_keys] of each layer, which its heads share, project the keys and
+    values of all positions to so many (arXiv 2006.04768, section 4); None: no projection."""
+    full_every: Count = 0
+    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2), `attention_chunk`
+    (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
+    full_rope: Flag = True
+    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4: False)."""
+    mtp: Count = 0
+    """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
+    embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
+    the final norm and the output layer are those of the model. Source: DeepSeek-V3, section 2.2 (arXiv 2412.19437)."""
+    dropout: Probability = 0.0
+    """Probability on the embedding, on attention scores and on both residual branches; 0: no kernels for it."""
+
+    @property
+    def longest_input(self) -> int:
+        """Positions that a table of learned ones has to have rows for."""
+        return self.seq
+
+    @property
+    def rope_width(self) -> int:
+        """Elements of a head with RoPE, where positions are rope."""
+        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
+
+
+def _head_dim(given: Mapping[str, Any]) -> int:
+    """The default of `Model.head_dim`."""
+    if given.get("mla"):
+        return int(given["mla"].v)
+    return max(1, int(given.get("hidden", 1)) // int(given.get("heads", 1)))
+
+
+def _has_biases(given: Mapping[str, Any]) -> bool:
+    """The default of all biases."""
+    return given.get("norm") == "layernorm"

@@ -1,0 +1,196 @@
+"""Relations between the fields of a stack of transformer layers; each function raises a ModelError if one is broken."""
+
+from __future__ import annotations
+
+import math
+
+from hardware.errors import ModelError
+from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from simulator.models.shape.fields import TransformerFields
+
+
+def check_relations(shape: TransformerFields) -> None:
+    """Raises ModelError if one of the relations is broken."""
+    if shape.mla is None and "head_dim" not in shape.model_fields_set and shape.hidden % shape.heads:
+        raise ModelError(
+            "hidden",
+            f"it must be a multiple of heads ({shape.heads}) when head_dim is not given",
+            f"Give head_dim, or hidden {shape.hidden // shape.heads * shape.heads or shape.heads}",
+            shape.hidden,
+        )
+    _check_mask(shape)
+    if shape.frames:
+        _check_video(shape, shape.frames)
+    if shape.heads % shape.kv_heads:
+        divisors = [n for n in range(1, min(shape.heads, 1024) + 1) if shape.heads % n == 0]
+        raise ModelError(
+            "kv_heads",
+            f"it must divide heads ({shape.heads}), for each key/value head serves equally many queries",
+            f"Possible: {', '.join(map(str, divisors[:20]))}",
+            shape.kv_heads,
+        )
+    if shape.positions == "rope" and shape.mla is None and shape.rope_width % 2:
+        if shape.rope_share == 1:
+            rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
+            raise ModelError("head_dim", rule, remedy, shape.head_dim)
+        rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {shape.rope_width}"
+        raise ModelError("rope_share", rule, f"Give an even number over {shape.head_dim}", shape.rope_share)
+    if shape.positions == "learned" and shape.position_rows < shape.longest_input:
+        rule = f"the table of positions needs a row for each token of a sequence (seq {shape.longest_input})"
+        raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
+    if shape.mla:
+        _check_latent(shape, shape.mla)
+    if shape.moe:
+        _check_expert(shape, shape.moe)
+    if shape.ssm:
+        _check_hybrid(shape, shape.ssm)
+    if shape.projected_keys:
+        _check_projection(shape, shape.projected_keys)
+    _check_norms(shape)
+    if shape.linear_attention:
+        _check_linear(shape, shape.linear_attention)
+    if shape.attention_gate and shape.mla:
+        raise ModelError("attention_gate", "latent attention is supported without a gate", "Leave it out", True)
+    if shape.sinks and shape.mla:
+        raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
+
+
+def _check_mask(shape: TransformerFields) -> None:
+    if shape.window is not None and shape.attention_chunk is not None:
+        rule = "a layer has a window or chunks"
+        raise ModelError("attention_chunk", rule, "Leave one of them out", shape.attention_chunk)
+    if shape.bidirectional and shape.window is not None:
+        rule = "a token of a bidirectional layer attends to all tokens, or to those of its chunk"
+        raise ModelError("window", rule, "Leave it out, or give attention_chunk", shape.window)
+    if shape.full_every and (shape.window, shape.attention_chunk, shape.linear_attention) == (None, None, None):
+        rule = "without a window, chunks or linear attention every layer attends to everything"
+        remedy = "Give window or attention_chunk too, or leave full_every out"
+        raise ModelError("full_every", rule, remedy, shape.full_every)
+    if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
+        rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
+        raise ModelError("full_rope", rule, "Leave it out", False)
+
+
+def _check_projection(shape: TransformerFields, positions: int) -> None:
+    if not shape.bidirectional:
+        rule = "projected keys are of all positions, so that attention is bidirectional"
+        raise ModelError("projected_keys", rule, "Give bidirectional: true", positions)
+    for word, value in (("attention_chunk", shape.attention_chunk), ("frames", shape.frames), ("ssm", shape.ssm)):
+        if value:
+            shown = value if isinstance(value, int) else None
+            raise ModelError(word, "models with projected keys are supported without it", "Leave it out", shown)
+
+
+def _check_video(shape: TransformerFields, frames: int) -> None:
+    if shape.seq % frames:
+        near = max(1, round(shape.seq / frames)) * frames
+        raise ModelError("seq", f"every one of {frames} frames has equally many tokens", f"Give {near}", shape.seq)
+    if not shape.bidirectional:
+        rule = "attention within frames and across frames is bidirectional"
+        raise ModelError("bidirectional", rule, "Leave it out", False)
+    others = ("window", shape.window), ("attention_chunk", shape.attention_chunk), ("ssm", shape.ssm)
+    for word, value in (*others, ("mtp", shape.mtp)):
+        if value:
+            shown = value if isinstance(value, int) else None
+            raise ModelError(word, "models of videos (frames) are supported without it", "Leave it out", shown)
+
+
+def _check_latent(shape: TransformerFields, mla: MLA) -> None:
+    if shape.kv_heads != shape.heads:
+        rule = f"with mla keys and values are expanded for every head ({shape.heads})"
+        raise ModelError("kv_heads", rule, "Leave it out", shape.kv_heads)
+    if shape.head_dim != mla.v:
+        rule = f"with mla the widths of a head are given there; this one is its v ({mla.v})"
+        raise ModelError("head_dim", rule, "Leave it out", shape.head_dim)
+    if shape.positions != "rope":
+        rule = "latent attention has rope"
+        raise ModelError("positions", rule, "Give `positions: rope`", shape.positions)
+    if mla.qk_rope % 2:
+        rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even width"
+        raise ModelError("mla.qk_rope", rule, remedy, mla.qk_rope)
+    if isinstance(shape.qk_layernorm, str):
+        raise ModelError("qk_layernorm", "with mla norms are over latents", "Give true or false", shape.qk_layernorm)
+    if shape.qkv_bias:
+        raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
+
+
+def _check_expert(shape: TransformerFields, moe: MoEShape) -> None:
+    if moe.top_k > (least := min(moe.expert_counts)):
+        rule = f"a token passes each expert at most once, and there are {least}"
+        raise ModelError("moe.top_k", rule, f"Give at most {least}", moe.top_k)
+    firsts = [first for first, _ in moe.experts_from]
+    if firsts != sorted({*firsts}) or (firsts and firsts[-1] >= shape.layers):
+        rule = f"its pairs name layers in ascending order, each once, below {shape.layers}"
+        raise ModelError("moe.experts_from", rule, "Write [[first layer, experts], ...]", firsts)
+    if moe.residual and not moe.shared_experts:
+        rule = "it weighs the shared experts against the routed ones, and there are none"
+        raise ModelError("moe.residual", rule, "Give shared_experts: 1, or leave it out", True)
+    if moe.shared_gate and not moe.shared_experts:
+        rule = "it weighs the result of shared experts, and there are none"
+        raise ModelError("moe.shared_gate", rule, "Give shared_experts: 1, or leave it out", True)
+    if moe.shared_gate and moe.residual:
+        rule = "the results of shared and routed experts already have weights (residual)"
+        raise ModelError("moe.shared_gate", rule, "Leave one of them out", True)
+    if moe.first_dense > shape.layers:
+        rule = f"there are {shape.layers} layers in all"
+        raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
+    if bool(moe.shared_experts) != bool(moe.shared_ffn):
+        rule = f"it is the inner width of the shared experts together, and there are {moe.shared_experts}"
+        raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
+
+
+def _check_hybrid(shape: TransformerFields, ssm: StateSpace) -> None:
+    if len(ssm.pattern) != shape.layers:
+        rule = f"it has a letter for each of the {shape.layers} layers, and {len(ssm.pattern)} letters are given"
+        raise ModelError("ssm.pattern", rule, f"Correct it, or give `layers: {len(ssm.pattern)}`", ssm.pattern)
+    if ssm.heads % ssm.groups:
+        rule = f"each group has equally many of the {ssm.heads} heads"
+        raise ModelError("ssm.groups", rule, f"{math.gcd(ssm.heads, ssm.groups)} would work", ssm.groups)
+    if ("E" in ssm.pattern) != (shape.moe is not None):
+        rule = "a model with experts has layers E in its pattern, and one without has none"
+        raise ModelError("ssm.pattern", rule, "Give both moe and layers E, or neither", ssm.pattern)
+    if shape.moe and (shape.moe.first_dense or shape.moe.every > 1):
+        rule = "the pattern of ssm says which layers have experts"
+        raise ModelError("moe.first_dense or moe.every", rule, "Leave them out")
+    others = ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp), ("bidirectional", shape.bidirectional)
+    for word, value in (*others, ("window", shape.window), ("attention_chunk", shape.attention_chunk)):
+        if value:
+            raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
+
+
+def _check_norms(shape: TransformerFields) -> None:
+    if shape.shared_norm and not shape.parallel_residual:
+        rule = "attention and MLP read one norm where both read the input of the layer"
+        raise ModelError("shared_norm", rule, "Give parallel_residual: true, or leave it out", True)
+    if shape.norm_residual and (shape.norm_place != "before" or shape.parallel_residual or shape.ssm):
+        rule = "it goes on from the results of the two norms of a layer, before attention and before the MLP"
+        raise ModelError("norm_residual", rule, "Leave it out, or norm_place, parallel_residual and ssm", True)
+    if shape.norm_place == "before":
+        return
+    rule = f"norms {'behind' if shape.norm_place == 'after' else 'around'} attention and MLP are supported without it"
+    shared = shape.moe is not None and bool(shape.moe.shared_experts)
+    others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("moe.shared_experts", shared)
+    for word, value in (*others, ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias)):
+        if value:
+            raise ModelError(word, rule, "Give false or null, or leave norm_place out")
+
+
+def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
+    if linear.heads % linear.key_heads:
+        rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
+        remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
+        raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
+    if linear.kind == "lightning" and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+        rule = (
+            f"queries, keys and values of lightning attention are alike: {linear.heads} heads {linear.value_dim} wide"
+        )
+        raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
+    others = ("ssm", shape.ssm), ("window", shape.window), ("attention_chunk", shape.attention_chunk)
+    more = ("bidirectional", shape.bidirectional), ("parallel_residual", shape.parallel_residual)
+    for word, value in (*others, *more, ("frames", shape.frames), ("projected_keys", shape.projected_keys)):
+        if value:
+            shown = value if isinstance(value, int) else None
+            raise ModelError(word, "models with linear attention are supported without it", "Leave it out", shown)
+    if not shape.full_rope:
+        rule = "layers with linear attention have no RoPE, so that full_rope would leave none"
+        raise ModelError("full_rope", rule, "Give `positions: none`", False)

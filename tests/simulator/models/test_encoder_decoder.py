@@ -1,0 +1,255 @@
+"""Encoders with decoders that attend to them (T5): parameters, FLOPs, messages between stages, memory and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import MeshcastError, ModelError, PlanError
+from simulator import simulate
+from simulator.forecast.shared_gradients import sum_shared_gradients
+from simulator.ir.ops import Attention, Collective, Gemm, Memory
+from simulator.models.flops import causal, forward_matmul_flops, palm
+from simulator.models.huggingface import from_config
+from simulator.models.load import load_model
+from tests.contract.measure import params_of
+from tests.contract.played import Played, play_job
+from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS
+
+H, A, D, F, V, INPUTS, TARGETS, BUCKETS = 32, 4, 16, 48, 128, 64, 32, 8
+WIDE = A * D
+MODEL: dict[str, Any] = {
+    **{"layers": 2, "hidden": H, "heads": A, "head_dim": D, "ffn": F, "vocab": V, "seq": INPUTS + TARGETS},
+    **{"norm": "rmsnorm", "positions": "none", "relative_buckets": BUCKETS, "cross_attention": True, "tied": True},
+}
+ENCODER = {"name": "encoder", "layers": 2, "tokens": INPUTS, "bidirectional": True, "final_norm": True}
+
+
+PIPELINE = {"mesh": {"pp": 4}, "schemes": [{"use": "pipeline/1f1b", "over": "pp"}], "partition": [1, 1, 1, 1]}
+
+
+def job(plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any) -> dict[str, Any]:
+    model = MODEL | fields | {"branches": [ENCODER | {"relative_buckets": BUCKETS} | fields.get("encoder", {})]}
+    model.pop("encoder", None)
+    return {
+        **{"model": model, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "batch": {"global": batch}},
+        **{"precision": "bf16", "plan": plan or {}},
+    }
+
+
+def run(plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any) -> Played:
+    return play_job(job(plan, gpus, batch, **fields))
+
+
+# ------------------------------------------------------------------------------------------- the shape
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_parameters_are_those_of_the_modelling_code(name: str) -> None:
+    assert from_config(ENCODER_DECODERS[name], name=name).parameters == ENCODER_DECODER_COUNTS[name]
+
+
+def test_parameters_by_hand() -> None:
+    """One table of the vocabulary, one of relative positions for each stack; a third norm in layers of a decoder."""
+    model = load_model(job()["model"])
+    attention, mlp = 4 * H * WIDE, 2 * H * F
+    encoder, decoder = 2 * (attention + mlp + 2 * H), 2 * (2 * attention + mlp + 3 * H)
+    assert model.parameters == V * H + 2 * BUCKETS * A + encoder + decoder + 2 * H
+    untied = load_model(job(tied=False)["model"])
+    assert untied.parameters - model.parameters == V * H
+    assert sum(param.size for param in run().held(0)) == model.parameters
+    assert sum(param.size for param in run(tied=False).held(0)) == untied.parameters
+
+
+def test_flops_by_hand() -> None:
+    """Of a sequence of inputs and targets: the encoder attends to all inputs, the decoder to targets and inputs."""
+    model = load_model(job()["model"])
+    seq = INPUTS + TARGETS
+    parts = forward_matmul_flops(model, seq, seq, causal=True)
+    assert parts["qkv"] == 2 * H * WIDE * (2 * 3 * INPUTS + 2 * 3 * TARGETS + 2 * TARGETS + 2 * 2 * INPUTS)
+    assert parts["proj"] == 2 * H * WIDE * (2 * INPUTS + 2 * 2 * TARGETS)
+    assert parts["mlp"] == 2 * 2 * H * F * 2 * seq
+    pairs = 2 * INPUTS * INPUTS + 2 * TARGETS * TARGETS / 2 + 2 * TARGETS * INPUTS
+    assert parts["attention"] == 4 * WIDE * pairs
+    assert parts["head"] == 2 * TARGETS * H * V
+    assert causal(model, seq) == pytest.approx(3 * sum(parts.values()) / seq)
+    attention = 2 * INPUTS * INPUTS + 2 * TARGETS * TARGETS + 2 * TARGETS * INPUTS
+    assert palm(model, seq) == pytest.approx(6 * model.active_parameters_at(seq) + 12 * WIDE * attention / seq)
+
+
+def test_kernels_do_the_flops() -> None:
+    runs = run().stages[0].unit_runs
+    work = [(one.count, op.work) for one in runs for op in one.fragment.forward]
+    products = sum(count * one.flops for count, one in work if isinstance(one, Gemm))
+    attention = sum(count * one.flops for count, one in work if isinstance(one, Attention))
+    parts = forward_matmul_flops(load_model(job()["model"]), INPUTS + TARGETS, INPUTS + TARGETS, causal=True)
+    assert products == sum(parts.values()) - parts["attention"]
+    assert attention == parts["attention"]
+    again = [(one.count, op.work) for one in runs for op in one.fragment.backward]
+    assert sum(count * one.flops for count, one in again if isinstance(one, Gemm)) == 2 * products
+
+
+def test_layers_of_a_decoder_add_to_the_gradient_of_the_encoders_output() -> None:
+    (layer,) = [one for one in run().stages[0].unit_runs if any("cross" in op.name for op in one.fragment.forward)]
+    (add,) = [op.work for op in layer.fragment.backward if op.name.startswith("dcontext")]
+    assert isinstance(add, Memory) and (add.read, add.write) == (2 * 2 * INPUTS * H, 2 * INPUTS * H)
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_the_output_of_the_encoder_is_in_memory_once() -> None:
+    """Each further layer of a decoder keeps its own activations: keys and values of the inputs, but not the inputs."""
+    peaks = [run(layers=layers).category_peak(0, "activations") for layers in (2, 3)]
+    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
+    sums = 2 * 4 * A * TARGETS  # of both softmaxes
+    assert peaks[1] - peaks[0] == own + sums
+
+
+@pytest.mark.parametrize("plan", [{}, {"pp": 2}, PIPELINE, {"pp": 2, "schedule": "interleaved-1f1b", "chunks": 2}])
+def test_memory_is_given_back(plan: dict[str, Any]) -> None:
+    """What a device has at the end of a step is what it had at its begin."""
+    gpus = plan.get("pp") or len(plan.get("partition", [0]))
+    played = run(plan, gpus=gpus, batch=4)
+    for device in range(gpus):
+        assert sum(nbytes for _, nbytes, _ in played.changes(device)) == 0
+
+
+def test_full_recomputation_keeps_the_targets_alone() -> None:
+    peaks = [run({"recompute": "full"}, layers=layers).category_peak(0, "activations") for layers in (4, 6)]
+    assert (peaks[1] - peaks[0]) / 2 == 2 * TARGETS * H
+
+
+# --------------------------------------------------------------------------------------------- stages
+
+
+def test_stages_of_a_decoder_pass_on_both() -> None:
+    """The encoder sends its inputs; a stage of the decoder its targets and the output of the encoder."""
+    played = run(PIPELINE, gpus=4)
+    assert [stage.message_nbytes for stage in played.stages[:3]] == [
+        2 * INPUTS * H,
+        2 * INPUTS * H,
+        2 * (TARGETS + INPUTS) * H,
+    ]
+    names = [[one.name for one in stage.unit_runs] for stage in played.stages]
+    assert names == [["embedding", "layer"], ["layer", "projector"], ["decoder input", "layer"], ["layer", "ending"]]
+
+
+def test_stages_hold_the_output_of_the_encoder() -> None:
+    """A stage with layers of the decoder alone holds what it received until it has its gradient: INPUTS x H elements
+    more than the layer itself, which the stage in front of it has in the unit that embeds the targets."""
+    deep = {"mesh": {"pp": 4}, "schemes": [{"use": "pipeline/1f1b", "over": "pp"}], "partition": [1, 1, 1, 2]}
+    one, two = (
+        run(plan, gpus=4, layers=layers).category_peak(3, "activations") for plan, layers in ((PIPELINE, 2), (deep, 3))
+    )
+    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE + 2 * 4 * A * TARGETS
+    assert two - one == own
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_stages_share_the_table_of_the_vocabulary(tied: bool) -> None:
+    """Copies for the encoder, for the decoder and, tied, for the output layer; their gradients are summed."""
+    played = run(PIPELINE, gpus=4, tied=tied)
+    tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
+    assert [len(found) for found in tables] == [1, 0, 1, 1]
+    shared = sum_shared_gradients(played.plan, played.stages)
+    assert [len(sums) for sums in shared] == ([1, 0, 1, 1] if tied else [1, 0, 1, 0])
+    two = run({"pp": 2}, gpus=2, tied=tied)
+    tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in two.stages]
+    assert [len(found) for found in tables] == ([1, 1] if tied else [1, 2])
+    assert [len(sums) for sums in sum_shared_gradients(two.plan, two.stages)] == [1, 1]
+    whole = run(tied=tied)
+    assert len([param for param in params_of(whole.stages[0]) if param.total == V * H]) == (1 if tied else 2)
+
+
+def test_chunks_on_one_device_share_its_table() -> None:
+    plan = {"pp": 2, "schedule": "interleaved-1f1b", "chunks": 2}
+    played = run(plan, gpus=2, batch=4, tied=False)
+    tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
+    assert [len(found) for found in tables] == [1, 0, 0, 1]
+    assert [len(sums) for sums in sum_shared_gradients(played.plan, played.stages)] == [0, 0]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallelism(sequence_parallel: bool) -> None:
+    """Each layer of a decoder gathers the output of the encoder, or sums its gradient."""
+    played = run({"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
+    layer = next(one for one in played.stages[0].unit_runs if any("cross" in op.name for op in one.fragment.forward))
+    found = [op.work.operation for op in layer.fragment.forward if isinstance(op.work, Collective)]
+    back = [op.work.operation for op in layer.fragment.backward if isinstance(op.work, Collective)]
+    if sequence_parallel:
+        assert (found.count("all_gather"), found.count("reduce_scatter")) == (4, 3)
+        assert back.count("reduce_scatter") == 4
+    else:
+        assert found == ["all_reduce"] * 3 and back == ["all_reduce"] * 4
+    shards = {param.name: param.total // param.size for param in params_of(played.stages[0])}
+    assert {shards[f"wcross.{name}"] for name in "qkvo"} == {2}
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "data": {"dp": 8},
+    "tensor and pipeline": {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
+    "pipeline": {"pp": 4, "dp": 2},
+    "chunks": {"pp": 2, "dp": 4, "schedule": "interleaved-1f1b", "chunks": 2},
+    "fsdp": {"mesh": {"dp": 8}, "schemes": [{"use": "data/fsdp", "over": "dp"}]},
+    "recomputation": {"pp": 2, "dp": 4, "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("engine", ["matrices", "simpy"])
+def test_whole_forecasts(plan: str, engine: Any) -> None:
+    model = from_config(ENCODER_DECODERS["google-t5/t5-base"], name="t5-base").model_dump(exclude_unset=True)
+    forecast = simulate(
+        {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128, "micro": 4}, "plan": PLANS[plan]},
+        engine=engine,
+    )
+    assert forecast.step_time > 0 and 0 < forecast.mfu["causal"] < 0.5
+
+
+def test_lengths_are_fields(tmp_path: Any) -> None:
+    model = from_config(ENCODER_DECODERS["google-t5/t5-base"])
+    assert (model.seq, model.branches[0].tokens, model.trunk_tokens(model.seq)) == (626, 512, 114)
+    longer = load_model({**job()["model"], "seq": 256})
+    assert longer.trunk_tokens(256) == 192
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no encoder": ({"branches": []}, "branches", "one branch with layers"),
+    "two encoders": ({"branches": [ENCODER, ENCODER | {"tokens": 8}]}, "branches", "one branch with layers"),
+    "no tokens": ({"branches": [{"layers": 2, "tokens": None}]}, "branches", "one branch with layers"),
+    "a window": ({"window": 8}, "model.window", "without it"),
+    "experts": ({"moe": {"experts": 4, "top_k": 1, "expert_ffn": 16}}, "model.moe", "without it"),
+    "a frozen encoder": ({"branches": [ENCODER | {"frozen": True}]}, "projector", "trained"),
+    "no targets": ({"seq": INPUTS}, "seq", "tokens of it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    changes, where, words = REFUSED[case]
+    with pytest.raises(ModelError) as refused:
+        load_model(MODEL | {"branches": [ENCODER]} | changes)
+    assert where in refused.value.where and words in str(refused.value)
+
+
+REFUSED_PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "context parallelism": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}, 2, "does not"),
+    "slices": ({"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/seq1f1b", "over": "pp"}]}, 2, "whole sequences"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PLANS)
+def test_refused_plans(case: str) -> None:
+    plan, gpus, words = REFUSED_PLANS[case]
+    with pytest.raises(PlanError) as refused:
+        run(plan, gpus, batch=8)
+    assert words in str(refused.value)
+
+
+def test_adapters_are_refused() -> None:
+    with pytest.raises(MeshcastError, match="an encoder with a decoder, and adapters"):
+        simulate(job({"dp": 1}) | {"train": {"mode": "lora"}})

@@ -1,0 +1,266 @@
+"""Linear attention: parameters, FLOPs and bytes of each kernel, shards, memory and refusals by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import MeshcastError, ModelError, PlanError
+from simulator import simulate
+from simulator.ir.ops import Collective, Gemm, Memory, Op
+from simulator.models.flops import forward_matmul_flops, palm
+from simulator.models.load import load_model
+from simulator.models.model import LayerKind
+from tests.contract.measure import params_of
+from tests.contract.played import Played, play_job
+
+S, H, A, V, F = 128, 32, 4, 128, 48
+HEADS, KEYS, DK, DV, CHUNK = 8, 4, 8, 16, 32
+DELTA = {"kind": "gated-delta-net", "heads": HEADS, "key_heads": KEYS, "key_dim": DK, "value_dim": DV, "chunk": CHUNK}
+LIGHTNING = {"kind": "lightning", "heads": HEADS, "key_dim": DK, "chunk": CHUNK}
+MODEL: dict[str, Any] = {
+    **{"layers": 4, "hidden": H, "heads": A, "ffn": F, "vocab": V, "seq": S, "norm": "rmsnorm", "gated": True},
+    **{"positions": "rope", "tied": False, "full_every": 4},
+}
+KEY, VALUE, LIGHT = KEYS * DK, HEADS * DV, HEADS * DK
+
+
+def run(
+    mixer: dict[str, Any], plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any
+) -> Played:
+    return play_job(
+        {
+            "model": MODEL | {"linear_attention": mixer} | fields,
+            "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+            "batch": {"global": batch},
+            "precision": "bf16",
+            "plan": plan or {},
+        }
+    )
+
+
+def forward_ops(played: Played, at: int = 1) -> list[Op]:
+    return played.stages[0].unit_runs[at].fragment.forward
+
+
+def backward_ops(played: Played, at: int = 1) -> list[Op]:
+    return played.stages[0].unit_runs[at].fragment.backward
+
+
+def scans(ops: list[Op]) -> list[Memory]:
+    return [op.work for op in ops if isinstance(op.work, Memory) and op.work.what in ("scan", "conv")]
+
+
+# ---------------------------------------------------------------------------------------------- the shape
+
+
+def test_parameters() -> None:
+    mlp, norms, attention = 3 * H * F, 2 * H, 4 * H * H
+    delta = H * (2 * KEY + 2 * VALUE + 2 * HEADS) + (2 * KEY + VALUE) * 4 + 2 * HEADS + DV + VALUE * H
+    lightning = H * 4 * LIGHT + LIGHT + LIGHT * H
+    for mixer, expected in ((DELTA, delta), (LIGHTNING, lightning)):
+        model = load_model(MODEL | {"linear_attention": mixer})
+        assert model.parameter_parts["layers"] == 4 * (mlp + norms) + 3 * expected + attention
+        assert sum(param.size for param in run(mixer).held(0)) == model.parameters
+
+
+def test_kinds_and_defaults() -> None:
+    model = load_model(MODEL | {"linear_attention": {"kind": "lightning", "heads": 4, "key_dim": 8}})
+    linear = model.linear_attention
+    assert linear is not None
+    assert (linear.key_heads, linear.value_dim, linear.chunk) == (4, 8, 256)
+    assert [*model.kinds.items()] == [(LayerKind(False, False, linear=True), 3), (LayerKind(False, False), 1)]
+    every = load_model(MODEL | {"full_every": 0, "linear_attention": DELTA})
+    assert every.kinds == {LayerKind(False, False, linear=True): 4}
+
+
+def test_flops_by_part() -> None:
+    parts = forward_matmul_flops(load_model(MODEL | {"linear_attention": DELTA}), 10, S, causal=True)
+    assert parts["qkv"] == 2 * 10 * H * (3 * (2 * KEY + 2 * VALUE + 2 * HEADS) + 3 * H)
+    assert parts["proj"] == 2 * 10 * H * (3 * VALUE + H)
+    assert parts["scan"] == 3 * 7 * 10 * HEADS * DK * DV
+    assert parts["attention"] == 10 * S * 2 * H
+    lightning = load_model(MODEL | {"linear_attention": LIGHTNING})
+    assert forward_matmul_flops(lightning, 10, S, causal=True)["scan"] == 3 * 5 * 10 * HEADS * DK * DK
+    assert palm(lightning, S) == 6 * lightning.parameters + 12 * H * S
+
+
+# ------------------------------------------------------------------------------- FLOPs and bytes of kernels
+
+N, CHUNKS = S * HEADS, S // CHUNK  # tokens x heads, chunks of a sequence
+WIDE, GIVEN, VALUES, STATES, SCORES = N * DK, S * KEY, N * DV, CHUNKS * HEADS * DK * DV, N * CHUNK
+
+
+def test_kernels_of_the_delta_rule() -> None:
+    """Forward, in bf16: bytes, and FLOPs of chunkwise products (arXiv 2412.06464, section 3.3)."""
+    found = scans(forward_ops(run(DELTA)))
+    assert [(one.read, one.write) for one in found] == [
+        (2 * (2 * GIVEN + VALUES), 2 * (2 * GIVEN + VALUES)),  # convolution
+        (4 * N, 6 * N),  # alpha in fp32 and beta
+        (4 * N, 4 * N),  # sums of log alpha
+        (2 * (WIDE + VALUES) + 8 * N, 2 * (WIDE + VALUES + SCORES)),  # T, W and U
+        (2 * (2 * WIDE + VALUES) + 4 * N, 2 * (STATES + VALUES)),  # states, and U - W S
+        (2 * (2 * WIDE + VALUES + STATES) + 4 * N, 2 * VALUES),  # outputs
+    ]
+    within = 2 * CHUNK  # a product of C x C numbers and rows of a head
+    assert [one.flops / N for one in found[3:]] == [
+        within * (2 * DK + DV) + CHUNK * CHUNK / 3,  # K K^T, T K, T V, and the inverse
+        2 * 2 * DK * DV,  # W S, K^T V
+        within * (DK + DV) + 2 * DK * DV,  # Q K^T, (Q K^T) V, Q S
+    ]
+    assert not any(one.flops for one in found[:3])
+
+
+def test_the_backward_pass_of_the_delta_rule_computes_states_again() -> None:
+    """W, U and the states once more; then 9 products within chunks and 6 with states in all."""
+    played = run(DELTA)
+    ahead, back = scans(forward_ops(played)), scans(backward_ops(played))
+    again = [one for one in back if not one.backward]
+    assert [one.flops for one in again] == [2 * SCORES * (DK + DV), ahead[4].flops]
+    rest = sum(one.flops for one in back if one.backward)
+    assert rest == 2 * SCORES * (5 * DK + 4 * DV) + 6 * 2 * N * DK * DV + 4 * SCORES * CHUNK
+    assert sum(one.bytes for one in back) > 2 * sum(one.bytes for one in ahead)
+
+
+def test_kernels_of_lightning_attention() -> None:
+    """arXiv 2401.04658, algorithms 1 and 2: one kernel forward, one for dQ, one for dK and dV."""
+    played, wide = run(LIGHTNING), 2 * N * DK
+    (ahead,), back = scans(forward_ops(played)), scans(backward_ops(played))
+    assert (ahead.read, ahead.write) == (3 * wide, wide)
+    assert ahead.flops == N * (4 * CHUNK * DK + 4 * DK * DK)
+    assert [(one.read, one.write) for one in back] == [(3 * wide, wide), (4 * wide, 2 * wide)]
+    assert [one.flops for one in back] == [
+        N * (4 * CHUNK * DK + 4 * DK * DK),  # dO V^T, (dO V^T) K; dO S^T, K^T V
+        N * (8 * CHUNK * DK + 6 * DK * DK),  # V dO^T, its product with Q, Q K^T, with dO; K dS, V dS^T, Q^T dO
+    ]
+
+
+def test_chunks_are_no_longer_than_a_sequence() -> None:
+    (whole,) = scans(forward_ops(run(LIGHTNING | {"chunk": S})))
+    (longer,) = scans(forward_ops(run(LIGHTNING | {"chunk": 10 * S})))
+    assert whole == longer
+
+
+def test_gemms_do_the_flops_of_the_projections() -> None:
+    for mixer, projected, value in ((DELTA, 2 * KEY + 2 * VALUE + 2 * HEADS, VALUE), (LIGHTNING, 4 * LIGHT, LIGHT)):
+        played = run(mixer)
+        done = sum(op.work.flops for op in forward_ops(played) if isinstance(op.work, Gemm))
+        assert done == 2 * S * (H * projected + value * H + 3 * H * F)
+        assert sum(op.work.flops for op in backward_ops(played) if isinstance(op.work, Gemm)) == 2 * done
+
+
+def test_no_kernel_beats_its_products() -> None:
+    """A chunk of 4096 tokens makes lightning attention quadratic, and its kernels slower."""
+    job = {
+        "model": "qwen3-0.6b",
+        "cluster": {"gpu": "h100-sxm", "gpus": 1},
+        "batch": {"global": 8, "micro": 8, "sequence": 4096},
+    }
+    shape = {"kind": "lightning", "heads": 16, "key_dim": 128}
+    steps = {
+        chunk: simulate(
+            job | {"model": {"preset": "qwen3-0.6b", "full_every": 4, "linear_attention": shape | {"chunk": chunk}}}
+        ).step_time
+        for chunk in (64, 256, 4096)
+    }
+    assert steps[64] <= steps[256] < steps[4096]
+
+
+# ------------------------------------------------------------------------------------------ memory and shards
+
+
+def test_activations_of_a_block() -> None:
+    """A layer saves what its mixer does: inputs of projections and norms, and what the kernels state."""
+
+    def saved(mixer: dict[str, Any]) -> int:
+        more = run(mixer, layers=8, full_every=8).category_peak(0, "activations")
+        return int(more - run(mixer, layers=7, full_every=7).category_peak(0, "activations"))
+
+    rest = 2 * S * (2 * H + 2 * H + 3 * F)  # inputs of both norms, normed twice, gate, up and their product
+    delta = 2 * (S * (2 * KEY + 3 * VALUE + 2 * HEADS) + VALUES)  # q, k, v, z, alpha, beta; o; normed and gated
+    delta += 2 * (2 * WIDE + VALUES + SCORES) + 6 * N  # normalised q and k, v, T; alpha and beta
+    assert saved(DELTA) == rest + delta
+    lightning = 2 * S * LIGHT * (3 + 3 + 1 + 1 + 1 + 1)  # before and after the activation; o, normed, gate, gated
+    assert saved(LIGHTNING) == rest + lightning
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("mixer", [DELTA, LIGHTNING], ids=["delta", "lightning"])
+def test_tensor_parallelism_shards_heads(mixer: dict[str, Any], sequence_parallel: bool) -> None:
+    played, whole = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2), run(mixer)
+    shards = {param.name: param.total // param.size for param in params_of(played.stages[0])}
+    assert {shards[name] for name in ("wlinear.q", "wlinear.k", "wlinear.v", "wlinear.z", "wlinear.out")} == {2}
+    assert shards["linear.norm.weight"] == (2 if mixer is LIGHTNING else 1) and shards["norm1.weight"] == 1
+    for field in ("bytes", "flops"):
+        found = [sum(getattr(one, field) for one in scans(forward_ops(each))) for each in (whole, played)]
+        assert found[0] == 2 * found[1]
+    kinds = [op.work.operation for op in forward_ops(played) if isinstance(op.work, Collective)]
+    once = ["all_gather", "reduce_scatter"] if sequence_parallel else ["all_reduce"]
+    norm = ["all_reduce"] if mixer is LIGHTNING else []
+    assert kinds == [*once[:-1], *norm, once[-1], *once]
+
+
+@pytest.mark.parametrize("use", ["sequence/ulysses", "sequence/megatron-cp"])
+@pytest.mark.parametrize("mixer", [DELTA, LIGHTNING], ids=["delta", "lightning"])
+def test_context_parallelism_shards_the_heads_of_the_state(mixer: dict[str, Any], use: str) -> None:
+    """All-to-alls of what the kernel reads and of its result: a rank has whole sequences of half the heads."""
+    played = run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": use, "over": "cp"}]}, gpus=2)
+    work = [op.work for op in forward_ops(played) if isinstance(op.work, Collective)]
+    assert {one.operation for one in work} == {"all_to_all"}
+    moved = 2 * KEY + 2 * VALUE + 2 * HEADS if mixer is DELTA else 4 * LIGHT
+    assert sum(one.nbytes for one in work) == 2 * S // 2 * moved
+    found = [sum(one.flops for one in scans(forward_ops(each))) for each in (run(mixer), played)]
+    assert found[0] == 2 * found[1]
+
+
+REFUSED_PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "heads": ({"tp": 8}, 8, "model.linear_attention.key_heads (and heads) = 4 must divide by tp"),
+    "ring": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ring", "over": "cp"}]}, 2, "Use sequence/megatron-cp"),
+    "keys": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/all-gather", "over": "cp"}]}, 2, "linear attention"),
+    "slices": ({"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/seq1f1b", "over": "pp"}]}, 2, "whole sequences"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PLANS)
+def test_refused_plans(case: str) -> None:
+    plan, gpus, words = REFUSED_PLANS[case]
+    with pytest.raises(PlanError) as refused:
+        run(DELTA, plan, gpus, batch=8, heads=8)
+    assert words in str(refused.value)
+
+
+def test_adapters_are_refused() -> None:
+    job = {"model": MODEL | {"linear_attention": DELTA}, "cluster": "dgx-h100:1", "batch": {"global": 8}}
+    with pytest.raises(MeshcastError, match="linear attention, and adapters"):
+        simulate(job | {"train": {"mode": "lora"}, "plan": {"dp": 8}})
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "heads of no group": ({"linear_attention": DELTA | {"key_heads": 3}}, "key_heads", "1 would work"),
+    "unlike lightning": ({"linear_attention": LIGHTNING | {"key_heads": 4}}, "key_heads", "alike"),
+    "window": ({"linear_attention": DELTA, "window": 8}, "model.window", "without it"),
+    "both ways": ({"linear_attention": DELTA, "bidirectional": True}, "model.bidirectional", "without it"),
+    "no rope at all": ({"linear_attention": DELTA, "full_rope": False}, "model.full_rope", "positions: none"),
+    "a kind": ({"linear_attention": DELTA | {"kind": "delta"}}, "linear_attention.kind", "gated-delta-net"),
+    "a residual of norms": (
+        *({"linear_attention": DELTA, "norm_residual": True, "norm_place": "after"}, "norm_residual"),
+        "two norms",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    changes, where, words = REFUSED[case]
+    with pytest.raises(ModelError) as refused:
+        load_model(MODEL | changes)
+    assert where in refused.value.where and words in str(refused.value)
+
+
+def test_a_residual_of_norms_reads_their_results() -> None:
+    """MiniMax-01: both residual additions read what a norm made, which takes no more bytes and keeps no more."""
+    plain, other = run(LIGHTNING), run(LIGHTNING, norm_residual=True)
+    of = [[op.work for op in forward_ops(one) if op.name.startswith("residual")] for one in (plain, other)]
+    assert of[0] == of[1]
+    assert plain.category_peak(0, "activations") >= other.category_peak(0, "activations")
