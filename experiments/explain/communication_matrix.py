@@ -1,0 +1,314 @@
+"""Bytes that ranks send each other in a step, by axis: a matrix over ranks, nodes or pipeline devices.
+
+The collectives of every op are spread over pairs of ranks by their algorithms (`collective_messages`), which are those
+that the forecast's prices chose for their size and group. Payloads are of the mean rank (without `Collective.pace`) and
+without protocol overhead. A collective of some members of an axis (`Collective.members`) that begin at its first rank
+and divide it evenly stands for all such groups, as two-level exchanges have; other members are those of one group.
+
+Copies between a GPU and its host have no second rank: `CommunicationMatrix.host` has them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from experiments.explain.collective_messages import (
+    MemberMessages,
+    collective_messages,
+    exchange_messages,
+    shift_messages,
+)
+from experiments.explain.executed_ops import list_executed_ops
+from hardware.cluster import Cluster
+from hardware.topology import Reach, reach
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.collectives.collective import choose_algorithm, find_group
+from simulator.costs.collectives.dispatch import Dispatch
+from simulator.forecast.shared_work import SharedWork
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective, Exchange, HostCopy, Transfer, Work
+from simulator.plan.plan import Plan
+from simulator.program.categories import EXPOSED, axis_of
+from simulator.report.metrics import Metrics
+from simulator.report.words import name_device
+
+Grouping = Literal["rank", "node", "stage"]
+"""Rows and columns of a matrix: single ranks, nodes (or scale-up domains that span nodes), or pipeline devices."""
+
+MOST_ROWS = 512
+"""Largest matrix that `choose_grouping` takes."""
+
+
+@dataclass(frozen=True)
+class CommunicationMatrix:
+    """Bytes in a step from the ranks of one group to those of another.
+
+    grouping: what a row and a column is.
+    names: of the groups, in the order of rows and columns.
+    by_axis: by axis of communication (`EXPOSED`) the bytes that the group of a row sends to that of a column [groups,
+        groups]; what ranks of one group send each other is on the diagonal. Only axes with bytes.
+    host: bytes that the ranks of every group copy to their hosts, and from them [groups, 2].
+    """
+
+    grouping: Grouping
+    names: tuple[str, ...]
+    by_axis: dict[str, np.ndarray]
+    host: np.ndarray
+
+    @cached_property
+    def total(self) -> np.ndarray:
+        """Bytes over all axes [groups, groups]."""
+        return sum(self.by_axis.values(), np.zeros((len(self.names), len(self.names))))
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Bytes that all ranks together send in a step, by axis."""
+        return {axis: float(matrix.sum()) for axis, matrix in self.by_axis.items()}
+
+
+class RankMessages(NamedTuple):
+    """Messages of the ranks of one pipeline device in a step.
+
+    Attributes:
+        axis: of communication, a key of `EXPOSED`.
+        work: what is executed.
+        times: executions in a step on every rank.
+        seconds: of one execution [s].
+        sources, targets: ranks.
+        nbytes: bytes of one execution from each source to its target.
+    """
+
+    axis: str
+    work: Work
+    times: float
+    seconds: float
+    sources: np.ndarray
+    targets: np.ndarray
+    nbytes: np.ndarray
+
+
+def communication_matrix(
+    metrics: Metrics, grouping: Grouping | None = None, calibration: Calibration | None = None
+) -> CommunicationMatrix:
+    """The bytes that ranks send each other in a step of a forecast.
+
+    grouping: of the matrix; by default the finest of at most `MOST_ROWS` rows, or pipeline devices.
+    calibration: with which the job was forecast; by default the one that ships with meshcast.
+    """
+    plan = metrics.play.plan
+    kind = grouping or choose_grouping(plan)
+    names, group_of = group_ranks(plan, kind)
+    size = len(names)
+    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size * size))
+    for one in list_rank_messages(metrics, calibration):
+        cells = group_of[one.sources] * size + group_of[one.targets]
+        found[one.axis] += np.bincount(cells, one.nbytes * one.times, size * size)
+    by_axis = {axis: found[axis].reshape(size, size) for axis in EXPOSED if axis in found and found[axis].any()}
+    return CommunicationMatrix(kind, names, by_axis, _host_bytes(metrics, group_of, size))
+
+
+def choose_grouping(plan: Plan) -> Grouping:
+    """The finest grouping of at most `MOST_ROWS` rows, or pipeline devices if even nodes are more."""
+    gpus = plan.job.cluster.gpus
+    if gpus <= MOST_ROWS:
+        return "rank"
+    return "node" if -(-gpus // plan.job.cluster.local_gpus) <= MOST_ROWS else "stage"
+
+
+def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of all groups, and the group of every rank; ranks of no pipeline device are in group 0."""
+    cluster = plan.job.cluster
+    ranks = np.arange(cluster.gpus)
+    if grouping == "rank":
+        return tuple(f"rank {rank}" for rank in ranks), ranks
+    if grouping == "node":
+        nodes = ranks // cluster.local_gpus
+        noun = "domain" if cluster.local_gpus > cluster.gpus_per_node else "node"
+        return tuple(f"{noun} {node}" for node in range(int(nodes[-1]) + 1)), nodes
+    devices = np.zeros(cluster.gpus, int)
+    for device in range(plan.devices):
+        devices[plan.device_ranks(device)] = device
+    return tuple(name_device(plan, device, "stage") for device in range(plan.devices)), devices
+
+
+def list_rank_messages(
+    metrics: Metrics, calibration: Calibration | None = None, device: int | None = None
+) -> Iterator[RankMessages]:
+    """Yields the messages that the ranks of every device, or of one, send in a step; equal work of a device once."""
+    plan, counts = metrics.play.plan, dict[tuple[int, str, Work, int], list[float]]()
+    for one in list_executed_ops(metrics, device):
+        if isinstance(one.op.work, Collective | Exchange | Transfer):
+            # The norm of all gradients is reduced on the stream of kernels.
+            axis = axis_of(one.op) if axis_of(one.op) in EXPOSED else "dp"
+            key = one.device, axis, one.op.work, one.target
+            counts.setdefault(key, [0.0, one.seconds])[0] += one.count
+    finder = MessagesOfPlan(plan, calibration)
+    for (owner, axis, work, target), (times, seconds) in counts.items():
+        sources, targets, nbytes = finder.find(owner, work, target)
+        if len(sources):
+            yield RankMessages(axis, work, times, seconds, sources, targets, nbytes)
+
+
+class MessagesOfPlan:
+    """Spreads the communication of a plan's devices over pairs of ranks."""
+
+    def __init__(self, plan: Plan, calibration: Calibration | None = None) -> None:
+        self.plan, self.cluster = plan, plan.job.cluster
+        self.costs = SharedWork(calibration).device_costs(plan)
+        self._groups: dict[tuple[int, tuple[str, ...], tuple[int, ...] | None], list[np.ndarray]] = {}
+        self._shapes: dict[tuple[str, str, tuple[int, ...]], MemberMessages] = {}
+
+    def find(self, device: int, work: Work, target: int = -1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sources, targets and bytes of the messages that the ranks of a device send in one execution of `work`.
+
+        target: of a message between devices the one that receives it.
+        """
+        if isinstance(work, Transfer):
+            return self._transfer(device, work, target)
+        own = np.zeros(self.cluster.gpus, bool)
+        own[self.plan.device_ranks(device)] = True
+        parts = []
+        for ranks in self.groups(device, work):
+            shape, nbytes = self._member_messages(device, work, ranks)
+            sends = own[ranks[shape.sources]]
+            parts.append((ranks[shape.sources[sends]], ranks[shape.targets[sends]], shape.shares[sends] * nbytes))
+        if not parts:
+            return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        sources, targets, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return sources, targets, sizes
+
+    def algorithm(self, device: int, work: Collective, ranks: np.ndarray) -> str:
+        """The algorithm with its protocol that prices chose for one group; empty of shifts."""
+        if work.operation == "shift":
+            return ""
+        costs = self.costs[device]
+        return choose_algorithm(work.nbytes, find_group(work.operation, _reach(costs.cluster, ranks), costs.links))[1][
+            0
+        ]
+
+    def groups(self, device: int, work: Work) -> list[np.ndarray]:
+        """The groups of a collective with ranks of a device: their ranks in the order of positions."""
+        assert isinstance(work, Collective | Exchange)
+        if isinstance(work, Collective) and work.ranks is not None:
+            return self._stated_groups(device, work.ranks)
+        members = work.members if isinstance(work, Collective) else None
+        key = device, work.axes, members
+        if key not in self._groups:
+            mesh = self.plan.on(device).mesh
+            self._groups[key] = groups_along(mesh, work.axes, members, self.plan.device_ranks(device))
+        return self._groups[key]
+
+    def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
+        """The groups of a collective that states the ranks of one: of devices with as many ranks, those at each place.
+
+        The stated group has the first rank of its devices, or all ranks.
+        """
+        own, stated = self.plan.device_ranks(device), np.asarray(ranks, int)
+        if np.isin(own, stated).sum() != 1 or len(own) == 1:
+            return [stated]
+        firsts = [self.plan.device_ranks(other) for other in range(self.plan.devices)]
+        held = [one for first in stated for one in firsts if first in one]
+        if len(held) != len(stated) or len({len(one) for one in held}) > 1:
+            return [stated]
+        return [np.array([one[place] for one in held]) for place in range(len(own))]
+
+    def _member_messages(self, device: int, work: Work, ranks: np.ndarray) -> tuple[MemberMessages, float]:
+        """The messages between the members of a group, and the bytes that their shares are of."""
+        nodes = tuple((ranks // self.cluster.local_gpus).tolist())
+        if isinstance(work, Exchange):
+            costs = self.costs[device]
+            call = Dispatch.of(work, _reach(costs.cluster, ranks))
+            return exchange_messages(nodes, float(call.scale_up_bytes), float(call.network_bytes)), 1.0
+        assert isinstance(work, Collective)
+        if work.operation == "shift":
+            n = len(ranks)
+            targets = work.targets or tuple((place + work.by) % n for place in range(n))
+            return shift_messages(targets, work.both_ways), float(work.nbytes)
+        name = self.algorithm(device, work, ranks) if len(ranks) > 1 else ""
+        family = name.partition(" ")[0] if "SHARP" not in name else name
+        starts = {node: place for place, node in reversed(list(enumerate(nodes)))}
+        key = work.operation, family, tuple(starts[node] for node in nodes)
+        if key not in self._shapes:
+            self._shapes[key] = collective_messages(work.operation, name, nodes)
+        return self._shapes[key], float(work.nbytes)
+
+    def _transfer(self, device: int, work: Transfer, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A message from every rank of a device to the rank at the same place of another, or the stated messages."""
+        if work.pairs:
+            sources, targets, nbytes = np.array(work.pairs, float).T
+            return sources.astype(int), targets.astype(int), nbytes
+        sources = self.plan.device_ranks(device)
+        if target >= 0:
+            targets = self.plan.device_ranks(target)
+        else:
+            mesh = self.plan.on(device).mesh
+            targets = sources + mesh.offset(work.axis, work.target) - mesh.offset(work.axis, work.source)
+        away = sources != targets
+        return sources[away], targets[away], np.full(int(away.sum()), float(work.nbytes))
+
+
+def groups_along(
+    mesh: Mesh, axes: tuple[str, ...], members: tuple[int, ...] | None, device_ranks: np.ndarray
+) -> list[np.ndarray]:
+    """The groups along axes that have ranks of a device, each with its ranks in the order of positions.
+
+    members: positions that take part, see the head of this module; None: all.
+    """
+    parts = [(mesh.stride(part), mesh.size(part)) for part in mesh.parts(axes)]
+    places = sum(((device_ranks - mesh.first) // stride % count * stride for stride, count in parts), 0)
+    whole = np.array(mesh.ranks(axes))
+    chosen = [np.arange(len(whole))] if members is None else split_positions(members, len(whole))
+    bases = np.unique(device_ranks - places)
+    groups = [base + whole[positions] for base in bases for positions in chosen]
+    if members is None:
+        return groups
+    own = set(device_ranks.tolist())
+    return [ranks for ranks in groups if not own.isdisjoint(ranks.tolist())]
+
+
+def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
+    """The groups of positions that `members` stand for, of `count` positions.
+
+    >>> [one.tolist() for one in split_positions((0, 1), 4)], [one.tolist() for one in split_positions((0, 2), 4)]
+    ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    >>> [one.tolist() for one in split_positions((0, 3), 4)]
+    [[0, 3]]
+    """
+    found = np.array(members)
+    step = int(found[1]) if len(found) > 1 else 1
+    span = step * len(found)
+    if not np.array_equal(found, np.arange(len(found)) * step) or count % span:
+        return [found]
+    return [found + block + place for block in range(0, count, span) for place in range(step)]
+
+
+def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
+    """Bytes of one execution by the links that they take, by the words of `TIERS`."""
+    near = messages.sources // cluster.domain == messages.targets // cluster.domain
+    inside = messages.sources // cluster.local_gpus == messages.targets // cluster.local_gpus
+    if cluster.scale_up.kind == "none":
+        near = np.zeros_like(near)
+    tiers: dict[str, np.ndarray] = {"scale-up": near & inside, "host": inside & ~near, "network": ~inside}
+    return {tier: float(messages.nbytes[held].sum()) for tier, held in tiers.items()}
+
+
+def _reach(cluster: Cluster, ranks: np.ndarray) -> Reach:
+    return reach(cluster, ranks.tolist())
+
+
+def _host_bytes(metrics: Metrics, group_of: np.ndarray, size: int) -> np.ndarray:
+    """See `CommunicationMatrix.host`."""
+    plan, found = metrics.play.plan, np.zeros((size, 2))
+    by_device = np.zeros((plan.devices, 2))
+    for one in list_executed_ops(metrics):
+        if isinstance(one.op.work, HostCopy):
+            by_device[one.device, int(one.op.work.back)] += one.op.work.nbytes * one.count
+    for device in range(plan.devices):
+        np.add.at(found, group_of[plan.device_ranks(device)], by_device[device])
+    return found
