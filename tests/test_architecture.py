@@ -65,6 +65,7 @@ FLOORS = [
     "experiments.plots",
     "experiments.pages",
     "experiments.search",
+    "experiments.report",
     "experiments.planning",
     "experiments.docs",
     "experiments.cli",

@@ -19,6 +19,7 @@ from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
 from experiments.cli import plan as cli_plan
 from experiments.cli import plan_module as cli_plan_module
+from experiments.cli import report as cli_report
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
 from experiments.cli import selfcheck as cli_selfcheck
@@ -481,6 +482,7 @@ app.command()(cli_explain.compare)
 app.command()(cli_explain.why)
 app.command()(cli_plan.plan)
 app.command("plan-module")(cli_plan_module.plan_module)
+app.command()(cli_report.report)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)
 app.command()(cli_validate.validate)

@@ -76,8 +76,12 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
             continue
         figure.line(x, x * rate / 1e12, line_color=colour, line_dash=dash, line_width=1.5)
         words = f"{name}\n{rate / 1e9:,.0f} GB/s"
-        place = x[0] * 1.12
-        figure.text([place], [place * rate / 1e12], [words], **_label(x_offset=12, text_baseline="top"))
+        # Below the line: from the left edge downwards, or from the lower edge upwards.
+        beside = (
+            {"x_offset": 12, "text_baseline": "top"} if start == low else {"x_offset": 42, "text_baseline": "bottom"}
+        )
+        place = x[0]
+        figure.text([place], [place * rate / 1e12], [words], **_label(**beside))
     for dtype, peak in found.peaks.items():
         figure.line([peak / found.memory_bandwidth, high], [peak / 1e12] * 2, line_color=style.INK, line_width=1.5)
         words = f"peak {dtype} {peak / 1e12:,.0f} TFLOP/s"
@@ -124,7 +128,13 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
 
 
 def _label(align: str = "left", **more: Any) -> dict[str, Any]:
-    return {"text_align": align, "text_font": FONT, "text_font_size": "12px", "text_color": style.INK, **more}
+    return {
+        "text_align": align,
+        "text_font": {"value": FONT},
+        "text_font_size": "12px",
+        "text_color": style.INK,
+        **more,
+    }
 
 
 def _title(one: KernelPoint) -> str:
