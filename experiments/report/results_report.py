@@ -18,4 +18,4 @@ def report_results(found: PlanRows, title: str | None = None) -> str:
         parallel.make_section(source),
         plan_table.make_section(found, source),
     ]
-    return render_page(title or found.name, summary.make_lead(found), sections)
+    return render_page(title or summary.make_title(found), summary.make_lead(found), sections)

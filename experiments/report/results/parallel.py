@@ -71,9 +71,15 @@ def _field_axis(name: str, values: list[Any], distinct: list[Any]) -> ParallelAx
 
 def _figure_axis(figure: Figure, values: np.ndarray) -> ParallelAxis:
     low, high = float(values.min()), float(values.max())
+    scale = 100.0 if figure.form.endswith("%}") else 1.0  # the title has the unit
     ticks = np.linspace(low, high, 5)
-    labels = [((tick - low) / (high - low), figure.form.format(tick)) for tick in ticks.tolist()]
+    labels = [((tick - low) / (high - low), _round(scale * tick)) for tick in ticks.tolist()]
     return ParallelAxis(figure.title, (values - low) / (high - low), labels)
+
+
+def _round(value: float) -> str:
+    """Three significant figures, and all digits before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _cut(words: str) -> str:
@@ -90,7 +96,7 @@ def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
     source.data.data["parallel_x"] = [list(range(count)) for _ in range(fitting)] + pale
     source.data.data["parallel_y"] = [row for row in table.round(5).tolist()] + pale
     figure = new_figure(
-        460, "", "", "box_zoom,tap,reset,save", x_range=Range1d(-0.3, count - 0.55), y_range=Range1d(-0.06, 1.06)
+        460, "", "", "box_zoom,tap,reset,save", x_range=Range1d(-0.3, count - 0.25), y_range=Range1d(-0.06, 1.06)
     )
     rate = np.asarray(source.data.data["tokens_per_s_per_gpu"][:fitting], float)
     mapper = LinearColorMapper(sequential(style.BLUE)[10:], low=float(rate.min()), high=float(rate.max()))
@@ -105,8 +111,8 @@ def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
         figure.segment([at], [0], [at], [1], line_color=style.INK, line_width=1)
         heights, words = zip(*axis.labels, strict=True)
         figure.text(
-            [at] * len(words), list(heights), list(words), x_offset=4, text_baseline="middle", text_font={"value": FONT},
-            text_font_size="12px", text_color=style.INK, background_fill_color="#ffffff", background_fill_alpha=0.75,
+            [at] * len(words), list(heights), list(words), x_offset=5, text_baseline="middle", text_font={"value": FONT},
+            text_font_size="12px", text_color=style.INK, background_fill_color="#ffffff", background_fill_alpha=0.92,
         )  # fmt: skip
     figure.xaxis.ticker = list(range(count))
     figure.xaxis.major_label_overrides = {at: axis.name for at, axis in enumerate(axes)}

@@ -10,6 +10,9 @@ from experiments.report.results.load import PlanRows
 from experiments.report.results.source import PlanSource
 from simulator.report.figures import Figure
 
+FIRST = ("step_time_s", "tokens_per_s_per_gpu", "mfu_palm", "peak_device_gib")
+"""Figures in the first columns after those of the fields."""
+
 FORMATS = {"%": "0.0%", "0": "0,0", "1": "0,0.0", "2": "0,0.00", "3": "0,0.000", "g": "0,0.[000]"}
 """Formats of Bokeh by the end of those of figures."""
 
@@ -35,10 +38,12 @@ def _draw(source: PlanSource) -> Any:
             TableColumn(field=f"f{number}", title=head, width=max(70, 9 * len(head)), formatter=StringFormatter())
         )
     columns.append(TableColumn(field="status", title="status", width=90))
-    for figure in source.figures:
+    for figure in sorted(source.figures, key=lambda one: one.name not in FIRST):
         form = NumberFormatter(format=number_format(figure), text_align="right", nan_format="-")
         title = figure.title
-        columns.append(TableColumn(field=figure.name, title=title, width=max(80, 8 * len(title)), formatter=form))
+        columns.append(
+            TableColumn(field=figure.name, title=title, width=min(170, max(80, 7 * len(title) + 14)), formatter=form)
+        )
     rows = min(len(source.rows), 18)
     return DataTable(
         source=source.data,

@@ -15,13 +15,17 @@ MOST_REASONS = 12
 """Most reasons of invalid plans that are listed."""
 
 
-def make_lead(found: PlanRows) -> str:
-    """What was varied: HTML below the title."""
-    names = ", ".join(found.several or found.fields)
+def make_title(found: PlanRows) -> str:
+    """What the file holds, and of which job."""
     kind = "Search" if found.certificate is not None else "Sweep"
     model, cluster = (describe_value(found.job[key]) if key in found.job else "" for key in ("model", "cluster"))
-    where = f" of {model} on {cluster}" if model and cluster else ""
-    return f'<p class="lead">{escape(f"{kind}{where}: {len(found.rows):,} plans over {names}")}</p>'
+    return f"{kind} of plans: {model} on {cluster}" if model and cluster else f"{kind} of plans: {found.name}"
+
+
+def make_lead(found: PlanRows) -> str:
+    """The file and what was varied: HTML below the title."""
+    names = ", ".join(found.several or found.fields)
+    return f'<p class="lead">{escape(f"{len(found.rows):,} plans of {found.name} over {names}")}</p>'
 
 
 def make_section(found: PlanRows) -> PageSection:
@@ -33,15 +37,15 @@ def make_section(found: PlanRows) -> PageSection:
         tiles.append(KeyFigure("invalid", f"{counts['invalid']:,}", "a rule of the plan is broken"))
     if found.excluded:
         tiles.append(KeyFigure("left out", f"{found.excluded:,}", "by the sweep's `where`"))
-    html = []
+    html = [key_figures(tiles)]
     if found.fitting:
-        best = found.fitting[0]
+        best, tiles = found.fitting[0], []
         for figure in found.figures:
             if figure.name in ("step_time_s", "tokens_per_s_per_gpu", "peak_device_gib", "mfu_palm"):
                 if (value := best.get(figure.name)) is not None:
                     unit = "" if figure.form.endswith("%}") else f" {figure.unit}"
-                    tiles.append(KeyFigure(f"best plan: {figure.label}", figure.form.format(value) + unit))
-        html.append(paragraph(f"Best plan by tokens/s of a GPU: {found.describe(best)}."))
+                    tiles.append(KeyFigure(figure.label, figure.form.format(value) + unit))
+        html += [paragraph(f"The best plan by tokens/s of a GPU: {found.describe(best)}."), key_figures(tiles)]
         if best.get("limits"):
             html.append(paragraph(best["limits"]))
     else:
@@ -50,7 +54,7 @@ def make_section(found: PlanRows) -> PageSection:
         html.append(_certificate(found.certificate))
     if reasons := count_reasons(found):
         html.append(details("Why plans are invalid", listing(reasons)))
-    return PageSection("summary", "Summary", key_figures(tiles) + "".join(html))
+    return PageSection("summary", "Summary", "".join(html))
 
 
 def count_reasons(found: PlanRows) -> list[str]:

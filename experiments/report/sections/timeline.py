@@ -58,7 +58,7 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
 
 def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str, str]]]:
     """The figure, and names and colours of its legend."""
-    from bokeh.models import CustomJSTickFormatter, FixedTicker, HoverTool, Range1d, WheelZoomTool
+    from bokeh.models import CustomJSTickFormatter, FixedTicker, HoverTool, NoOverlap, Range1d, WheelZoomTool
 
     scale, unit = time_unit(report.play.step.span)
     span, rows = report.play.step.span * scale, len(found)
@@ -101,6 +101,7 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
     figure.yaxis.ticker = FixedTicker(ticks=[row + tall / 2 for row in range(rows)])
     code = "return names[Math.floor(tick)]"
     figure.yaxis.formatter = CustomJSTickFormatter(args={"names": names}, code=code)
+    figure.yaxis.major_label_policy = NoOverlap(min_distance=1)
     figure.ygrid.visible = False
     figure.yaxis.major_tick_line_color = None
     return figure, entries
