@@ -111,7 +111,9 @@ class Browser:
         self.folder, self.browser = folder, browser
         self._driver = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
         assert self._driver.stdout is not None
-        port = next(found[1] for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line)))
+        port = next(
+            found[1] for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
+        )
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy to this machine
         self._address = f"http://127.0.0.1:{port}"
 
@@ -137,6 +139,8 @@ class Browser:
 
     def _ask(self, path: str, data: Any, method: str = "POST") -> Any:
         body = None if data is None else json.dumps(data).encode()
-        request = urllib.request.Request(self._address + path, body, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self._address + path, body, {"Content-Type": "application/json"}, method=method
+        )
         with self._opener.open(request, timeout=300) as answer:
             return json.load(answer)["value"]
