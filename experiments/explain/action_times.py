@@ -31,6 +31,9 @@ DECIMALS = 12
 
 Intervals = list[tuple[np.ndarray, np.ndarray]]
 
+AxisIntervals = tuple[str, np.ndarray, np.ndarray]
+"""Axis of communication, and begins and ends [intervals, columns]."""
+
 
 @dataclass(frozen=True)
 class ActionTimes:
@@ -87,7 +90,8 @@ class _DeviceActions:
         self._add_sends()
         self._add_update()
         self.rows.sort(key=lambda row: row[:2])
-        begin, end, kinds, stage, microbatch, paired, recomputed = zip(*self.rows, strict=True) if self.rows else [()] * 7
+        columns = [*zip(*self.rows, strict=True)] if self.rows else [()] * 7
+        begin, end, kinds, stage, microbatch, paired, recomputed = columns
         edges = np.linspace(0.0, self.span, bins + 1)
         return ActionTimes(
             self.device,
@@ -131,13 +135,13 @@ class _DeviceActions:
             columns = np.ravel(which)
             self.sent[axis].append(((first[:, columns] + later).ravel(), (last[:, columns] + later).ravel()))
 
-    def _walk(self, task: Task, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[tuple[str, np.ndarray, np.ndarray]]]:
+    def _walk(self, task: Task, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[AxisIntervals]]:
         """Begin and end of computation by column, and the begins and ends of communication [intervals, columns]."""
         begin, end = np.full(given.shape[1], np.inf), np.full(given.shape[1], NEVER)
-        found: list[tuple[str, np.ndarray, np.ndarray]] = []
+        found: list[AxisIntervals] = []
         for walked in self.coordinates.walk(task, given):
             if isinstance(walked.item, PricedSideOps):
-                if not (axis := axis_of(walked.item.ops[0])) == COMPUTE:
+                if (axis := axis_of(walked.item.ops[0])) != COMPUTE:
                     found.append((axis, walked.begin, walked.begin + walked.item.lasting[:, None]))
                 continue
             part, seconds = walked.item, np.array(walked.item.seconds)

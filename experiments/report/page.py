@@ -66,9 +66,10 @@ def render_page(title: str, lead: str, sections: Sequence[PageSection]) -> str:
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n<style>{_read_style()}</style>\n{bundle}</head>\n'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n'
+        f"<style>{_read_style()}</style>\n{bundle}</head>\n"
         f"<body><header><h1>{escape(title)}</h1>{lead}<nav>{contents}</nav></header>\n<main>{bodies}</main>\n"
-        f"<footer>Made by meshcast {escape(product_version())}. The file is self-contained: it loads nothing.</footer>\n"
+        f"<footer>Made by meshcast {escape(product_version())}. This file loads nothing.</footer>\n"
         f"{script}</body></html>\n"
     )
 

@@ -35,8 +35,8 @@ def make_section(source: PlanSource) -> PageSection:
         words = "Fewer than two plans fit, or they differ in nothing."
         return PageSection("parallel", "Parallel coordinates", paragraph(words))
     words = (
-        "A line for every plan that fits, the darker the higher its tokens/s of a GPU. Plans selected in the scatter plot "
-        "or in the table stand out; hold the pointer over a line for its plan."
+        "A line for every plan that fits, the darker the higher its tokens/s of a GPU. Plans selected in the scatter "
+        "plot or in the table stand out; hold the pointer over a line for its plan."
     )
     return PageSection(
         "parallel", "Parallel coordinates", paragraph(words) + "{{parallel}}", {"parallel": _draw(source, axes)}
@@ -111,8 +111,9 @@ def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
         figure.segment([at], [0], [at], [1], line_color=style.INK, line_width=1)
         heights, words = zip(*axis.labels, strict=True)
         figure.text(
-            [at] * len(words), list(heights), list(words), x_offset=5, text_baseline="middle", text_font={"value": FONT},
-            text_font_size="12px", text_color=style.INK, background_fill_color="#ffffff", background_fill_alpha=0.92,
+            [at] * len(words), list(heights), list(words), x_offset=5, text_baseline="middle",
+            text_font={"value": FONT}, text_font_size="12px", text_color=style.INK,
+            background_fill_color="#ffffff", background_fill_alpha=0.92,
         )  # fmt: skip
     figure.xaxis.ticker = list(range(count))
     figure.xaxis.major_label_overrides = {at: axis.name for at, axis in enumerate(axes)}

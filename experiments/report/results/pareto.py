@@ -33,8 +33,8 @@ def make_section(source: PlanSource) -> PageSection:
         figures[f"pareto{number}"] = _draw(source, FIGURES[x], FIGURES[y])
         parts.append(f"<div>{{{{pareto{number}}}}}</div>")
     words = (
-        "Every point is a plan. On the line no plan that fits is better in both figures. Drag a box to select plans; the "
-        "wheel zooms."
+        "Every point is a plan. For a plan on the line there is no other one that fits and is better in both figures. "
+        "Drag a box to select plans; the wheel zooms once its tool is chosen."
     )
     entries = [("fits", style.BLUE), ("does not fit", LARGE), ("Pareto front", style.ORANGE)]
     entries = entries if source.fitting < len(source.rows) else [entries[0], entries[2]]

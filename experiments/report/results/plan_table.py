@@ -20,8 +20,8 @@ FORMATS = {"%": "0.0%", "0": "0,0", "1": "0,0.0", "2": "0,0.00", "3": "0,0.000",
 def make_section(found: PlanRows, source: PlanSource) -> PageSection:
     count = len(found.fitting) + len(found.others)
     words = (
-        "Click a heading to sort by it, again for the other direction. Plans that are selected here, or by dragging a box "
-        "in the scatter plot, are marked in all figures; Ctrl adds to them."
+        "Click a heading to sort by it, again for the other direction. Plans that are selected here, or by dragging a "
+        "box in the scatter plot, are marked in all figures; Ctrl adds to them."
     )
     if count > len(source.rows):
         words += f" Listed are the {len(source.rows):,} of {count:,} plans with the highest throughput."

@@ -58,7 +58,7 @@ def make_section(found: PlanRows) -> PageSection:
 
 
 def count_reasons(found: PlanRows) -> list[str]:
-    """Reasons of invalid plans with their number, the most frequent first; those that differ in numbers alone are one."""
+    """Reasons of invalid plans with their number, the most frequent first; differences in numbers do not count."""
     counts, first = Counter[str](), dict[str, str]()
     for row in found.rows:
         if row["status"] == "invalid" and row.get("reason"):

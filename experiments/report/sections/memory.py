@@ -23,8 +23,9 @@ def make_section(report: Report) -> PageSection:
     shown = [name for name in bars[0] if any(one[name] > 0.005 for one in bars)]
     names = [name_device(report.play.plan, device, "stage") for device in range(len(bars))]
     words = (
-        "Peak memory of a GPU of every pipeline device, by what holds it at the moment of the peak of its tensors; above "
-        "it what the allocator holds beyond tensors, and what nvidia-smi shows besides. The line is the memory of the GPU."
+        "Peak memory of a GPU of every pipeline device, by what holds it at the moment of the peak of its tensors; "
+        "above it what the allocator holds beyond tensors, and what nvidia-smi shows besides. The line is the memory "
+        "of the GPU."
     )
     peak = max(report.needs)
     words += f" The fullest device needs {peak / GIB:,.1f} GiB"
@@ -40,7 +41,7 @@ def make_section(report: Report) -> PageSection:
 
 
 def list_bars(report: Report) -> list[dict[str, float]]:
-    """By pipeline device the peak by category, fragmentation and context [GiB]; they add up to what nvidia-smi shows."""
+    """By pipeline device the peak by category, fragmentation and context [GiB]: together what nvidia-smi shows."""
     context = report.job.framework.memory.context_gib
     found = []
     for peak, need in zip(report.play.peaks, report.needs, strict=True):

@@ -29,12 +29,12 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
     network = [one for one in found.network if one.busy_share >= LEAST]
     kernels = [one for one in found.kernels if one.flops]
     words = (
-        f"One rank of {found.name} on {found.gpu}. A circle is a kernel: FLOPs per byte of its least memory traffic, and "
-        "the rate that the forecast gives it; its area is its share of the step. A diamond is an axis of communication: "
-        "FLOPs of the whole step per byte that a rank sends over links of one kind, and the rate of the whole step. "
-        "Nothing lies above its roof: the peak of the number format, the bandwidth of the memory for kernels, the rate of "
-        "the links (dashed) for communication. Kernels without FLOPs of their own are in the table only. Names that begin "
-        "with d compute gradients of inputs, with w those of weights, and re is recomputation."
+        f"One rank of {found.name} on {found.gpu}. A circle is a kernel: FLOPs per byte of its least memory traffic, "
+        "and the rate that the forecast gives it; its area is its share of the step. A diamond is an axis of "
+        "communication: FLOPs of the whole step per byte that a rank sends over links of one kind, and the rate of the "
+        "whole step. Nothing lies above its roof: the peak of the number format, the bandwidth of the memory for "
+        "kernels, the rate of the links (dashed) for communication. Kernels without FLOPs of their own are in the "
+        "table only. Names that begin with d compute gradients of inputs, with w those of weights, and re is recomputation."
     )
     kinds = list(dict.fromkeys(one.kind for one in kernels))
     entries = [(parts_of_step()[kind].label, part_colour(kind)) for kind in kinds]

@@ -1,5 +1,5 @@
-"""Sensitivity: the step time with each figure of the hardware better and worse, and with other values of assumed fields,
-as tornado bars."""
+"""Sensitivity: the step time with each figure of the hardware better and worse, and with other values of assumed
+fields, as tornado bars."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def make_section(found: Sensitivities) -> PageSection:
         if one.swing_s >= LEAST * step
     ]
     html = paragraph(
-        f"Every figure of the hardware {RANGE:.0%} better and {RANGE:.0%} worse, all others kept. The line is the step of "
-        f"{format_seconds(step)}."
+        f"Every figure of the hardware {RANGE:.0%} better and {RANGE:.0%} worse, all others kept. The line is the step "
+        f"of {format_seconds(step)}."
     )
     html += legend([("shorter step", BETTER), ("longer step", WORSE)])
     if hardware:

@@ -44,10 +44,10 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
     ranks = report.job.cluster.gpus
     words = (
         f"{count:,} actions of {devices:,} pipeline device{'s' if devices > 1 else ''}, which stand for all {ranks:,} "
-        "ranks: those of one device run alike. A rectangle reaches from the first kernel of an action to its last; white "
-        "is idle. Below each row: communication by axis, the more opaque the busier. Turn the wheel to zoom in time, "
-        "drag to move, turn the wheel over an axis to zoom along it alone; the arrow in a circle shows the whole step "
-        "again. Hold the pointer over a rectangle for its stage, micro-batch and times."
+        "ranks: those of one device run alike. A rectangle reaches from the first kernel of an action to its last; "
+        "white is idle. Below each row: communication by axis, the more opaque the busier. Turn the wheel to zoom in "
+        "time, drag to move, turn the wheel over an axis to zoom along it alone; the arrow in a circle shows the whole "
+        "step again. Hold the pointer over a rectangle for its stage, micro-batch and times."
     )
     if report.play.window:
         words += " The schedule has no flush: shown is the run that was played, from an empty pipeline on."

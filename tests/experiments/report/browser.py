@@ -1,4 +1,4 @@
-"""Opens a page in a headless browser and says what it did: errors, requests, widths, and how much every figure shows."""
+"""Opens a page in a headless browser and says what it did: errors, requests, widths, how much every figure shows."""
 
 from __future__ import annotations
 
@@ -83,10 +83,14 @@ function timeline() {
 
 @dataclass(frozen=True)
 class OpenedPage:
-    """errors: messages of the console, of scripts, and of what the policy forbade. requests: addresses that were loaded.
+    """What a browser saw.
+
+    errors: messages of the console, of scripts, and of what the policy forbade.
+    requests: addresses that were loaded.
     shares: by figure, the share of its pixels that are coloured; zoomed: with the timeline zoomed in.
-    scroll, inner: width of the page and of the window [pixels]. before, after: the first column of a table, and after a
-    click on its heading.
+    scroll, inner: width of the page and of the window [pixels].
+    idle: whether all figures were drawn.
+    before, after: the first column of a table, and after a click on its heading.
     """
 
     errors: list[str]
