@@ -53,9 +53,9 @@ def list_axes(source: PlanSource) -> list[ParallelAxis]:
         if len(distinct) > 1:
             found.append(_field_axis(name.removeprefix("plan."), values, distinct))
     for name in SHOWN:
-        values = np.asarray(columns.get(name, [])[:fitting], float)
-        if len(values) and np.isfinite(values).all() and np.ptp(values) > 0:
-            found.append(_figure_axis(FIGURES[name], values))
+        numbers = np.asarray(columns.get(name, [])[:fitting], float)
+        if len(numbers) and np.isfinite(numbers).all() and np.ptp(numbers) > 0:
+            found.append(_figure_axis(FIGURES[name], numbers))
     return found
 
 

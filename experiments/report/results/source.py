@@ -49,9 +49,9 @@ def make_source(found: PlanRows) -> PlanSource:
         columns[f"f{number}"] = values if plain else [describe_value(value) for value in values]
     figures = []
     for figure in found.figures:
-        values = np.array([np.nan if row.get(figure.name) is None else row[figure.name] for row in rows], float)
-        if np.isfinite(values).any():
-            columns[figure.name] = values.astype(np.float32)
+        numbers = np.array([np.nan if row.get(figure.name) is None else row[figure.name] for row in rows], float)
+        if np.isfinite(numbers).any():
+            columns[figure.name] = numbers.astype(np.float32)
             figures.append(figure)
     return PlanSource(rows, fitting, ColumnDataSource(columns), fields, figures)
 

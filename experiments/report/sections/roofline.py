@@ -34,7 +34,7 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
         "communication: FLOPs of the whole step per byte that a rank sends over links of one kind, and the rate of the "
         "whole step. Nothing lies above its roof: the peak of the number format, the bandwidth of the memory for "
         "kernels, the rate of the links (dashed) for communication. Kernels without FLOPs of their own are in the "
-        "table only. Names that begin with d compute gradients of inputs, with w those of weights, and re is recomputation."
+        "table only. Names that begin with d compute gradients of inputs, with w those of weights; re is recomputation."
     )
     kinds = list(dict.fromkeys(one.kind for one in kernels))
     entries = [(parts_of_step()[kind].label, part_colour(kind)) for kind in kinds]
@@ -77,7 +77,7 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
         figure.line(x, x * rate / 1e12, line_color=colour, line_dash=dash, line_width=1.5)
         words = f"{name}\n{rate / 1e9:,.0f} GB/s"
         # Below the line: from the left edge downwards, or from the lower edge upwards.
-        beside = (
+        beside: dict[str, Any] = (
             {"x_offset": 12, "text_baseline": "top"} if start == low else {"x_offset": 42, "text_baseline": "bottom"}
         )
         place = x[0]
