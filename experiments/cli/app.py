@@ -17,8 +17,6 @@ import typer
 
 from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
-from experiments.cli import plan as cli_plan
-from experiments.cli import plan_module as cli_plan_module
 from experiments.cli import report as cli_report
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
@@ -36,6 +34,8 @@ from experiments.cli.console import (
     unwritable,
 )
 from experiments.cli.launch import tell_launch
+from experiments.cli.planning import plan as cli_plan
+from experiments.cli.planning import plan_module as cli_plan_module
 from hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:

@@ -204,14 +204,14 @@ def _recompute_seconds(part: PricedBlock) -> float:
 def busy_shares(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
     """The busy share of every bin, at most 1. intervals: begins and ends in any order [s]. edges: of the bins [s]."""
 
-    def elapsed(moments: np.ndarray) -> np.ndarray:
+    def sum_elapsed(moments: np.ndarray) -> np.ndarray:
         """Sum over moments of the time since each, at every edge."""
         ordered = np.sort(moments)
         count = np.searchsorted(ordered, edges)
         return count * edges - np.concatenate([[0.0], np.cumsum(ordered)])[count]
 
     begin, end = (np.concatenate([one[i].ravel() for one in intervals]) for i in (0, 1))
-    total = elapsed(begin) - elapsed(end)
+    total = sum_elapsed(begin) - sum_elapsed(end)
     return np.clip(np.diff(total) / np.maximum(np.diff(edges), 1e-300), 0.0, 1.0)
 
 

@@ -64,7 +64,8 @@ def _field_axis(name: str, values: list[Any], distinct: list[Any]) -> ParallelAx
     place = {value: i / (len(distinct) - 1) for i, value in enumerate(distinct)}
     every = -(-len(distinct) // MOST_VALUES)
     labels = [
-        (place[value], _cut(f"{value:g}" if isinstance(value, float) else str(value))) for value in distinct[::every]
+        (place[value], _shorten(f"{value:g}" if isinstance(value, float) else str(value)))
+        for value in distinct[::every]
     ]
     return ParallelAxis(name, np.array([place[value] for value in values]), labels)
 
@@ -82,7 +83,7 @@ def _round(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _cut(words: str) -> str:
+def _shorten(words: str) -> str:
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
 
 
