@@ -90,6 +90,16 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
     return f'<div class="legend">{found}</div>'
 
 
+def line_legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names of lines with their dashes, in the words of Bokeh."""
+    styles = {"dotdash": "groove"}
+    found = "".join(
+        f'<span><span class="stroke" style="border-top-style:{styles.get(dash, dash)}"></span>{escape(name)}</span>'
+        for name, dash in entries
+    )
+    return f'<div class="legend">{found}</div>'
+
+
 def details(summary: str, body: str) -> str:
     """A part that is folded until a reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"

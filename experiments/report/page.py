@@ -81,15 +81,12 @@ def _read_style() -> str:
 def _embed(figures: dict[str, Any]) -> tuple[str, str, dict[str, str]]:
     """The scripts of Bokeh, the script that draws the figures, and the element of every figure."""
     from bokeh.embed import components
-    from bokeh.models import DataTable, Widget
+    from bokeh.models import DataTable
     from bokeh.resources import Resources
 
-    models = [model for figure in figures.values() for model in figure.references()]
     parts = ["bokeh", "bokeh-gl"]
-    if any(isinstance(model, Widget) for model in models):
-        parts.append("bokeh-widgets")
-    if any(isinstance(model, DataTable) for model in models):
-        parts.append("bokeh-tables")
+    if any(isinstance(figure, DataTable) for figure in figures.values()):
+        parts += ["bokeh-widgets", "bokeh-tables"]
     script, divs = components(figures)
     bundle = Resources(mode="inline", components=parts, log_level="error").render_js()
     script, *found = _number_ids([script, *divs.values()])

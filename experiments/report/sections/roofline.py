@@ -10,7 +10,7 @@ from experiments.explain.roofline import KernelPoint, StepRoofline, step_rooflin
 from experiments.plots import style
 from experiments.report.charts import FONT, format_bytes, new_figure
 from experiments.report.colours import AXES, AXIS_NAMES, part_colour
-from experiments.report.html import escape, legend, paragraph, swatch, table
+from experiments.report.html import escape, legend, line_legend, paragraph, swatch, table
 from experiments.report.page import PageSection
 from simulator.costs.calibration.calibration import Calibration
 from simulator.report.figures import parts_of_step
@@ -21,6 +21,7 @@ LEAST = 1e-6
 """Share of the step for which links are busy with an axis below which it gets no point."""
 ROWS = 20
 """Kernels in the table."""
+DASHES = ("solid", "dashed", "dotted", "dotdash")
 LINKS = {"scale-up": "scale-up links", "host": "link to the host", "network": "network port"}
 
 
@@ -33,17 +34,24 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
         "and the rate that the forecast gives it; its area is its share of the step. A diamond is an axis of "
         "communication: FLOPs of the whole step per byte that a rank sends over links of one kind, and the rate of the "
         "whole step. Nothing lies above its roof: the peak of the number format, the bandwidth of the memory for "
-        "kernels, the rate of the links (dashed) for communication. Kernels without FLOPs of their own are in the "
+        "kernels, the rate of the links for communication. Kernels without FLOPs of their own are in the "
         "table only. Names that begin with d compute gradients of inputs, with w those of weights; re is recomputation."
     )
     kinds = list(dict.fromkeys(one.kind for one in kernels))
     entries = [(parts_of_step()[kind].label, part_colour(kind)) for kind in kinds]
     entries += [(AXIS_NAMES[one], AXES[one]) for one in dict.fromkeys(one.axis for one in network)]
-    html = paragraph(words) + "{{roofline}}" + legend(entries)
+    html = paragraph(words) + "{{roofline}}" + line_legend([(name, dash) for name, _, dash in list_roofs(found)])
+    html += legend(entries)
     html += f"<h3>The {min(ROWS, len(found.kernels))} kernels that take longest</h3>" + _kernel_table(found)
     if network:
         html += "<h3>Communication of a rank</h3>" + _network_table(found)
     return PageSection("roofline", "Roofline", html, {"roofline": _draw(found, kernels)})
+
+
+def list_roofs(found: StepRoofline) -> list[tuple[str, float, str]]:
+    """Name with its rate, rate [bytes/s] and dash of the roofs of the memory and of the links."""
+    rates = [("memory bandwidth", found.memory_bandwidth), *((LINKS[tier], rate) for tier, rate in found.links.items())]
+    return [(f"{name} {rate / 1e9:,.0f} GB/s", rate, dash) for (name, rate), dash in zip(rates, DASHES, strict=False)]
 
 
 def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
@@ -55,7 +63,7 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
     ridge = top / found.memory_bandwidth
     low, high = min([*places, ridge / 10]) / 2, max([*places, ridge * 10]) * 2
     rates = [one.attained for one in kernels] + [one.attained for one in network]
-    floor = min([*(rate for rate in rates if rate), top / 4]) / 6
+    floor = min([*(rate for rate in rates if rate), top / 4]) / 3
     figure = new_figure(
         430,
         "FLOPs per byte of memory traffic (circles), per byte sent (diamonds)",
@@ -67,21 +75,12 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
         y_range=(floor / 1e12, top * 2.2 / 1e12),
         active_scroll=None,
     )
-    roofs = [("memory bandwidth", found.memory_bandwidth, "solid", style.INK)]
-    roofs += [(LINKS[tier], rate, "dashed", style.GREY) for tier, rate in found.links.items()]
-    for name, rate, dash, colour in roofs:
+    for name, rate, dash in list_roofs(found):
         start = max(low, floor / rate)
         x = np.array([start, top / rate])
-        if x[1] <= x[0]:
-            continue
-        figure.line(x, x * rate / 1e12, line_color=colour, line_dash=dash, line_width=1.5)
-        words = f"{name}\n{rate / 1e9:,.0f} GB/s"
-        # Below the line: from the left edge downwards, or from the lower edge upwards.
-        beside: dict[str, Any] = (
-            {"x_offset": 12, "text_baseline": "top"} if start == low else {"x_offset": 42, "text_baseline": "bottom"}
-        )
-        place = x[0]
-        figure.text([place], [place * rate / 1e12], [words], **_label(**beside))
+        if x[0] < x[1]:
+            made = figure.line(x, x * rate / 1e12, line_color=style.INK, line_dash=dash, line_width=1.5, name=name)
+            figure.add_tools(HoverTool(renderers=[made], tooltips="$name", visible=False))
     for dtype, peak in found.peaks.items():
         figure.line([peak / found.memory_bandwidth, high], [peak / 1e12] * 2, line_color=style.INK, line_width=1.5)
         words = f"peak {dtype} {peak / 1e12:,.0f} TFLOP/s"

@@ -65,8 +65,9 @@ def test_the_page_draws_no_error_of_the_library(report: Any, caplog: pytest.LogC
     assert not caplog.records
 
 
-def test_the_same_job_gives_the_same_bytes(report: Any) -> None:
-    pages = [report_job(load_job(JOB), report, sensitivities=False) for _ in range(2)]
+def test_the_same_job_gives_the_same_bytes() -> None:
+    job = load_job({"model": "gpt2", "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": {"pp": 2}})
+    pages = [report_job(job, simulate(job), sensitivities=False) for _ in range(2)]
     assert pages[0] == pages[1]
 
 
@@ -107,7 +108,8 @@ def test_images_of_communication_have_one_scale(report: Any) -> None:
 def test_the_roofline_has_the_roofs_of_memory_and_links(report: Any) -> None:
     section = roofline.make_section(report)
     words = [word for one in section.figures["roofline"].renderers for word in one.data_source.data.get("text", [])]
-    assert {"memory bandwidth\n3,350 GB/s", "scale-up links\n450 GB/s", "network port\n50 GB/s"} <= {*words}
+    for name in ("memory bandwidth 3,350 GB/s", "scale-up links 450 GB/s", "network port 50 GB/s"):
+        assert name in section.html and name in [one.name for one in section.figures["roofline"].renderers]
     assert "peak bf16 989 TFLOP/s" in words
 
 
