@@ -46,8 +46,8 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
         f"{count:,} actions of {devices:,} pipeline device{'s' if devices > 1 else ''}, which stand for all {ranks:,} "
         "ranks: those of one device run alike. A rectangle reaches from the first kernel of an action to its last; "
         "white is idle. Below each row: communication by axis, the more opaque the busier. Turn the wheel to zoom in "
-        "time, drag to move, turn the wheel over an axis to zoom along it alone; the arrow in a circle shows the whole "
-        "step again. Hold the pointer over a rectangle for its stage, micro-batch and times."
+        "time, drag to move; with the tools at the right zoom over devices or into a box, or show the whole step again. "
+        "Hold the pointer over a rectangle for its stage, micro-batch and times."
     )
     if report.play.window:
         words += " The schedule has no flush: shown is the run that was played, from an empty pipeline on."
@@ -95,7 +95,7 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
         )  # fmt: skip
         figure.add_tools(HoverTool(renderers=[made], tooltips=[("", "$name"), ("busy", "@share{0%}")], visible=False))
     wheel = WheelZoomTool(dimensions="width")
-    figure.add_tools(wheel)
+    figure.add_tools(wheel, WheelZoomTool(dimensions="height"))
     figure.toolbar.active_scroll = wheel
     names = [name_device(report.play.plan, device, "stage") for device in range(rows)]
     figure.yaxis.ticker = FixedTicker(ticks=[row + tall / 2 for row in range(rows)])
