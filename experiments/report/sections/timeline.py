@@ -46,8 +46,8 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
         f"{count:,} actions of {devices:,} pipeline device{'s' if devices > 1 else ''}, which stand for all {ranks:,} "
         "ranks: those of one device run alike. A rectangle reaches from the first kernel of an action to its last; "
         "white is idle. Below each row: communication by axis, the more opaque the busier. Turn the wheel to zoom in "
-        "time, drag to move; with the tools at the right zoom over devices or into a box, or show the whole step again. "
-        "Hold the pointer over a rectangle for its stage, micro-batch and times."
+        "time, drag to move; with the tools at the right zoom over devices or into a box, or show the whole step "
+        "again. Hold the pointer over a rectangle for its stage, micro-batch and times."
     )
     if report.play.window:
         words += " The schedule has no flush: shown is the run that was played, from an empty pipeline on."
