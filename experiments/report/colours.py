@@ -35,7 +35,7 @@ def memory_name(category: str) -> str:
 
 def action_looks(kind: str, chunk: int, chunks: int) -> tuple[str, str]:
     """Name and colour of the actions of a kind and a chunk of the model."""
-    name, colour = KINDS.get(kind, (f"action {kind}", style.GREY))
+    name, colour, *_ = KINDS.get(kind, (f"action {kind}", style.GREY))
     if kind == "O" or chunks == 1:
         return name, to_hex(colour if kind == "O" else style.shades(colour, 1)[0])
     return f"{name}, chunk {chunk}", to_hex(style.shades(colour, chunks)[chunk])
