@@ -66,6 +66,7 @@ FLOORS = [
     "experiments.pages",
     "experiments.notebook",
     "experiments.search",
+    "experiments.report",
     "experiments.planning",
     "experiments.docs",
     "experiments.cli",

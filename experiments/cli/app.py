@@ -17,8 +17,7 @@ import typer
 
 from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
-from experiments.cli import plan as cli_plan
-from experiments.cli import plan_module as cli_plan_module
+from experiments.cli import report as cli_report
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
 from experiments.cli import selfcheck as cli_selfcheck
@@ -41,6 +40,8 @@ from experiments.cli.drawing.width import WidthOption, choose_width
 from experiments.cli.interchange import collectives as cli_collectives
 from experiments.cli.interchange import traces as interchange
 from experiments.cli.launch import tell_launch
+from experiments.cli.planning import plan as cli_plan
+from experiments.cli.planning import plan_module as cli_plan_module
 from experiments.plots.style import Width
 from hardware.errors import OutOfMemory, PlanError, nearest
 
@@ -443,6 +444,7 @@ app.command()(cli_collectives.collectives)
 app.command()(cli_plan.plan)
 app.command()(cli_plot.plot)
 app.command("plan-module")(cli_plan_module.plan_module)
+app.command()(cli_report.report)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)
 app.command()(cli_validate.validate)

@@ -75,6 +75,7 @@ COMMANDS = (
     "search search.yaml --robust --json",
     "search search.yaml --compare small.yaml --compare job.yaml --json",
     "search search.yaml --out out/plans.parquet --plot out/plans.svg",
+    "report small.yaml --out out/report.html --no-sensitivity --title A --set plan.pp=1",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
     "scale small.yaml --gpus 8..64 --weak",
     "compare small.yaml job.yaml --json",
@@ -366,6 +367,12 @@ READERS: dict[str, Reader] = {
     "search": Reader("yaml", "given.yaml", "search {}/given.yaml --json", as_yaml(*seeds.SEARCH), 0.3),
     "search page": Reader(
         "yaml", "given.yaml", "search {}/given.yaml --top 3 --jobs-to {}/out", as_yaml(*seeds.SEARCH), 0.1
+    ),
+    "report": Reader(
+        "yaml", "given.yaml", "report {}/given.yaml --no-sensitivity --out {}/out.html", as_yaml(seeds.SMALL), 0.1
+    ),
+    "report of rows": Reader(
+        "parquet", "given.parquet", "report {}/given.parquet --out {}/out.html", seeds.finish_sweep, 0.1
     ),
     "scale": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8..32 --json", as_yaml(*JOBS)),
     "scale page": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8,16 --strong", as_yaml(*JOBS)),

@@ -1,0 +1,1 @@
+"""``meshcast plan`` and ``plan-module``: what published planners propose."""

@@ -1,0 +1,85 @@
+"""``meshcast report``: a forecast, a sweep or a search as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.cli.console import answering, check_place, unwritable
+from experiments.cli.explain import Changes
+from experiments.cli.launch import tell_launch
+from hardware.errors import PlanError
+
+
+def report(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOB|RESULTS",
+            help="A job or a launch file; an answer of predict or search --json; rows of sweep or search --out.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="The page, .html; report.html if not given.")
+    ] = Path("report.html"),
+    change: Changes = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity/--no-sensitivity", help="Show what each figure of the hardware is worth.")
+    ] = True,
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
+) -> None:
+    """Write a page on a forecast or on many plans: one HTML file that works offline."""
+    with answering():
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise PlanError("--out", "the report is written as .html", f"Write {out.stem or 'report'}.html", str(out))
+        check_place(out, "--out")
+        from experiments.report.load import load_plans
+        from experiments.report.page import check_library
+
+        check_library()
+        if out.exists() and source.exists() and out.samefile(source):
+            raise unwritable(out, "it is the file of the input", "--out")
+        plans = load_plans(source)
+        if plans is not None:
+            if change:
+                raise PlanError(
+                    "--set", "plans that were forecast do not change", "Name a job, or leave it out", change[0]
+                )
+            from experiments.report.results_report import report_results
+
+            page = report_results(plans, title)
+        else:
+            page = _report_job(source, tuple(change or ()), sensitivity, title)
+        try:
+            out.write_text(page, "utf-8")
+        except OSError as error:
+            raise unwritable(out, error.strerror or str(error), "--out") from None
+        typer.echo(f"wrote {out}", err=True)
+
+
+def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title: str | None) -> str:
+    """The page of a job, of a launch file, or of the answer of a forecast."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from experiments.report.job_report import report_job
+    from experiments.report.load import check_step_time, load_answer, load_answered_job
+    from simulator import load_job, simulate
+
+    answer, console = load_answer(source), Console(stderr=True)
+    if answer is None:
+        tell_launch(source, changes)
+        job = load_job(source, changes)
+    else:
+        job = load_answered_job(source, answer, changes)
+    found = simulate(job)
+    if answer is not None and not changes:
+        check_step_time(source, answer, found.step_time)
+
+    def watch(steps: Iterable[Any], words: str) -> Iterable[Any]:
+        return track(list(steps), words, console=console, transient=True, disable=not console.is_terminal)
+
+    return report_job(job, found, sensitivity, watch, title)

@@ -1,0 +1,21 @@
+"""The report of many plans: the rows of a sweep or a search, and the sections that are made of them."""
+
+from __future__ import annotations
+
+from experiments.report.page import check_library, render_page
+from experiments.report.results import parallel, pareto, plan_table, summary
+from experiments.report.results.load import PlanRows
+from experiments.report.results.source import make_source
+
+
+def report_results(found: PlanRows, title: str | None = None) -> str:
+    """The HTML page of many plans. Raises PlanError if Bokeh is not installed."""
+    check_library()
+    source = make_source(found)
+    sections = [
+        summary.make_section(found),
+        pareto.make_section(source),
+        parallel.make_section(source),
+        plan_table.make_section(found, source),
+    ]
+    return render_page(title or summary.make_title(found), summary.make_lead(found), sections)

@@ -1,0 +1,1 @@
+"""Sections of the report of one forecast, a module each."""

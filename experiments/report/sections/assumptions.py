@@ -1,0 +1,85 @@
+"""Assumptions: what the forecast had to assume, where every figure of the hardware comes from, and the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from experiments.report.html import details, escape, listing, paragraph, table
+from experiments.report.page import PageSection
+from experiments.report.sections.timeline import list_devices
+from hardware.describe import values
+from hardware.load import Fact, Value
+from hardware.node import Node
+from simulator.report.report import Report
+
+
+def make_section(report: Report) -> PageSection:
+    sources = list_sources(report)
+    before = ["", *(row[0] for row in sources)]  # the name of a file stands beside its first figure only
+    rows = [
+        [escape("" if row[0] == above else row[0]), *map(escape, row[1:])]
+        for row, above in zip(sources, before, strict=False)
+    ]
+    job = yaml.safe_dump(report.job.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+    html = [
+        listing(report.assumed),
+        "<h3>Sources of the hardware's figures</h3>",
+        paragraph(
+            "peak: the maker's figure; measured, fitted or assumed otherwise. Rates of links are of one direction."
+        ),
+        table(["of", "figure", "value", "kind", "source"], rows, "sources"),
+        details(
+            "Ranks of every pipeline device",
+            table(["", "ranks"], [[escape(cell) for cell in row] for row in list_devices(report)]),
+        ),
+        details("The job with all defaults filled", f"<pre>{escape_lines(job)}</pre>"),
+    ]
+    return PageSection("assumptions", "Assumptions and sources", "".join(html))
+
+
+def escape_lines(text: str) -> str:
+    """Several lines as HTML, each escaped on its own."""
+    return "\n".join(escape(line) for line in text.splitlines())
+
+
+def list_sources(report: Report) -> list[list[str]]:
+    """Hardware, figure, value, kind and source of everything that the cluster's files state."""
+    cluster = report.job.cluster
+    found, seen = [], set[str]()
+    for node in dict.fromkeys([group.node for group in cluster.groups] or [cluster.node]):
+        for model in _models(node):
+            name = getattr(model, "name", "") or type(model).__name__.lower()
+            if name in seen:
+                continue
+            seen.add(name)
+            found += [
+                [name, path.replace("_", " ").replace(".", ", "), _text(one), one.kind, _source(one)]
+                for path, one in values(model)
+            ]
+    return found
+
+
+def _models(node: Node) -> Iterator[Any]:
+    """The files of a node: itself, its GPU, and the links of both."""
+    yield node.gpu
+    if node.scale_up:
+        yield node.scale_up.link
+    if node.nics:
+        yield node.nics.link
+    yield node.gpu.host
+    yield node
+
+
+def _text(item: Value | Fact[Any]) -> str:
+    if isinstance(item, Value):
+        return item.text
+    return (
+        {True: "yes", False: "no"}.get(item.value, str(item.value)) if isinstance(item.value, bool) else str(item.value)
+    )
+
+
+def _source(item: Value | Fact[Any]) -> str:
+    return f"{item.source}{f' (read on {item.checked})' if item.checked else ''}"

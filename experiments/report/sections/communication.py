@@ -1,0 +1,121 @@
+"""Communication: bytes that ranks, nodes or pipeline devices send each other in a step, an image for every axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
+from experiments.plots import style
+from experiments.report.charts import format_bytes, new_figure, sequential
+from experiments.report.colours import AXIS_NAMES
+from experiments.report.html import escape, paragraph, table
+from experiments.report.page import PageSection
+from simulator.costs.calibration.calibration import Calibration
+from simulator.report.report import Report
+
+LEAST = 1e-9
+"""Share of all bytes below which an axis gets no image: sums of norms."""
+
+LEAST_SHADE = 1e-5
+"""Share of the largest value that has the palest shade, with all smaller ones."""
+
+NOUNS = {"rank": "rank", "node": "node", "stage": "pipeline device"}
+
+
+def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
+    if report.job.cluster.gpus == 1:
+        return PageSection("communication", "Communication", paragraph("One GPU: nothing is sent."))
+    found = communication_matrix(report, calibration=calibration)
+    total = float(found.total.sum())
+    noun = NOUNS[found.grouping]
+    if not total:
+        return PageSection(
+            "communication", "Communication", paragraph("The ranks of this plan send each other nothing.")
+        )
+    shown = {axis: found.by_axis[axis] for axis in found.by_axis if found.sums[axis] >= LEAST * total}
+    words = (
+        f"Bytes in a step from each {noun} (row) to each other one (column): collectives by the algorithms that the "
+        "forecast chose for them, and messages of the pipeline. Payloads only; an all-reduce that a switch adds up "
+        "counts as the direct exchange that it stands for. All images have one logarithmic scale; white: nothing."
+    )
+    if found.grouping != "rank":
+        words += f" What ranks of one {noun} send each other is on the diagonal."
+    rows = [
+        [escape(AXIS_NAMES[axis]), format_bytes(found.sums[axis]), f"{100 * found.sums[axis] / total:.1f}",
+         format_bytes(found.sums[axis] / report.job.cluster.gpus)]
+        for axis in shown
+    ]  # fmt: skip
+    foot = ["all", format_bytes(total), "100.0", format_bytes(total / report.job.cluster.gpus)]
+    figures, html = {}, []
+    positive = [matrix[matrix > 0] for matrix in shown.values()]
+    high = float(found.total.max())
+    low = max(min(float(values.min()) for values in positive), LEAST_SHADE * high)
+    ranges: dict[str, Any] = {}
+    panels = {"all axes": found.total, **{AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}}
+    if len(shown) == 1:
+        panels = {AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}
+    for number, (title, matrix) in enumerate(panels.items()):
+        figures[f"matrix{number}"] = _draw(found, title, matrix, low, high, noun, ranges)
+        html.append(f"<div>{{{{matrix{number}}}}}</div>")
+    scale = f'<div class="scale" style="background:linear-gradient(to right,{",".join(_palette()[::7])})"></div>'
+    ends = f'<div class="ends"><span>{format_bytes(low)} or less</span><span>{format_bytes(high)}</span></div>'
+    grid = "grid two" if len(panels) in (1, 2, 4) else "grid"
+    body = paragraph(words) + table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot)
+    body += scale + ends + f'<div class="{grid}">{"".join(html)}</div>' + _host(found)
+    return PageSection("communication", "Communication", body, figures)
+
+
+def _palette() -> list[str]:
+    return sequential(style.BLUE)
+
+
+def _draw(
+    found: CommunicationMatrix,
+    title: str,
+    matrix: np.ndarray,
+    low: float,
+    high: float,
+    noun: str,
+    ranges: dict[str, Any],
+) -> Any:
+    """One image. ranges: of its axes, which all images share."""
+    from bokeh.models import CustomJSHover, HoverTool, LogColorMapper, Range1d
+
+    size = len(found.names)
+    if not ranges:
+        bounds = (-0.5, size - 0.5)
+        ranges["x_range"] = Range1d(*bounds, bounds=bounds)
+        ranges["y_range"] = Range1d(size - 0.5, -0.5, bounds=bounds)
+    figure = new_figure(
+        360,
+        f"to {noun}",
+        f"from {noun}",
+        "pan,wheel_zoom,box_zoom,reset,save",
+        title=title,
+        active_scroll=None,
+        **ranges,
+    )
+    image = np.where(matrix > 0, matrix, np.nan).astype(np.float32)
+    mapper = LogColorMapper(_palette(), low=low, high=max(high, low * 10), nan_color="#ffffff")
+    made = figure.image([image], x=-0.5, y=-0.5, dw=size, dh=size, color_mapper=mapper)
+    code = "const u = ['B','kB','MB','GB','TB','PB']; let i = 0; while (value >= 1000 && i < 5) { value /= 1000; i++ }"
+    amount = CustomJSHover(code=f"{code} return isNaN(value) ? 'nothing' : value.toPrecision(3) + ' ' + u[i]")
+    place = CustomJSHover(code="return Math.round(value).toString()")
+    tips = [(f"from {noun}", "$y{custom}"), (f"to {noun}", "$x{custom}"), ("sent in a step", "@image{custom}")]
+    forms = {"@image": amount, "$x": place, "$y": place}
+    figure.add_tools(HoverTool(renderers=[made], tooltips=tips, formatters=forms, visible=False))
+    figure.grid.visible = False
+    for axis in (figure.xaxis, figure.yaxis):
+        axis.ticker.min_interval = 1
+        axis.ticker.num_minor_ticks = 0
+    return figure
+
+
+def _host(found: CommunicationMatrix) -> str:
+    """What is copied between GPUs and hosts."""
+    out, back = found.host.sum(axis=0)
+    if not out + back:
+        return ""
+    return paragraph(f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back.")

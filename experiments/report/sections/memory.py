@@ -1,0 +1,92 @@
+"""Memory: the peak of every pipeline device by category, beside the capacity of its GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.plots import style
+from experiments.report.charts import new_figure, to_hex
+from experiments.report.colours import memory_colour, memory_name
+from experiments.report.html import details, legend, paragraph, table
+from experiments.report.page import PageSection
+from hardware.units import GIB
+from simulator.program.memory_profile import CATEGORIES
+from simulator.report.report import Report
+from simulator.report.words import name_device
+
+FRAGMENTATION, CONTEXT = "fragmentation, cached blocks", "CUDA context, libraries"
+RED = "#c1121f"
+
+
+def make_section(report: Report) -> PageSection:
+    bars = list_bars(report)
+    shown = [name for name in bars[0] if any(one[name] > 0.005 for one in bars)]
+    names = [name_device(report.play.plan, device, "stage") for device in range(len(bars))]
+    words = (
+        "Peak memory of a GPU of every pipeline device, by what holds it at the moment of the peak of its tensors; "
+        "above it what the allocator holds beyond tensors, and what nvidia-smi shows besides. The line is the memory "
+        "of the GPU."
+    )
+    peak = max(report.needs)
+    words += f" The fullest device needs {peak / GIB:,.1f} GiB"
+    words += "." if report.fits else f"; the plan lacks memory: {report.missing}."
+    rows = [
+        [names[device], *(f"{one[name]:,.2f}" for name in shown), f"{sum(one.values()):,.2f}", f"{room:,.1f}"]
+        for device, (one, room) in enumerate(zip(bars, _free(report), strict=True))
+    ]
+    numbers = table(["", *map(_name, shown), "total GiB", "free GiB"], rows)
+    key = legend([(_name(name), _colour(name)) for name in shown] + [("memory of the GPU (line)", RED)])
+    html = paragraph(words) + "{{memory}}" + key + details("The figures as a table [GiB]", numbers)
+    return PageSection("memory", "Memory per stage", html, {"memory": _draw(report, bars, shown, names)})
+
+
+def list_bars(report: Report) -> list[dict[str, float]]:
+    """By pipeline device the peak by category, fragmentation and context [GiB]: together what nvidia-smi shows."""
+    context = report.job.framework.memory.context_gib
+    found = []
+    for peak, need in zip(report.play.peaks, report.needs, strict=True):
+        own = {name: peak.by.get(name, 0.0) / GIB for name in CATEGORIES}
+        own[FRAGMENTATION] = max(0.0, need / GIB - context - peak.total / GIB)
+        found.append(own | {CONTEXT: context})
+    return found
+
+
+def _free(report: Report) -> list[float]:
+    return [-excess / GIB for excess in report.excess]
+
+
+def _colour(name: str) -> str:
+    pale = {FRAGMENTATION: style.lighten(style.GREY, 0.55), CONTEXT: style.lighten(style.GREY, 0.3)}
+    return to_hex(pale[name]) if name in pale else memory_colour(name)
+
+
+def _name(name: str) -> str:
+    return name if name in (FRAGMENTATION, CONTEXT) else memory_name(name)
+
+
+def _draw(report: Report, bars: list[dict[str, float]], shown: list[str], names: list[str]) -> Any:
+    from bokeh.models import ColumnDataSource, HoverTool
+
+    devices = list(range(len(bars)))
+    figure = new_figure(340, "pipeline device", "GiB", "xpan,xwheel_zoom,box_zoom,reset,save", active_scroll=None)
+    low = [0.0] * len(bars)
+    for name in shown:
+        high = [at + one[name] for at, one in zip(low, bars, strict=True)]
+        source = ColumnDataSource(
+            {"x": devices, "low": low, "high": high, "gib": [one[name] for one in bars], "device": names}
+        )
+        made = figure.vbar("x", 0.8, "high", "low", source=source, color=_colour(name), line_color="white")
+        tips = [("", "@device"), (_name(name), "@gib{0,0.00} GiB"), ("up to here", "@high{0,0.00} GiB")]
+        figure.add_tools(HoverTool(renderers=[made], tooltips=tips, visible=False))
+        low = high
+    ends = [capacity / GIB for capacity in report.capacities]
+    left, right = [device - 0.5 for device in devices], [device + 0.5 for device in devices]
+    figure.segment(left, ends, right, ends, line_color=RED, line_width=2)
+    figure.y_range.start, figure.y_range.end = 0, 1.08 * max(*low, *ends)
+    figure.x_range.start, figure.x_range.end = -0.6, len(bars) - 0.4
+    figure.xaxis.ticker.min_interval = 1
+    figure.xaxis.ticker.num_minor_ticks = 0
+    figure.xgrid.visible = False
+    if len(bars) <= 12:
+        figure.xaxis.ticker = devices
+    return figure

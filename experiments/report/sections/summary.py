@@ -1,0 +1,43 @@
+"""Summary: the headline figures of a forecast, whether it fits, what limits it, and its warnings."""
+
+from __future__ import annotations
+
+from experiments.report.html import KeyFigure, escape, key_figures, paragraph
+from experiments.report.page import PageSection
+from hardware.units import GIB
+from simulator.report.figures import FIGURES, name_contribution
+from simulator.report.report import Report
+from simulator.report.words import describe_microbatches, describe_plan, format_count
+
+
+def make_lead(report: Report) -> str:
+    """What was forecast: HTML below the title of the page."""
+    job, batch = report.job, report.job.batch
+    tokens = f"{batch.total:,} sequences of {batch.sequence:,} tokens a step" if batch.total else ""
+    words = [
+        f"{format_count(job.model.parameters)} parameters on {job.cluster}",
+        ", ".join(describe_plan(report.play.plan)),
+        ", ".join(one for one in (tokens, describe_microbatches(report.play.plan), job.framework.name) if one),
+    ]
+    return "".join(f'<p class="lead">{escape(line)}</p>' for line in words)
+
+
+def make_section(report: Report) -> PageSection:
+    tiles = []
+    for figure in FIGURES.values():
+        if figure.headline and (value := figure.compute(report)):
+            tiles.append(KeyFigure(figure.label, figure.headline.form(value), figure.remark(report)))
+    fits = "it fits" if report.fits else f"it does not fit: {report.missing}"
+    peak = f"{report.peak_device / GIB:,.1f} of {report.capacity / GIB:,.0f} GiB"
+    tiles.append(KeyFigure("peak memory of a GPU", peak, fits, bad=not report.fits))
+    widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
+    parts = [
+        key_figures(tiles),
+        paragraph(report.limits),
+        *(paragraph(f"Warning: {warning}.", "warning") for warning in report.warnings),
+        paragraph(
+            f"The 90% interval should hold nine of ten measured steps. Its largest standard deviations of "
+            f"log(measured / forecast): {widest}. Regime of the forecast: {report.regime}."
+        ),
+    ]
+    return PageSection("summary", "Summary", "".join(parts))

@@ -1,0 +1,150 @@
+"""Opens a page in a headless browser and says what it did: errors, requests, widths, how much every figure shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--enable-unsafe-swiftshader", "--hide-scrollbars"),
+)
+
+LISTEN = """<script>
+window.found = [];
+for (const level of ['error', 'warn']) {
+  const say = console[level].bind(console);
+  console[level] = (...words) => { found.push(words.join(' ')); say(...words) };
+}
+addEventListener('error', event => found.push(String(event.message)));
+addEventListener('unhandledrejection', event => found.push(String(event.reason)));
+addEventListener('securitypolicyviolation', event => found.push('blocked ' + event.blockedURI));
+</script>"""
+
+ANSWER = """
+const done = arguments[arguments.length - 1];
+const pause = seconds => new Promise(next => setTimeout(next, 1000 * seconds));
+const frames = async () => { for (let i = 0; i < 4; i++) await new Promise(requestAnimationFrame) };
+function* below(node) {
+  for (const one of node.querySelectorAll('*')) { yield one; if (one.shadowRoot) yield* below(one.shadowRoot) }
+}
+function coloured(root) {
+  let most = 0;
+  for (const one of below(root)) {
+    if (one.tagName !== 'CANVAS' || !one.width || !one.height) continue;
+    const pixels = one.getContext('2d', {willReadFrequently: true}).getImageData(0, 0, one.width, one.height).data;
+    let count = 0;
+    for (let i = 0; i < pixels.length; i += 4)
+      if (pixels[i + 3] > 40 && Math.max(pixels[i], pixels[i + 1], pixels[i + 2])
+          - Math.min(pixels[i], pixels[i + 1], pixels[i + 2]) > 25) count++;
+    most = Math.max(most, count / (pixels.length / 4));
+  }
+  return most;
+}
+const drawn = () => window.Bokeh && Bokeh.documents.length && Bokeh.documents.every(one => one.is_idle);
+const shares = () => Object.fromEntries([...document.querySelectorAll('[data-root-id]')].map(
+  (one, i) => [one.closest('section').id + i, coloured(one)]));
+function timeline() {
+  for (const one of Bokeh.documents) for (const model of one._all_models.values())
+    if (model.type === 'Figure' && model.output_backend === 'webgl') return model;
+}
+(async () => {
+  for (let i = 0; i < 600 && !drawn(); i++) await pause(0.1);
+  await frames();
+  const found = {idle: !!drawn(), shares: shares(), inner: innerWidth, zoomed: {}, before: [], after: []};
+  found.scroll = document.documentElement.scrollWidth;
+  found.requests = performance.getEntriesByType('resource').map(one => one.name);
+  if (timeline()) {
+    const range = timeline().x_range;
+    range.setv({start: range.end * 0.5, end: range.end * 0.501});
+    await frames();
+    found.zoomed = shares();
+  }
+  const cell = [...below(document)].find(one => one.classList.contains('slick-header-column'));
+  if (cell) {
+    const column = () => [...below(document)].filter(one => one.matches('.slick-row .l0')).map(one => one.textContent);
+    found.before = column(); cell.click(); await frames(); found.after = column();
+  }
+  found.errors = window.found;
+  done(found);
+})();
+"""
+
+
+@dataclass(frozen=True)
+class OpenedPage:
+    """What a browser saw.
+
+    errors: messages of the console, of scripts, and of what the policy forbade.
+    requests: addresses that were loaded.
+    shares: by figure, the share of its pixels that are coloured; zoomed: with the timeline zoomed in.
+    scroll, inner: width of the page and of the window [pixels].
+    idle: whether all figures were drawn.
+    before, after: the first column of a table, and after a click on its heading.
+    """
+
+    errors: list[str]
+    requests: list[str]
+    shares: dict[str, float]
+    zoomed: dict[str, float]
+    scroll: int
+    inner: int
+    idle: bool
+    before: list[str]
+    after: list[str]
+
+
+class Browser:
+    """A headless browser that is driven over HTTP, as WebDriver has it; skips the test where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        browser = next(filter(None, map(shutil.which, NAMES)), None)
+        driver = shutil.which("chromedriver")
+        if browser is None or driver is None:
+            pytest.skip(f"no headless browser here: it takes one of {', '.join(NAMES)}, and chromedriver")
+        self.folder, self.browser = folder, browser
+        self._driver = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert self._driver.stdout is not None
+        port = next(
+            found[1] for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
+        )
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy to this machine
+        self._address = f"http://127.0.0.1:{port}"
+
+    def close(self) -> None:
+        self._driver.terminate()
+        self._driver.wait(30)
+
+    def open(self, html: str, width: int) -> OpenedPage:
+        """Opens a page in a window of `width` pixels."""
+        file = self.folder / "page.html"
+        file.write_text(html.replace("<head>", f"<head>{LISTEN}", 1), "utf-8")
+        arguments = [*OPTIONS, f"--user-data-dir={self.folder / f'profile{width}'}"]
+        wanted = {"goog:chromeOptions": {"binary": self.browser, "args": arguments}, "timeouts": {"script": 240_000}}
+        session = f"/session/{self._ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
+        try:
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
+            self._ask(f"{session}/goog/cdp/execute", command)
+            self._ask(f"{session}/url", {"url": file.as_uri()})
+            return OpenedPage(**self._ask(f"{session}/execute/async", {"script": ANSWER, "args": []}))
+        finally:
+            self._ask(session, None, "DELETE")
+
+    def _ask(self, path: str, data: Any, method: str = "POST") -> Any:
+        body = None if data is None else json.dumps(data).encode()
+        request = urllib.request.Request(
+            self._address + path, body, {"Content-Type": "application/json"}, method=method
+        )
+        with self._opener.open(request, timeout=300) as answer:
+            return json.load(answer)["value"]
