@@ -54,7 +54,7 @@ def search(
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
     within: gap, a share of the objective from 0 to below 1, at which the search may end.
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
-    objective: ``time``, ``tokens`` (per second and GPU), ``cost`` or ``memory``; two of them, as a list or as
+    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory``; two of them, as a list or as
         ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
@@ -112,7 +112,7 @@ def read_objectives(given: str | Sequence[str], robust: bool = False, place: str
     if not isinstance(names, list | tuple):
         raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", given)
     found = check_objectives([one.strip() if isinstance(one, str) else one for one in names], place)
-    if robust and (len(found) > 1 or found == ("memory",)):
+    if robust and (len(found) > 1 or found[0] in ("memory", "energy")):
         rule = "with --robust intervals of the step rank the plans, so it takes one objective: time, tokens or cost"
         raise PlanError(place, rule, "Leave out --robust, or write one of these", ",".join(found))
     return found

@@ -211,6 +211,8 @@ class Report(Metrics):
             "memory.stages": self._stages(),
             "limits": self.limits,
             "interval": {"regime": self.regime, "widest": self.widest},
+            "energy.interval_90_kwh": list(self.step_kwh_90),
+            "energy.assumed": list(self.energy.assumed),
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),

@@ -15,7 +15,7 @@ import yaml
 import meshcast
 from experiments.search import workers
 from experiments.search.find import open_search
-from experiments.search.objectives import FoundPlans
+from experiments.search.objectives import ClusterUse, FoundPlans
 from experiments.search.search import Search
 from experiments.search.workers import run_on_workers, share_groups
 from hardware.errors import PlanError
@@ -175,13 +175,13 @@ def test_shares_of_processes_hold_every_group_once() -> None:
 
 def test_found_plans_decide_which_bounds_are_of_interest() -> None:
     one = FoundPlans(("tokens",), top=2, within=0.1)
-    assert one.limit == np.inf and one.values(2.0, 5.0, 8) == (16.0,)
+    assert one.limit == np.inf and one.bounds(2.0, 5.0, ClusterUse(8)) == (16.0,)
     one.add((16.0,))
     assert one.limit == pytest.approx(16 * 1.05 * 0.9)
     one.add((16.1,))
     assert one.limit == pytest.approx(16.1 * 0.9)
     two = FoundPlans(("memory", "time"))
-    assert two.values(2.0, 5.0, 8) == (2.0, 5.0) and not two.by_memory
+    assert two.bounds(2.0, 5.0, ClusterUse(8)) == (2.0, 5.0) and not two.by_memory
     assert not two.dominates([np.ones(1), np.ones(1)])[0] and two.gap(np.ones((1, 2))) == 1.0
     for values in ((2.0, 5.0), (3.0, 4.0), (3.0, 6.0)):
         two.add(values)
@@ -193,7 +193,7 @@ def test_found_plans_decide_which_bounds_are_of_interest() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"objective": "speed"}, "objective is 'speed': an objective is one of time, tokens, cost, memory"),
+        ({"objective": "speed"}, "objective is 'speed': an objective is one of time, tokens, cost, energy, memory"),
         ({"objective": "tokens,cost"}, "both rank plans alike"),
         ({"objective": "time,time"}, "both objectives are the same"),
         ({"objective": "time,cost,memory"}, "one objective, or two for their Pareto front"),
