@@ -52,7 +52,7 @@ def search(
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="time, tokens (per s and GPU), cost, energy or memory; two, such as time,memory, for their Pareto front.",
+            help="time, tokens (per s and GPU), cost, energy or memory; two, as time,memory, for their Pareto front.",
         ),
     ] = "time",
     workers: Annotated[

@@ -54,8 +54,8 @@ def search(
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
     within: gap, a share of the objective from 0 to below 1, at which the search may end.
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
-    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory``; two of them, as a list or as
-        ``time,memory``, for the Pareto front.
+    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory``; two of them, as a list
+        or as ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.

@@ -108,7 +108,13 @@ class PlanSearch:
                 raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
 
     def forecast_plan(
-        self, changes: dict[str, Any], job: dict[str, Any], bound: float, nbytes: float, use: ClusterUse, space: SearchedJob
+        self,
+        changes: dict[str, Any],
+        job: dict[str, Any],
+        bound: float,
+        nbytes: float,
+        use: ClusterUse,
+        space: SearchedJob,
     ) -> FoundPlan | None:
         """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule.
 

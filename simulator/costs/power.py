@@ -4,11 +4,12 @@ A GPU draws its idle power all the time. A running kernel adds a part for multip
 instruction issue) and a part in proportion to what it does: FLOPs of tensor cores against their peak, bytes against the
 memory bandwidth::
 
-    P = idle + limit x min(busy + kind x utilisation, 1 - idle / limit)
+    P = idle + limit x (busy + kind x utilisation)
 
-The coefficients are shares of the board's power limit, so that they carry over to GPUs that were not measured. They are
-in ``simulator/costs/power.yaml`` with their sources and errors; ``python -m validation.power.fit`` fits those of the
-measured GPUs.
+The board holds the mean over tens of milliseconds at its limit, so kernels together add `limit` - `idle` at most while
+they run. The coefficients are shares of the limit, so that they carry over to GPUs that were not measured. They are in
+``simulator/costs/power.yaml`` with their sources and errors; ``python -m validation.calibration.power`` fits those of
+the measured GPUs.
 """
 
 from __future__ import annotations
@@ -72,12 +73,15 @@ class PowerModel:
         return ("gemm" if isinstance(work, Gemm) else "attention"), work.flops / seconds / float(peak)
 
     def kernel_joules(self, work: Work | None, seconds: float) -> float:
-        """Energy of a kernel beyond the idle power [J]."""
+        """Energy of a kernel beyond the idle power, before the limit [J]."""
         if seconds <= 0 or not isinstance(work, Gemm | Attention | Memory):
             return 0.0
         kind, share = self.utilisation(work, seconds)
-        added = self.busy + getattr(self, kind) * min(share, 1.0)
-        return float(min(added, 1 - self.idle) * self.limit * seconds)
+        return float((self.busy + getattr(self, kind) * min(share, 1.0)) * self.limit * seconds)
+
+    def most_joules(self, seconds: float) -> float:
+        """Energy that the limit leaves to kernels which run for `seconds`, beyond the idle power [J]."""
+        return (1 - self.idle) * self.limit * seconds
 
     def least_joules_per_flop(self, dtype: str) -> float:
         """Least energy of a FLOP of a GEMM or of attention in a number format, beyond the idle power [J]."""

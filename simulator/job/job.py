@@ -230,6 +230,11 @@ class RunLength(JobPart):
     carbon_kg_per_kwh: float | None = Field(default=None, strict=True, ge=0, le=5, allow_inf_nan=False)
     """CO2 of a kilowatt-hour of electricity [kg]. Default: unknown, and no CO2 is forecast."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Tokens and price, and what is stated of electricity."""
+        stated = self.model_dump(exclude_none=True)
+        return {"tokens": None, "price_per_gpu_hour": None, **stated}
+
 
 class Train(JobPart):
     """Which parameters are trained: all, those of adapters only, or none."""
@@ -353,7 +358,7 @@ class Job(JobPart):
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
             "plan": plan_to_dict(self.plan),
-            "run": self.run.model_dump(),
+            "run": self.run.to_dict(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from simulator.costs.power import Overhead, PowerModel, overhead, power_model
 from simulator.ir.ops import COMPUTE, Op
 from simulator.program.block import SUMS, BlockPrices
-from simulator.program.categories import HOST, axis_of
+from simulator.program.categories import COMPUTING, HOST, axis_of
 from simulator.program.task import Task
 from simulator.report.forecast import Forecast
 
@@ -80,44 +81,57 @@ def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
     """
     program, window = forecast.program, forecast.window
     turns = window.turns(program) if window else np.array(program.timetable.turns)
-    joules = np.zeros(program.devices)
-    for number, task in enumerate(program.tasks):
-        device = program.device_of(number)
-        joules[device] += turns[number] * _task_joules(task, models[device])
-    for device, task in enumerate(program.updates):
-        joules[device] += _task_joules(task, models[device])
+    joules = np.zeros((program.devices, 2))  # of kernels, of communication
+    times: dict[tuple[int, Task], float] = {}
+    owners = [program.device_of(number) for number in range(len(program.tasks))]
+    each = zip(owners, program.tasks, turns.tolist(), strict=True)
+    for device, task, count in (*each, *((device, task, 1) for device, task in enumerate(program.updates))):
+        times[device, task] = times.get((device, task), 0.0) + count
+    known: dict[tuple[str, Task], np.ndarray] = {}
+    for (device, task), count in times.items():
+        key = models[device].gpu.name, task
+        if key not in known:
+            known[key] = _task_joules(task, models[device])
+        joules[device] += count * known[key]
     for slot, send in program.sent:
         for device in (send.source, send.target):
             model = models[device]
-            joules[device] += turns[slot] * model.communication * model.limit * (send.seconds + send.latency)
-    steps = window.steps if window else 1.0
-    joules /= steps
+            joules[device, 1] += turns[slot] * model.communication * model.limit * (send.seconds + send.latency)
+    kernels, others = joules.T / (window.steps if window else 1.0)
+    computing = forecast.sums[:, : len(COMPUTING), SUMS.index("seconds")].sum(axis=1)
+    most = [model.most_joules(float(seconds)) for model, seconds in zip(models, computing, strict=True)]
+    added = np.minimum(kernels, most) + others
     if program.devices > 1:
         busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
         waiting = np.maximum(forecast.seconds - busy, 0.0)
-        joules += waiting * [model.waiting * model.limit for model in models]
-    return joules
+        added += waiting * [model.waiting * model.limit for model in models]
+    return added
 
 
-def _task_joules(task: Task, model: PowerModel) -> float:
-    """Energy of one action beyond the idle power [J]."""
-    found = sum(part.count * _block_joules(part.prices, model) for part in task.parts)
+def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
+    """Energy of the kernels and of the communication of one action beyond the idle power [J]."""
+    found = np.zeros(2)
+    for part in task.parts:
+        found += part.count * _block_joules(part.prices, model)
     for side in (*task.ahead, *task.behind):
-        each = zip(side.ops, side.seconds.tolist(), side.lasting.tolist(), strict=True)
-        found += sum(_op_joules(op, seconds, lasting, model) for op, seconds, lasting in each)
-    return float(found)
+        found += _sum_joules(side.ops, side.seconds.tolist(), side.lasting.tolist(), model)
+    return found
 
 
-def _block_joules(prices: BlockPrices, model: PowerModel) -> float:
-    """Energy of one copy of a block beyond the idle power [J], computed once."""
+def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
+    """The same of one copy of a block, computed once."""
     key = "joules", model.gpu.name
     if key not in prices.results:
-        each = zip(prices.block.ops, prices.seconds, prices.lasting.tolist(), strict=True)
-        prices.results[key] = sum(_op_joules(op, seconds, lasting, model) for op, seconds, lasting in each)
+        prices.results[key] = _sum_joules(prices.block.ops, prices.seconds, prices.lasting.tolist(), model)
     return prices.results[key]  # type: ignore[return-value]
 
 
-def _op_joules(op: Op, seconds: float, lasting: float, model: PowerModel) -> float:
-    if op.stream == COMPUTE:
-        return model.kernel_joules(op.work, seconds)
-    return 0.0 if axis_of(op) == HOST else model.communication * model.limit * lasting
+def _sum_joules(ops: Sequence[Op], seconds: Sequence[float], lasting: Sequence[float], model: PowerModel) -> np.ndarray:
+    """The same of some ops. seconds: for which each computes. lasting: until others see its result."""
+    kernels = communication = 0.0
+    for op, computes, lasts in zip(ops, seconds, lasting, strict=True):
+        if op.stream == COMPUTE:
+            kernels += model.kernel_joules(op.work, computes)
+        elif axis_of(op) != HOST:
+            communication += model.communication * model.limit * lasts
+    return np.array([kernels, communication])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ SIZES = {
 def forecast_all(job: str) -> list[tuple[int, StepAndMemory]]:
     """GPUs and forecast of every plan of a job that fits."""
     clusters = open_search(json.loads(job)).clusters
-    found = [(one.gpus, forecast) for one in clusters for _, forecast in every_point(one.space)]
+    found = [(one.use.gpus, forecast) for one in clusters for _, forecast in every_point(one.space)]
     return [(gpus, forecast) for gpus, forecast in found if forecast is not None and forecast.fits]
 
 
@@ -78,13 +79,28 @@ def test_the_plan_with_the_least_memory_is_found() -> None:
     assert certificate.step == found.best[0].forecast.step_time
 
 
+def test_the_plan_with_the_least_energy_is_found() -> None:
+    """On clusters of several sizes and kinds, against the energy of every plan; bounds are below all of them."""
+    found = open_search(SIZES, top=3, objectives=("energy",))
+    certificate = found.run()
+    joules = []
+    for cluster in found.clusters:
+        for _, forecast in every_point(cluster.space):
+            if forecast is not None and forecast.fits:
+                joules.append(forecast.joules)
+                assert 0 < cluster.use.energy.bound(forecast.step_time) <= forecast.joules
+    assert [one.forecast.joules for one in found.best] == pytest.approx(sorted(joules)[:3], rel=1e-12)
+    assert certificate.complete and certificate.gap == 0 and certificate.exact < certificate.plans
+    assert certificate.incumbent == found.best[0].forecast.joules
+
+
 @pytest.mark.parametrize("objective", ["time", "tokens", "cost"])
 def test_clusters_are_compared(objective: str) -> None:
     found = open_search(SIZES, top=1, objectives=(objective,))
     certificate = found.run()
     plans = fitting(SIZES)
     best = min(plans, key=lambda one: one[1].step_time * (1 if objective == "time" else one[0]))
-    assert found.best[0].forecast == best[1] and certificate.gap == 0
+    assert found.best[0].forecast == replace(best[1], joules=0.0) and certificate.gap == 0
     assert found.best[0].changes["cluster"] == ("dgx-h100:2" if objective == "time" else "dgx-h100:1")
     assert certificate.fields["cluster"] == SIZES["cluster"]
     assert certificate.plans == sum(one.plans for one in found.clusters)
