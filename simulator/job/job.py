@@ -225,8 +225,8 @@ class RunLength(JobPart):
     pue: float | None = Field(default=None, strict=True, ge=1, le=5, allow_inf_nan=False)
     """Power usage effectiveness: power of the data centre over that of its computers. Default: 1.2."""
     node_watts_per_gpu: float | None = Field(default=None, strict=True, ge=0, le=1e5, allow_inf_nan=False)
-    """Power of a node beside its GPUs (CPUs, memory, network, fans) and of its switches, for each GPU [W]. Default: half
-    of the power limit of a GPU."""
+    """Power of a node beside its GPUs (CPUs, memory, network, fans) and of its switches, for each GPU [W]. Default:
+    half of the power limit of a GPU."""
     carbon_kg_per_kwh: float | None = Field(default=None, strict=True, ge=0, le=5, allow_inf_nan=False)
     """CO2 of a kilowatt-hour of electricity [kg]. Default: unknown, and no CO2 is forecast."""
 

@@ -70,7 +70,8 @@ def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
 
 
 def _name_assumed(models: list[PowerModel], every: list[Overhead]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for one in (*models, *every) for text in one.assumed))
+    found = [*(one.assumed for one in models), *(one.assumed for one in every)]
+    return tuple(dict.fromkeys(text for assumed in found for text in assumed))
 
 
 def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from hardware.load import load
 from simulator.costs.power import PowerModel, power_model
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import COMPUTE, Op
@@ -93,7 +94,9 @@ def fit(rows: Sequence[PowerRow], idle: float, memory: float) -> tuple[float, fl
     """The coefficients `busy` and `tensor` with the least squares of log(measured / forecast)."""
 
     def errors(given: np.ndarray) -> list[float]:
-        return [float(np.log(min(row.power, 1.0) / forecast_power(row, idle, *given, memory))) for row in rows]
+        busy, tensor = given.tolist()
+        forecasts = (forecast_power(row, idle, busy, tensor, memory) for row in rows)
+        return [float(np.log(min(row.power, 1.0) / one)) for row, one in zip(rows, forecasts, strict=True)]
 
     found = least_squares(errors, (0.4, 0.7), bounds=BOUNDS).x
     return float(found[0]), float(found[1])
@@ -118,9 +121,8 @@ def describe_fit(rows: Sequence[PowerRow], model: PowerModel) -> str:
             f"{error:8.1%}{without:9.1%}"
         )
     free = [one for one, row in zip(squares, rows, strict=True) if row.power < LIMITED]
-    lines.append(
-        f"root mean square without the row {np.sqrt(np.mean(squares)):.1%}; below the limit {np.sqrt(np.mean(free)):.1%}"
-    )
+    every, below = (float(np.sqrt(np.mean(one))) for one in (squares, free))
+    lines.append(f"root mean square without the row {every:.1%}; below the limit {below:.1%}")
     return "\n".join(lines)
 
 
@@ -131,8 +133,6 @@ LIMITED = 0.98
 def main() -> None:
     """Fits every GPU with measured steps, and prints it."""
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)
-    from hardware.load import load
-
     for name in dict.fromkeys(row.gpu for row in rows):
         print(describe_fit([row for row in rows if row.gpu == name], power_model(load("gpus", name))))
 
