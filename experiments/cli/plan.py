@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.console import AsJson, answering, emit
+from experiments.cli.launch import tell_launch
 
 
 def plan(
@@ -47,6 +48,7 @@ def plan(
         from hardware.errors import PlanError
 
         names = choose_planners(planners)
+        tell_launch(job, ())
         problem = open_problem(job)
         with _progress(len(names)) as track:
             best = find_optimum(problem) if optimum or plot is not None else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import Source, compare_plans, load_plans
-from experiments.search.fields import CLUSTER, split_clusters
+from experiments.search.fields import CLUSTER, has_open_fields, split_clusters
 from experiments.search.found import CountInterrupted
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
@@ -130,6 +130,9 @@ def make_limits(
     return Limits(tuple(parse_constraint(one, place) for one in where), float(memory_margin), bool(near_measured))
 
 
+IMPORT = "Or import it, and edit the job:"
+
+
 def open_search(
     job: str | Path | Mapping[str, Any],
     within: float = 0.0,
@@ -144,8 +147,12 @@ def open_search(
     """The search of a job, before its plans are counted. changes: to make first, such as ``plan.tp=auto``."""
     read, limits = read_job(job, changes), limits or Limits()
     folder = read.folder if base is None else Path(base)
-    origin = read.where, "" if changes else read.text
+    origin = read.origin._replace(text="" if changes else read.text)
     with locate_errors(*origin):
+        if read.launch is not None and not has_open_fields(read.data):
+            rule = "a launch file states its whole plan, so there is nothing to search"
+            remedy = f"Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto. {IMPORT} "
+            raise PlanError(read.where, rule, f"{remedy}meshcast import {read.launch.form} {read.where}")
         jobs = split_clusters(read.data)
         several = isinstance(read.data.get(CLUSTER), list)
         spaces = [LimitedSpace(one, folder, limits, several) for one in jobs]
@@ -199,7 +206,7 @@ def open_unlike(
 ) -> UnlikeSearch:
     """The search of the unlike plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
     read = read_job(job)
-    folder, origin = read.folder if base is None else Path(base), (read.where, read.text)
+    folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):
         if isinstance(read.data.get(CLUSTER), list):
             rule = "a search of unlike plans has one cluster"

@@ -13,7 +13,7 @@ from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.job import Job
+from simulator.job.job import Job, JobOrigin
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
 
@@ -57,7 +57,7 @@ class PlanSearch:
     """The plans that a search has found.
 
     jobs: of the search, one for each cluster. shared: work that forecasts share. known: the best plans so far.
-    certificate: what is proven. top: number of plans that are kept. origin: path and text of the job file, for errors.
+    certificate: what is proven. top: number of plans that are kept. origin: the file of the job, for errors.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlanSearch:
         known: FoundPlans,
         certificate: Certificate,
         top: int,
-        origin: tuple[str, str],
+        origin: JobOrigin,
     ) -> None:
         self.jobs, self.shared, self.known, self.certificate = jobs, shared, known, certificate
         self.top, self.origin = top, origin

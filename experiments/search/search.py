@@ -26,6 +26,7 @@ from experiments.search.keys.scheme_keys import units_of
 from experiments.search.objectives import ClusterUse, FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import NO_FILE, JobOrigin
 from simulator.job.locate import locate_errors
 
 
@@ -67,8 +68,7 @@ class Search(PlanSearch):
 
     spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
     objectives: what is optimised: one, or two for their Pareto front (`experiments.search.objectives`).
-    shared: work that forecasts share, with the calibration of all costs. origin: path and text of the job file, for
-    errors.
+    shared: work that forecasts share, with the calibration of all costs. origin: the file of the job, for errors.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Search(PlanSearch):
         top: int = 10,
         objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
-        origin: tuple[str, str] = ("", ""),
+        origin: JobOrigin = NO_FILE,
     ) -> None:
         work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
         self.clusters = [SearchedCluster(one, work, known) for one in spaces]

@@ -69,7 +69,7 @@ class PowerModel:
         """What a kernel uses most, ``gemm``, ``attention`` or ``memory``, and its share of the peak in `seconds`."""
         if isinstance(work, Memory):
             return "memory", work.bytes / seconds / self.gpu.memory_bandwidth
-        peak = dict[str, float](self.gpu.peak).get(work.dtype) or max(self.gpu.peak.values())  # type: ignore[union-attr]
+        peak = self.gpu.peak.get(work.dtype) or max(self.gpu.peak.values())  # type: ignore[union-attr,arg-type]
         return ("gemm" if isinstance(work, Gemm) else "attention"), work.flops / seconds / float(peak)
 
     def kernel_joules(self, work: Work | None, seconds: float) -> float:

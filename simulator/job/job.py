@@ -302,6 +302,10 @@ class JobOrigin(NamedTuple):
     places: Mapping[str, str] = {}
 
 
+NO_FILE = JobOrigin()
+"""The origin of a job that is a mapping."""
+
+
 class Job(JobPart):
     """A job with its model, cluster and framework loaded, and its plan in long form."""
 
@@ -323,7 +327,7 @@ class Job(JobPart):
     """Folder of the relative paths in it."""
     step: int = 0
     """The step that is forecast, where steps differ (`Scheme.steps`)."""
-    origin: JobOrigin = JobOrigin()
+    origin: JobOrigin = NO_FILE
     """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:

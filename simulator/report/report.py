@@ -37,7 +37,8 @@ COMMUNICATION = {
 }
 
 KEYS = (
-    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
+    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu"),
+    *("parameters", "active_parameters", "breakdown_s"),
     *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run", "interval"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
@@ -207,6 +208,8 @@ class Report(Metrics):
             "status": "fits" if self.fits else "does-not-fit",
             "job": self.job.to_dict(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
+            "parameters": self.job.model.parameters,
+            "active_parameters": self.job.model.active_parameters,
             "hidden_s": self.breakdown.hidden,
             "memory.stages": self._stages(),
             "limits": self.limits,

@@ -126,6 +126,8 @@ def describe_plan(plan: Plan) -> list[str]:
     gpus = plan.job.cluster.gpus
     words = [f"{_describe_axes(plan.job.plan)} = {gpus} GPU{'s' if gpus > 1 else ''}"]
     meshes = [*plan.job.plan.stages, *(stage for one in plan.job.plan.replicas for stage in one.stages)]
+    if experts := plan.job.plan.views.get("experts", {}):
+        words.append(f"experts {' x '.join(f'{axis} {size}' for axis, size in experts.items())}")
     for mesh in (plan.job.plan, *meshes):
         for entry in mesh.schemes:
             if entry.over and plan.mesh.size(entry.over) == 1 and not meshes:

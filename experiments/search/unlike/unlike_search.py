@@ -22,6 +22,7 @@ from experiments.search.unlike.stage_units import StageUnits
 from experiments.search.unlike.values import UnlikeFields
 from hardware.errors import PlanError
 from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import NO_FILE, JobOrigin
 
 TRIED = 3
 """Plans of a block that are forecast at once, as long as no plan is known that fits."""
@@ -42,7 +43,7 @@ class UnlikeSearch(PlanSearch):
         top: int = 10,
         objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
-        origin: tuple[str, str] = ("", ""),
+        origin: JobOrigin = NO_FILE,
         runs: int | None = None,
     ) -> None:
         if len(objectives) > 1:
@@ -165,7 +166,7 @@ def open_unlike_search(
     top: int,
     objectives: tuple[str, ...],
     shared: SharedWork,
-    origin: tuple[str, str],
+    origin: JobOrigin,
     memory_margin: float = 0.0,
     runs: int | None = None,
 ) -> UnlikeSearch:

@@ -17,7 +17,7 @@ from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
-from simulator.job.launch.table import Keys, Reading
+from simulator.job.launch.table import Keys, Reading, Stated
 from simulator.models.load import load_model
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
@@ -125,12 +125,21 @@ def _fill_batch(reading: Reading, gpus: int) -> None:
     """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
     keys = reading.keys
     accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
+    drained = keys.pop("batch.drained", None)
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
     if gpus % ranks:
         return
     replicas = gpus // ranks
     if own is not None and keys["batch.global"] % (own * replicas) == 0:
         reading.set_key("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
+    if drained and keys.get("batch.global", 0) > replicas * drained:
+        origin, rounds = reading.origins.get("batch.global"), keys["batch.global"] / (replicas * drained)
+        reading.reject(
+            origin if isinstance(origin, Stated) else None,
+            f"{reading.program} accumulates gradients over {rounds:.4g} passes through the pipeline of {drained} "
+            "sequences each, and drains it after every one; the forecast has all micro-batches in one pass, which is "
+            "faster",
+        )
     if keys.get("batch.global") is None:
         reading.set_key(
             "batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps"
