@@ -199,7 +199,7 @@ _TABLE = (
         path="interval_90_s.0",
         form="{:,.2f}",
         head="low",
-        places=("curve", "points"),
+        places=("best", "curve", "points"),
     ),
     Figure(
         name="interval_high_s",
@@ -211,7 +211,7 @@ _TABLE = (
         path="interval_90_s.1",
         form="{:,.2f}",
         head="high",
-        places=("curve", "points"),
+        places=("best", "curve", "points"),
     ),
     Figure(
         name="tokens_per_s_per_gpu",

@@ -15,6 +15,7 @@ from hardware.units import GIB
 from simulator.costs.stragglers import slowest_pace
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
+from simulator.job.inert_keys import inert_keys
 from simulator.program.flatten import flatten
 from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
@@ -122,7 +123,7 @@ class Report(Metrics):
 
     @property
     def warnings(self) -> list[str]:
-        """Unusual properties of the plan, a sentence each."""
+        """Unusual properties of the plan, and keys of the job without effect, a sentence each."""
         found = []
         cluster, plan = self.job.cluster, self.play.plan
         for scheme in (one for one in plan.every_scheme if one.family == "tensor"):
@@ -135,7 +136,7 @@ class Report(Metrics):
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         if (own := self.job.model.heads) != (heads := plan.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
-        return found
+        return [*found, *map(str, inert_keys(self.job))]
 
     @property
     def assumed(self) -> list[str]:

@@ -121,6 +121,16 @@ def _enclose(value: Any) -> str:
     return f"({words})" if " " in words else words
 
 
+def describe_order(count: int) -> str:
+    """That the best plans of a table cannot be told apart; empty if the best one stands alone.
+
+    count: of the plans that lie within the interval of the best one, itself included.
+    """
+    if count < 2:
+        return ""
+    return f"the first {count} lie within the interval of the best one: a real cluster may rank them otherwise"
+
+
 def describe_plan(plan: Plan) -> list[str]:
     """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
     gpus = plan.job.cluster.gpus

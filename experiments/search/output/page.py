@@ -18,7 +18,7 @@ from experiments.search.result import RankedPlan, SearchResult, rank
 from experiments.search.workers import run_search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, describe_value, format_seconds
+from simulator.report.words import describe_list, describe_order, describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
@@ -217,9 +217,8 @@ def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Ren
         )
         rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the forecasts"))
         rows.append(Text(f"distance   {plans[0].distance}"))
-    elif within > 1 and tuple(objectives) == ("time",):
-        words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
-        rows.append(Text(f"order      {words}"))
+    elif describe_order(within) and tuple(objectives) == ("time",):
+        rows.append(Text(f"order      {describe_order(within)}"))
     if "cost" in objectives and len({one.report.job.cluster.gpu.name for one in plans}) > 1:
         rows.append(Text("price      an hour of every GPU costs the same here, whatever its type"))
     if envelope := published_envelope(best.job):
