@@ -18,6 +18,7 @@ from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
 from simulator.job.launch.table import Keys, Reading, Stated
+from simulator.job.locate import locate_errors
 from simulator.models.load import load_model
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
@@ -70,7 +71,9 @@ def import_text(
     loaded = load_cluster(cluster, base=folder)
     _fill_batch(reading, loaded.gpus)
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
-    job = compose_job(keys, cluster, model, folder)
+    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    with locate_errors(where, "", places):
+        job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {
         key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
@@ -81,7 +84,6 @@ def import_text(
         comments["run.tokens"] = comments["run.steps"]
     if model is None and isinstance(job["model"], str):
         comments["model"] = "the preset of the shape that the file states"
-    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places)
 
 
