@@ -148,10 +148,10 @@ def _offload(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
 
 
 def _chunks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    """Fewer chunks hold fewer activations."""
-    if (now := plan.get("chunks", 1)) > 1 and plan.get("schedule") in (None, "interleaved-1f1b"):
-        yield {"plan.chunks": 1, "plan.schedule": "1f1b"}
-        yield from ({"plan.chunks": fewer} for fewer in range(2, now) if now % fewer == 0)
+    """Fewer chunks hold fewer activations; a schedule that is named may need two."""
+    now = plan.get("chunks") or 1
+    least = 1 if plan.get("schedule") is None else 2
+    yield from ({"plan.chunks": fewer} for fewer in range(least, now) if now % fewer == 0)
 
 
 FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
