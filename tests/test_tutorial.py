@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.docs.excerpts import BLOCK, Excerpt, run_command, run_page
+from tests.excerpts import BLOCK, Excerpt, run_command, run_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

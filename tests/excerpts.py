@@ -1,5 +1,5 @@
 """Runs the commands of a page of docs, and writes what they print into its excerpts:
-``python -m experiments.docs.excerpts docs/tutorial.md`` (``make docs-excerpts``).
+``python -m tests.excerpts docs/tutorial.md`` (``make docs-excerpts``).
 
 On such a page a block that is preceded by a file's name is written into that file, ``sh`` blocks are run line by line
 (``meshcast`` alone), ``python`` blocks too, and ``text`` blocks are excerpts of what the last one printed: some of its
