@@ -18,6 +18,7 @@ PIP     := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 
 BASE := $(VENV)/.base-installed
 DEV  := $(VENV)/.dev-installed
+SITE := $(VENV)/.site-installed
 
 OLDEST       := .venv-oldest
 OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pyproject.toml)
@@ -28,8 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-figures docs-league docs-plots docs-python docs-readme \
-        docs-schemes clean help
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
+        docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,7 +77,12 @@ bench: $(DEV) ## time the simulator itself
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite
 
-docs: docs-catalog docs-figures docs-python docs-readme docs-schemes ## write all that is made from the code, as below
+docs: docs-pages docs-site ## make all of the docs: the pages that come from the code, then the site in site/
+
+docs-pages: docs-catalog docs-excerpts docs-figures docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
+
+docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
 	$(BIN)/python -m experiments.docs.accuracy $(RUNS) docs/accuracy.md
@@ -92,6 +98,9 @@ docs-league: $(BASE) ## write the tables of docs/planners.md from the jobs of ex
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
 	$(BIN)/python -m validation.published.measured_range.tables $(RUNS)
+
+docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
+	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
@@ -110,7 +119,7 @@ docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schem
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md
 
 clean: ## remove everything that make has made, .venv included
-	rm -rf $(VENV) $(OLDEST) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist out site *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -129,6 +138,11 @@ $(BASE): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
 	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search,solvers]"
+	@touch $@ $(BASE)
+
+$(SITE): pyproject.toml | $(BIN)/python
+	@echo "installing meshcast and mkdocs into $(VENV)"
+	@$(PIP) --editable ".[docs]"
 	@touch $@ $(BASE)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt

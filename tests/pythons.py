@@ -18,9 +18,10 @@ from pathlib import Path
 
 from meshcast.packages import PACKAGES
 from simulator.report.version import find_commit
-from tests.test_tutorial import follow_tutorial, split_command
+from tests.excerpts import follow_page, split_command
 
 ROOT = Path(__file__).resolve().parents[1]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 
 def run(command: Sequence[str | Path], where: Path, wanted: int = 0) -> str:
@@ -72,7 +73,7 @@ def do_tutorial(programs: Path, where: Path) -> None:
     before = Path.cwd()
     os.chdir(where)
     try:
-        follow_tutorial(run_command, lambda text: run([programs / "python", "-c", text], where))
+        follow_page(TUTORIAL, run_command, lambda text: run([programs / "python", "-c", text], where))
     finally:
         os.chdir(before)
 

@@ -1,6 +1,6 @@
 """The pages on adding a GPU, a model and a scheme: their diffs, applied to a copy of the project, pass its tests.
 
-Nothing but the files of the diffs, and what `make docs` and `make golden` write, differs in the copy.
+Nothing but the files of the diffs, and what `make docs-pages` and `make golden` write, differs in the copy.
 """
 
 from __future__ import annotations

@@ -8,33 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tutorial import DOCS, blocks, run, words
+from tests.excerpts import BLOCK, follow_page, run_command
 
-PAGE = (DOCS / "traces.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "traces.md").read_text("utf-8")
 
 
 def test_every_command_and_every_excerpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    output, seen = "", 0
-    for name, language, text in blocks(PAGE):
-        if name:
-            Path(name).write_text(text, "utf-8")
-        elif language == "sh":
-            output = "\n".join(run(line) for line in text.splitlines() if line.startswith("meshcast "))
-        elif language == "text":
-            seen += 1
-            for line in text.splitlines():
-                assert words(line) in words(output), f"{line}\nis not in\n{output}"
-    assert seen == 3
+    assert follow_page(PAGE) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "step.json.gz", "ranks", "memory.pickle"}
     assert len(list((tmp_path / "ranks").iterdir())) == 2
 
 
 def test_the_table_of_hta_states_the_figures_of_the_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ((name, _, text),) = [block for block in blocks(PAGE) if block[0]]
+    ((name, _, text),) = [found.groups() for found in BLOCK.finditer(PAGE) if found[1]]
     Path(name).write_text(text, "utf-8")
-    answer = json.loads(run("meshcast predict job.yaml --json"))
+    answer = json.loads(run_command("meshcast predict job.yaml --json"))
     parts, compute = answer["breakdown_s"], answer["breakdown_s"]["compute"]
     shown = {}
     for cells in re.findall(r"^\| `(.*?)\| ([\d.,]+) \| ([\d.,]+) \|", PAGE, re.MULTILINE):

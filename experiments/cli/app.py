@@ -126,6 +126,9 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every field that the job does not state, with what is assumed.")
+    ] = False,
     engine: Annotated[
         str,
         typer.Option(
@@ -153,8 +156,8 @@ def predict(
 
         known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
-            if (job, plot, trace, snapshot) != (None,) * 4:
-                rule = "it cannot be combined with JOB, --plot, --trace or --snapshot"
+            if (job, plot, trace, snapshot) != (None,) * 4 or verbose:
+                rule = "it cannot be combined with JOB, --plot, --trace, --snapshot or --verbose"
                 raise PlanError("--jobs", rule, "Leave them out")
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
@@ -175,14 +178,15 @@ def predict(
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files, paper)
         interchange.write_files(report, trace, snapshot)
+        more = cli_explain.find_more(report, verbose)
         if as_json:
-            emit(report.to_dict() | (cli_search.describe_search(found) if found else {}))
+            emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
         else:
             from experiments.pages.forecast import page, show
 
             if found is not None:
                 cli_search.show_search(found)
-            show(page(report, list(files.values()), trace, snapshot))
+            show(page(report, list(files.values()), trace, snapshot, *more))
         if found is not None:
             cli_search.end_search(found)
         if strict and not report.fits:

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from experiments.cli.console import AsJson, answering, emit, plot_files
 from experiments.cli.drawing.width import WidthOption, choose_width
 
+if TYPE_CHECKING:
+    from experiments.explain.assumed_fields import AssumedField
+    from experiments.explain.fitting_changes import FittingChange
+    from simulator import Report
+
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
 ]
+
+
+class MoreOfForecast(NamedTuple):
+    """What ``predict`` adds to a forecast. None: it was not asked for.
+
+    fitting: changes that make a plan fit that does not. unstated: fields that the job does not state.
+    """
+
+    fitting: Sequence[FittingChange] | None
+    unstated: Sequence[AssumedField] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of ``predict --json``."""
+        found: dict[str, Any] = {}
+        if self.fitting is not None:
+            found["fitting_changes"] = [one.to_dict() for one in self.fitting]
+        if self.unstated is not None:
+            found["unstated"] = {one.name: one.value for one in self.unstated}
+        return found
+
+
+def find_more(report: Report, verbose: bool) -> MoreOfForecast:
+    """Changes that make a plan fit, if it does not; with `verbose` the fields that the job does not state."""
+    from experiments.explain.assumed_fields import assumed_fields
+    from experiments.explain.fitting_changes import fitting_changes
+
+    fitting = None if report.fits else fitting_changes(report)
+    return MoreOfForecast(fitting, assumed_fields(report) if verbose else None)
 
 
 def compare(

@@ -23,6 +23,7 @@ from experiments.cli.console import (
     unwritable_folder,
 )
 from experiments.cli.drawing.width import WidthOption, choose_width
+from experiments.cli.launch import tell_launch
 
 if TYPE_CHECKING:
     from experiments.search.found import PlanSearch
@@ -48,12 +49,16 @@ def search(
     memory_margin: Annotated[
         str, typer.Option("--memory-margin", metavar="SHARE", help="Share of GPU memory that stays free, e.g. 10%.")
     ] = "0%",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change or open a field of the job, e.g. plan.tp=auto."),
+    ] = None,
     objective: Annotated[
         str,
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="time, tokens (per s and GPU), cost or memory; two, such as time,memory, for their Pareto front.",
+            help="time, tokens (per s and GPU), cost, energy or memory; two, as time,memory, for their Pareto front.",
         ),
     ] = "time",
     workers: Annotated[
@@ -110,6 +115,7 @@ def search(
 
         check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
+        tell_launch(job, change or ())
         limits = make_limits(where or (), margin, near_measured, "--where")
         files, paper = plot_files(plot, ("search",)) if plot is not None else {}, choose_width(width, plot)
         if jobs_to is not None:
@@ -123,12 +129,15 @@ def search(
         if unlike:
             check_options_of_unlike(limits, robust, compare or (), runs, "--")
             with ending_count():
+                if change:
+                    raise PlanError("--set", "a search of unlike plans changes no fields", "Write them into the file")
                 wanted = open_unlike(job, gap, top, objectives, limits, runs)
             result = run_with_progress(wanted)
         else:
             if runs is not None:
                 raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
-            wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits)
+            changes = tuple(change or ())
+            wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits, changes=changes)
             given = load_plans(ordinary, compare or ())
             with ending_count():
                 result = run_with_progress(ordinary, robust, workers)

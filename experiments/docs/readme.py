@@ -1,4 +1,4 @@
-"""Writes the page of the README's example: ``python -m experiments.docs.readme`` (``make docs-readme``)."""
+"""Writes page and timeline of the README: ``python -m experiments.docs.readme`` (``make docs-readme``)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 from experiments.pages.forecast import page, render
+from experiments.plots import timeline
 from simulator import simulate
 
 README = Path("README.md")
 EXAMPLE = "examples/llama3-70b-dgx-h100.yaml"
+TIMELINE = Path("docs/images/llama3-70b-timeline.png")
 BLOCK = re.compile(r"(?<=^```text\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 """The only block of plain text in the README."""
 
 
 if __name__ == "__main__":
-    printed = render(page(simulate(EXAMPLE)))
+    report = simulate(EXAMPLE)
+    printed = render(page(report))
+    timeline.draw(report, TIMELINE)
     README.write_text(BLOCK.sub(lambda _: printed, README.read_text("utf-8")), "utf-8")

@@ -18,6 +18,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from experiments.explain.assumed_fields import AssumedField
+from experiments.explain.fitting_changes import FittingChange
 from hardware.errors import escape_controls
 from hardware.units import GIB
 from simulator.job.framework import load_framework
@@ -99,9 +101,18 @@ def _console(file: IO[str], width: int) -> Console:
 
 
 def page(
-    report: Report, plots: Sequence[Path] = (), trace: str | None = None, snapshot: Path | None = None
+    report: Report,
+    plots: Sequence[Path] = (),
+    trace: str | None = None,
+    snapshot: Path | None = None,
+    fitting: Sequence[FittingChange] | None = None,
+    unstated: Sequence[AssumedField] | None = None,
 ) -> RenderableType:
-    """The whole page. plots, trace, snapshot: files that were written."""
+    """The whole page.
+
+    plots, trace, snapshot: files that were written. fitting: changes that make the plan fit. unstated: fields to list
+    that the job does not state.
+    """
     answer = report.to_dict()
     parts: list[RenderableType] = [
         title(report),
@@ -112,6 +123,7 @@ def page(
         Text(),
         memory(report, answer),
         Text(),
+        *_list_fitting(fitting or ()),
         _field("limits", answer["limits"]),
         _field("interval", _describe_interval(report)),
     ]
@@ -123,6 +135,7 @@ def page(
         parts.append(_field("published", _describe_published(published)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
+    parts += list_unstated(unstated or ())
     if len(plots) == 1:
         parts.append(_field("timeline", f"written to {plots[0]}"))
     elif plots:
@@ -132,6 +145,25 @@ def page(
     if snapshot:
         parts.append(_field("snapshot", f"written to {snapshot}; open it in pytorch.org/memory_viz"))
     return Group(*parts)
+
+
+def _list_fitting(fitting: Sequence[FittingChange]) -> list[RenderableType]:
+    """The changes that make the plan fit, with step time and memory of each."""
+    return [
+        _field(
+            "fits with" if i == 0 else "",
+            f"{one}: step {format_seconds(one.forecast.step_time)}, {one.forecast.peak_device / GIB:.1f} GiB",
+        )
+        for i, one in enumerate(fitting)
+    ]
+
+
+def list_unstated(unstated: Sequence[AssumedField]) -> list[RenderableType]:
+    """The fields that a job does not state, with what is assumed of them."""
+    return [
+        _field("unstated" if i == 0 else "", f"{one.name}: {'as other fields say' if one.value is None else one.value}")
+        for i, one in enumerate(unstated)
+    ]
 
 
 REGIME_WORDS = {

@@ -21,7 +21,7 @@ from experiments.sweeps.run import load_sweep, run
 from experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from hardware.errors import PlanError
 from simulator.report.figures import shown_in
-from simulator.report.words import describe_value
+from simulator.report.words import describe_order, describe_value
 
 REASONS = 10
 """Maximum number of reasons on the page."""
@@ -87,6 +87,8 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(head, style="bold")]
     if given["best"]:
         parts.append(best_table(fields, given["best"]))
+        if words := describe_order(given["equal"]):
+            parts += [Text(f"order      {words}"), Text()]
     if given["invalid"]:
         parts.append(reasons_table(given["invalid"]))
     return Group(*parts, Text(f"rows       {given['out']}"))

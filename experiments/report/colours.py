@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from experiments.plots import style
 from experiments.plots.breakdown import LOOKS
-from experiments.plots.memory import COLOURS, WORDS
 from experiments.plots.gantt.bars import KINDS
+from experiments.plots.memory import COLOURS, WORDS
 from experiments.report.charts import to_hex
 
 AXES = {axis: to_hex(colour) for axis, colour in style.AXES.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import Source, compare_plans, load_plans
-from experiments.search.fields import CLUSTER, split_clusters
+from experiments.search.fields import CLUSTER, has_open_fields, split_clusters
 from experiments.search.found import CountInterrupted
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
@@ -54,8 +54,8 @@ def search(
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
     within: gap, a share of the objective from 0 to below 1, at which the search may end.
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
-    objective: ``time``, ``tokens`` (per second and GPU), ``cost`` or ``memory``; two of them, as a list or as
-        ``time,memory``, for the Pareto front.
+    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory``; two of them, as a list
+        or as ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
@@ -112,7 +112,7 @@ def read_objectives(given: str | Sequence[str], robust: bool = False, place: str
     if not isinstance(names, list | tuple):
         raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", given)
     found = check_objectives([one.strip() if isinstance(one, str) else one for one in names], place)
-    if robust and (len(found) > 1 or found == ("memory",)):
+    if robust and (len(found) > 1 or found[0] in ("memory", "energy")):
         rule = "with --robust intervals of the step rank the plans, so it takes one objective: time, tokens or cost"
         raise PlanError(place, rule, "Leave out --robust, or write one of these", ",".join(found))
     return found
@@ -130,6 +130,9 @@ def make_limits(
     return Limits(tuple(parse_constraint(one, place) for one in where), float(memory_margin), bool(near_measured))
 
 
+IMPORT = "Or import it, and edit the job:"
+
+
 def open_search(
     job: str | Path | Mapping[str, Any],
     within: float = 0.0,
@@ -144,8 +147,12 @@ def open_search(
     """The search of a job, before its plans are counted. changes: to make first, such as ``plan.tp=auto``."""
     read, limits = read_job(job, changes), limits or Limits()
     folder = read.folder if base is None else Path(base)
-    origin = read.where, "" if changes else read.text
+    origin = read.origin._replace(text="" if changes else read.text)
     with locate_errors(*origin):
+        if read.launch is not None and not has_open_fields(read.data):
+            rule = "a launch file states its whole plan, so there is nothing to search"
+            remedy = f"Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto. {IMPORT} "
+            raise PlanError(read.where, rule, f"{remedy}meshcast import {read.launch.form} {read.where}")
         jobs = split_clusters(read.data)
         several = isinstance(read.data.get(CLUSTER), list)
         spaces = [LimitedSpace(one, folder, limits, several) for one in jobs]
@@ -199,7 +206,7 @@ def open_unlike(
 ) -> UnlikeSearch:
     """The search of the unlike plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
     read = read_job(job)
-    folder, origin = read.folder if base is None else Path(base), (read.where, read.text)
+    folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):
         if isinstance(read.data.get(CLUSTER), list):
             rule = "a search of unlike plans has one cluster"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from experiments.search.certificate import Certificate
-from experiments.search.objectives import FoundPlans
+from experiments.search.objectives import ClusterUse, FoundPlans
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.job import Job
+from simulator.job.job import Job, JobOrigin
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
 
@@ -57,7 +57,7 @@ class PlanSearch:
     """The plans that a search has found.
 
     jobs: of the search, one for each cluster. shared: work that forecasts share. known: the best plans so far.
-    certificate: what is proven. top: number of plans that are kept. origin: path and text of the job file, for errors.
+    certificate: what is proven. top: number of plans that are kept. origin: the file of the job, for errors.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlanSearch:
         known: FoundPlans,
         certificate: Certificate,
         top: int,
-        origin: tuple[str, str],
+        origin: JobOrigin,
     ) -> None:
         self.jobs, self.shared, self.known, self.certificate = jobs, shared, known, certificate
         self.top, self.origin = top, origin
@@ -108,15 +108,22 @@ class PlanSearch:
                 raise type(error)(error.where, rule if count > 1 else error.rule, error.remedy, error.value) from None
 
     def forecast_plan(
-        self, changes: dict[str, Any], job: dict[str, Any], bound: float, nbytes: float, gpus: int, space: SearchedJob
+        self,
+        changes: dict[str, Any],
+        job: dict[str, Any],
+        bound: float,
+        nbytes: float,
+        use: ClusterUse,
+        space: SearchedJob,
     ) -> FoundPlan | None:
         """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule.
 
-        changes: values of the open fields. job: with the plan. gpus: of its cluster. space: the job of the search.
+        changes: values of the open fields. job: with the plan. use: of its cluster. space: the job of the search.
         """
         found = self.certificate
         try:
-            forecast = forecast_step(load_job(job, base=space.base), self.shared)
+            energy = "energy" in found.objectives
+            forecast = forecast_step(load_job(job, base=space.base), self.shared, energy)
         except (PlanError, ModelError):
             found.invalid += 1
             return None
@@ -124,9 +131,11 @@ class PlanSearch:
         found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
             raise BoundViolation.of(changes, bound, nbytes, forecast)
+        if (least := use.energy.bound(bound)) > forecast.joules * (1 + ROUNDING) and energy:
+            raise BoundViolation.of_energy(changes, least, forecast)
         fits = forecast.fits and forecast.peak_device <= space.capacity
         found.too_large += not fits
-        values = self.known.values(forecast.step_time, forecast.peak_device, gpus)
+        values = self.known.values(forecast, use)
         self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
         if fits and values < self._best_values:
             self._best_values, found.step = values, forecast.step_time
@@ -146,5 +155,15 @@ class BoundViolation(PlanError):
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
         memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
-        rule = f"a lower bound is above the forecast of its plan ({times}, or {memory}): {fields}"
+        return cls._with(f"{times}, or {memory}", fields)
+
+    @classmethod
+    def of_energy(cls, changes: dict[str, Any], least: float, forecast: StepAndMemory) -> BoundViolation:
+        """The error for a plan with its bound of the energy [J]."""
+        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
+        return cls._with(f"{least:.6g} J over {forecast.joules:.6g} J", fields)
+
+    @classmethod
+    def _with(cls, figures: str, fields: str) -> BoundViolation:
+        rule = f"a lower bound is above the forecast of its plan ({figures}): {fields}"
         return cls("search", rule, "Please report it with the job: nothing is proven")

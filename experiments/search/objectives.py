@@ -1,8 +1,8 @@
 """What a search optimises, and the plans found so far that others have to beat.
 
 Every objective is a figure to minimise: the step time, the GPU time of a step (tokens per second and GPU, and cost, are
-best where it is least), the memory of the fullest GPU. A plan is dominated if another one is at least as good in all
-objectives.
+best where it is least), the energy of a step, the memory of the fullest GPU. A plan is dominated if another one is at
+least as good in all objectives.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from hardware.errors import PlanError, nearest
+from simulator.bounds.least_energy import LeastEnergy, least_energy
+from simulator.forecast.step import StepAndMemory
+from simulator.job.job import Job
 
 Figure = TypeVar("Figure", float, np.ndarray)
 
-OBJECTIVES = ("time", "tokens", "cost", "memory")
-"""Step time, tokens per second and GPU, cost, memory of the fullest GPU."""
+OBJECTIVES = ("time", "tokens", "cost", "energy", "memory")
+"""Step time, tokens per second and GPU, cost, energy, memory of the fullest GPU."""
 
 NEAR = 0.05
 """Share of the best objective by which a plan that `top` asks for may be worse; worse ones are not searched for."""
@@ -45,6 +48,18 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
     return tuple(names)
 
 
+class ClusterUse(NamedTuple):
+    """What a step uses of a cluster besides its seconds: its number of GPUs, and its least energy."""
+
+    gpus: int
+    energy: LeastEnergy = LeastEnergy()
+
+    @classmethod
+    def of(cls, job: Job, names: Sequence[str]) -> ClusterUse:
+        """That of a job's cluster. names: the objectives."""
+        return cls(job.cluster.gpus, least_energy(job) if "energy" in names else LeastEnergy())
+
+
 class FoundPlans:
     """The objectives of the plans found so far, and which bounds cannot lead to a better plan.
 
@@ -63,11 +78,18 @@ class FoundPlans:
         """Whether plans are bounded in the order of their memory."""
         return self.order[0] == "memory"
 
-    def values(self, seconds: Figure, nbytes: Figure, gpus: int) -> tuple[Figure, ...]:
-        """The objectives of a plan, or bounds of them, in the order in which they are searched; also of arrays."""
-        return tuple(
-            nbytes if one == "memory" else seconds * gpus if one in GPU_TIME else seconds for one in self.order
-        )
+    def bounds(self, seconds: Figure, nbytes: Figure, use: ClusterUse) -> tuple[Figure, ...]:
+        """Lower bounds of the objectives from those of time and memory, in the order in which they are searched; also
+        of arrays."""
+        return self._order_figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type]
+
+    def values(self, forecast: StepAndMemory, use: ClusterUse) -> tuple[float, ...]:
+        """The objectives of a plan, in the order in which they are searched."""
+        return self._order_figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
+
+    def _order_figures(self, seconds: Figure, nbytes: Figure, gpus: int, joules: Figure) -> tuple[Figure, ...]:
+        found = {"memory": nbytes, "time": seconds, "energy": joules} | dict.fromkeys(GPU_TIME, seconds * gpus)
+        return tuple(found[one] for one in self.order)
 
     def add(self, values: tuple[float, ...]) -> None:
         """Adds a plan that fits."""

@@ -69,6 +69,7 @@ class RankedPlan(NamedTuple):
             "mfu": self.report.mfu,
             "cost": self.report.cost,
             "gpu_hours_per_step": self.gpu_hours,
+            "kwh_per_step": self.report.energy.kwh,
             "robust": robust,
         }
 

@@ -23,9 +23,10 @@ from experiments.search.counting.empty import explain_empty, explain_excluded
 from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
 from experiments.search.groups import GroupBounds, Known, OpenGroup
 from experiments.search.keys.scheme_keys import units_of
-from experiments.search.objectives import FoundPlans
+from experiments.search.objectives import ClusterUse, FoundPlans
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import NO_FILE, JobOrigin
 from simulator.job.locate import locate_errors
 
 
@@ -40,13 +41,13 @@ class OtherProcesses(Protocol):
 
 
 class SearchedCluster:
-    """The points on one cluster, and their bounds. by_memory: whether they are searched in the order of memory."""
+    """The points on one cluster, and their bounds. known: the objectives, by which they are searched."""
 
-    def __init__(self, space: Space, shared: SharedWork, by_memory: bool = False) -> None:
+    def __init__(self, space: Space, shared: SharedWork, known: FoundPlans) -> None:
         self.space = space
         self.bounds = Bounds(space, shared)
-        self.groups = GroupBounds(space, self.bounds, by_memory)
-        self.gpus = space.loaded.cluster.gpus
+        self.groups = GroupBounds(space, self.bounds, known.by_memory)
+        self.use = ClusterUse.of(space.loaded, known.names)
         self.plans = 0
         self.sizes: dict[LayerGroup, int] = {}
         """Points of every group that has any."""
@@ -67,8 +68,7 @@ class Search(PlanSearch):
 
     spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
     objectives: what is optimised: one, or two for their Pareto front (`experiments.search.objectives`).
-    shared: work that forecasts share, with the calibration of all costs. origin: path and text of the job file, for
-    errors.
+    shared: work that forecasts share, with the calibration of all costs. origin: the file of the job, for errors.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Search(PlanSearch):
         top: int = 10,
         objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
-        origin: tuple[str, str] = ("", ""),
+        origin: JobOrigin = NO_FILE,
     ) -> None:
         work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
-        self.clusters = [SearchedCluster(one, work, known.by_memory) for one in spaces]
+        self.clusters = [SearchedCluster(one, work, known) for one in spaces]
         certificate = Certificate(
             plans=0,
             fields=stated_values(spaces),
@@ -194,7 +194,7 @@ class Search(PlanSearch):
         self.raise_rule(space.job_of(group, pipeline, space.choices(group, pipeline)[0]))
 
     def _push(self, cluster: SearchedCluster, item: _Item, seconds: float, nbytes: float) -> None:
-        value = self.known.values(seconds, nbytes, cluster.gpus)[0]
+        value = self.known.bounds(seconds, nbytes, cluster.use)[0]
         heapq.heappush(self._heap, _Waiting(value, next(self._number), cluster, seconds, nbytes, item))
 
     def _count(self, waiting: _Waiting) -> int:
@@ -208,7 +208,7 @@ class Search(PlanSearch):
         """The bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
         if len(self.certificate.objectives) == 1:
             return np.zeros((0, 2))
-        found = [np.stack(self.known.values(*self._rows(one), one.cluster.gpus), axis=1) for one in waiting]
+        found = [np.stack(self.known.bounds(*self._rows(one), one.cluster.use), axis=1) for one in waiting]
         return np.concatenate([np.zeros((0, 2)), *found, *self._left_out])
 
     def _rows(self, waiting: _Waiting) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +250,7 @@ class Search(PlanSearch):
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
         item = waiting.item
-        values = self.known.values(*self._rows(waiting), waiting.cluster.gpus)
+        values = self.known.bounds(*self._rows(waiting), waiting.cluster.use)
         dominated = self.known.dominates(values, self.known.within)
         if not dominated.any():
             return waiting
@@ -342,7 +342,7 @@ class Search(PlanSearch):
         group, pipeline, step, bound, nbytes = point
         space = cluster.space
         changes, job = space.changes(group, pipeline, step), space.job_of(group, pipeline, step)
-        return self.forecast_plan(changes, job, bound, nbytes, cluster.gpus, space)
+        return self.forecast_plan(changes, job, bound, nbytes, cluster.use, space)
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:

@@ -305,8 +305,21 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
         "rows": rows,
         "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
         "best": best,
+        "equal": count_equal(best),
         "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
     }
+
+
+def count_equal(rows: Sequence[dict[str, Any]]) -> int:
+    """Number of the best plans, the first one included, whose throughput lies within the interval of the first one.
+
+    rows: the best plans, the best first, with the ends of the intervals of their steps.
+    """
+    if not rows:
+        return 0
+    best = rows[0]
+    least = best[RANKED_BY] * best["step_time_s"] / best["interval_high_s"]
+    return sum(row[RANKED_BY] >= least for row in rows)
 
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:

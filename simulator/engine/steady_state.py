@@ -37,10 +37,14 @@ class Window:
     rows: list[range]
     steps: float
 
+    def turns(self, program: Program) -> np.ndarray:
+        """By slot, how often its actions run in the window."""
+        slots = np.concatenate([program.timetable.slot_array[row.start : row.stop] for row in self.rows])
+        return np.bincount(slots, minlength=len(program.tasks))
+
     def sums(self, program: Program) -> np.ndarray:
         """`Program.sums` over what runs in the window."""
-        slots = np.concatenate([program.timetable.slot_array[row.start : row.stop] for row in self.rows])
-        return program.sums_of(np.bincount(slots, minlength=len(program.tasks)))
+        return program.sums_of(self.turns(program))
 
     def occupancy(self, device: int, spans: Spans) -> Spans:
         """The intervals of a device inside the window, since its begin, shortened as if the window were one step."""

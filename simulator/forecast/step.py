@@ -22,6 +22,7 @@ from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, Program, variants_of
+from simulator.report.energy import KWH
 from simulator.report.forecast import Assume, Forecast
 from simulator.report.metrics import Metrics
 
@@ -40,27 +41,31 @@ class StepAndMemory:
     peak_allocated: memory allocated by tensors on the fullest device [bytes].
     peak_device: memory that nvidia-smi shows on the fullest device [bytes].
     fits: whether every GPU, and every host that the plan offloads to, has the memory that it needs.
+    joules: energy of the step, nodes and data centre included [J]; 0 unless it was asked for.
     """
 
     step_time: float
     peak_allocated: float
     peak_device: float
     fits: bool
+    joules: float = 0.0
 
 
 def forecast_step(
-    job: Job | Plan | str | Path | Mapping[str, Any], shared_work: SharedWork | None = None
+    job: Job | Plan | str | Path | Mapping[str, Any], shared_work: SharedWork | None = None, energy: bool = False
 ) -> StepAndMemory:
     """Duration and peak memory of one step, equal to those of `simulate`, without breakdown, interval and words.
 
     job: a job, its resolved plan, the path of a job file, or its mapping.
     shared_work: lowered units, timetables and prices that many jobs share.
+    energy: also the energy of the step.
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
     shared = shared_work or SharedWork()
     figures = Metrics(*play_job(job if isinstance(job, Job | Plan) else load_job(job), shared))
-    return StepAndMemory(figures.step_time, figures.peak_allocated, figures.peak_device, figures.fits)
+    joules = figures.energy.kwh * KWH if energy else 0.0
+    return StepAndMemory(figures.step_time, figures.peak_allocated, figures.peak_device, figures.fits, joules)
 
 
 def play_job(

@@ -217,10 +217,24 @@ class LongPlan(StageMesh):
 
 
 class RunLength(JobPart):
-    """Length and price of a training run: tokens, and money per GPU and hour."""
+    """Length, price and electricity of a training run."""
 
     tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
+    """Tokens to train on. Default: unknown, and no days, energy or money are forecast."""
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
+    """Money for a GPU and hour, in any currency."""
+    pue: float | None = Field(default=None, strict=True, ge=1, le=5, allow_inf_nan=False)
+    """Power usage effectiveness: power of the data centre over that of its computers. Default: 1.2."""
+    node_watts_per_gpu: float | None = Field(default=None, strict=True, ge=0, le=1e5, allow_inf_nan=False)
+    """Power of a node beside its GPUs (CPUs, memory, network, fans) and of its switches, for each GPU [W]. Default:
+    half of the power limit of a GPU."""
+    carbon_kg_per_kwh: float | None = Field(default=None, strict=True, ge=0, le=5, allow_inf_nan=False)
+    """CO2 of a kilowatt-hour of electricity [kg]. Default: unknown, and no CO2 is forecast."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Tokens and price, and what is stated of electricity."""
+        stated = self.model_dump(exclude_none=True)
+        return {"tokens": None, "price_per_gpu_hour": None, **stated}
 
 
 class Train(JobPart):
@@ -289,6 +303,10 @@ class JobOrigin(NamedTuple):
     places: Mapping[str, str] = {}
 
 
+NO_FILE = JobOrigin()
+"""The origin of a job that is a mapping."""
+
+
 class Job(JobPart):
     """A job with its model, cluster and framework loaded, and its plan in long form."""
 
@@ -310,7 +328,7 @@ class Job(JobPart):
     """Folder of the relative paths in it."""
     step: int = 0
     """The step that is forecast, where steps differ (`Scheme.steps`)."""
-    origin: JobOrigin = JobOrigin()
+    origin: JobOrigin = NO_FILE
     """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:
@@ -345,7 +363,7 @@ class Job(JobPart):
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
             "plan": plan_to_dict(self.plan),
-            "run": self.run.model_dump(),
+            "run": self.run.to_dict(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }

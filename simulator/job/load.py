@@ -37,12 +37,12 @@ def load_job(
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     changed = list(changes)
-    data, text, where, folder, launch = read_job(source, changed)
-    places = launch.places if launch is not None else {}
+    read = read_job(source, changed)
+    data, text, where, folder, _ = read
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
-    with locate_errors(where, text, places):
-        return _job(file, data, folder if base is None else Path(base), JobOrigin(where, text, places))
+    with locate_errors(*read.origin):
+        return _job(file, data, folder if base is None else Path(base), read.origin)
 
 
 class ReadJob(NamedTuple):
@@ -54,6 +54,11 @@ class ReadJob(NamedTuple):
     where: str
     folder: Path
     launch: ImportedJob | None = None
+
+    @property
+    def origin(self) -> JobOrigin:
+        """Where errors about its keys are: a line of the file, or a setting of a launch file."""
+        return JobOrigin(self.where, self.text, self.launch.places if self.launch is not None else {})
 
 
 def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:

@@ -186,7 +186,10 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     """The entry of the schedule."""
-    default = "interleaved-1f1b" if (short.chunks or 1) > 1 else "1f1b"
+    # One stage computes its chunks in the order of their layers, as one chunk.
+    one_stage = short.pp == 1 and not short.stages and not short.replicas
+    stated = None if one_stage and short.schedule is None else short.chunks
+    default = "interleaved-1f1b" if (stated or 1) > 1 else "1f1b"
     options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
     schedule = options.pop("use", default)
     try:
@@ -195,7 +198,7 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
         known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
         remedy = nearest(str(schedule).rpartition("/")[2], known, SCHEDULES_ELSEWHERE)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
-    chunks = short.chunks or kind.Options.model_fields["chunks"].default
+    chunks = stated or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 
 

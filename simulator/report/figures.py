@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from hardware.units import GIB
+from simulator.report.energy import KWH
 from simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
 from simulator.report.words import format_count, format_number, format_seconds
 
@@ -134,7 +135,20 @@ def _causal(metrics: Metrics) -> str:
 
 def _run(metrics: Metrics) -> str:
     cost = "" if metrics.cost is None else f", cost {metrics.cost:,.0f}"
-    return f"for {format_count(metrics.job.run.tokens or 0)} tokens: {metrics.gpu_hours:,.0f} GPU-hours{cost}"
+    carbon = "" if metrics.co2_t is None else f", {format_number(metrics.co2_t)} t CO2"
+    energy = f", {format_number(metrics.energy_mwh or 0.0)} MWh"
+    tokens = format_count(metrics.job.run.tokens or 0)
+    return f"for {tokens} tokens: {metrics.gpu_hours:,.0f} GPU-hours{cost}{energy}{carbon}"
+
+
+def _power(metrics: Metrics) -> str:
+    energy, limits = metrics.energy, {float(cluster.gpu.power) for cluster in metrics.play.plan.clusters}
+    limit = f" of {max(limits):,.4g} W" if len(limits) == 1 else ""
+    assumed = " (partly assumed)" if energy.assumed else ""
+    return (
+        f"per GPU{limit}; {format_number(energy.watts / 1e3)} kW of the whole cluster with nodes "
+        f"({energy.beside:,.0f} W a GPU) and a PUE of {energy.pue:g}{assumed}"
+    )
 
 
 def _host_use(metrics: Metrics, place: str) -> str:
@@ -185,7 +199,7 @@ _TABLE = (
         path="interval_90_s.0",
         form="{:,.2f}",
         head="low",
-        places=("curve", "points"),
+        places=("best", "curve", "points"),
     ),
     Figure(
         name="interval_high_s",
@@ -197,7 +211,7 @@ _TABLE = (
         path="interval_90_s.1",
         form="{:,.2f}",
         head="high",
-        places=("curve", "points"),
+        places=("best", "curve", "points"),
     ),
     Figure(
         name="tokens_per_s_per_gpu",
@@ -348,6 +362,38 @@ _TABLE = (
     ),
     _part("idle_s", "idle", "idle", "time of a step without a pipeline in which nothing runs"),
     Figure(
+        name="gpu_power_w",
+        compute=lambda metrics: metrics.energy.gpu_watts,
+        unit="W",
+        better="lower",
+        label="power of a GPU",
+        sentence="power of a GPU, the mean over the step and all GPUs, without its node",
+        path="energy.gpu_power_w",
+        form="{:,.0f}",
+        headline=Headline("power", "{:,.0f} W".format, _power),
+    ),
+    Figure(
+        name="step_energy_kwh",
+        compute=lambda metrics: metrics.energy.kwh,
+        unit="kWh",
+        better="lower",
+        label="energy of a step",
+        sentence="energy of a step of all GPUs with their nodes: (`gpu_power_w` + `run.node_watts_per_gpu`) x GPUs x "
+        "`run.pue` x `step_time_s`",
+        path="energy.step_kwh",
+        form="{:,.4g}",
+    ),
+    Figure(
+        name="joules_per_token",
+        compute=lambda metrics: metrics.energy.kwh * KWH / metrics.tokens,
+        unit="J",
+        better="lower",
+        label="energy of a token",
+        sentence="`step_energy_kwh` over the tokens of a step",
+        path="energy.joules_per_token",
+        form="{:,.3g}",
+    ),
+    Figure(
         name="days",
         compute=lambda metrics: metrics.days,
         unit="days",
@@ -378,6 +424,28 @@ _TABLE = (
         sentence="`gpu_hours` x `run.price_per_gpu_hour`",
         path="run.cost",
         form="{:,.3g}",
+        needs="run",
+    ),
+    Figure(
+        name="energy_mwh",
+        compute=lambda metrics: metrics.energy_mwh,
+        unit="MWh",
+        better="lower",
+        label="training energy",
+        sentence="`step_energy_kwh` x steps of `run.tokens`",
+        path="run.energy_mwh",
+        form="{:,.4g}",
+        needs="run",
+    ),
+    Figure(
+        name="co2_t",
+        compute=lambda metrics: metrics.co2_t,
+        unit="t",
+        better="lower",
+        label="training CO2",
+        sentence="`energy_mwh` x `run.carbon_kg_per_kwh`",
+        path="run.co2_t",
+        form="{:,.4g}",
         needs="run",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from simulator.models import flops
 from simulator.program.block import SUMS
 from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
 from simulator.report.breakdown import Breakdown, breakdown
+from simulator.report.energy import StepEnergy, step_energy
 from simulator.report.forecast import Forecast
 from simulator.report.host_memory import PLACES, HostUse, host_uses
 
@@ -301,6 +303,12 @@ class Metrics:
         return tokens / self.tokens * self.step_time / 86400 if tokens else None
 
     @property
+    def steps_of_run(self) -> float | None:
+        """Steps of the whole training; None if the job does not say how many tokens."""
+        tokens = self.job.run.tokens
+        return tokens / self.tokens if tokens else None
+
+    @property
     def gpu_hours(self) -> float | None:
         return self.days * 24 * self.job.cluster.gpus if self.days is not None else None
 
@@ -309,3 +317,35 @@ class Metrics:
         """Price of the whole training, in the currency of the job's `price_per_gpu_hour`."""
         hours, price = self.gpu_hours, self.job.run.price_per_gpu_hour
         return hours * price if hours is not None and price is not None else None
+
+    # ------------------------------------------------------------------------------------ energy
+
+    @cached_property
+    def energy(self) -> StepEnergy:
+        """Energy of one step; of steps that differ the mean."""
+        every = self.unlike_steps or [(1.0, self.play)]
+        parts = [(share, step_energy(one, self._with_overhead(one))) for share, one in every]
+        joules = sum(share * one.gpu_watts * one.seconds for share, one in parts)
+        return replace(parts[0][1], seconds=self.step_time, gpu_watts=joules / self.step_time)
+
+    def _with_overhead(self, play: Forecast) -> float:
+        return play.seconds + self.job.framework.step_overhead_s
+
+    @property
+    def step_kwh_90(self) -> tuple[float, float]:
+        """Interval that should hold nine of ten measured energies of a step [kWh]: of its duration and its power."""
+        ends = (abs(math.log(end / self.step_time)) for end in self.interval_90)
+        below, above = (math.hypot(end, Z90 * self.energy.sigma) for end in ends)
+        return self.energy.kwh * math.exp(-below), self.energy.kwh * math.exp(above)
+
+    @property
+    def energy_mwh(self) -> float | None:
+        """Energy of the whole training, nodes and data centre included [MWh]."""
+        steps = self.steps_of_run
+        return steps * self.energy.kwh / 1000 if steps is not None else None
+
+    @property
+    def co2_t(self) -> float | None:
+        """CO2 of that energy [t]; None if the job does not say what a kilowatt-hour emits."""
+        energy, carbon = self.energy_mwh, self.job.run.carbon_kg_per_kwh
+        return energy * carbon if energy is not None and carbon is not None else None

@@ -14,6 +14,7 @@ from hardware.units import GIB
 from simulator.costs.stragglers import slowest_pace
 from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
+from simulator.job.inert_keys import inert_keys
 from simulator.program.flatten import flatten
 from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
@@ -37,7 +38,8 @@ COMMUNICATION = {
 }
 
 KEYS = (
-    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
+    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu"),
+    *("parameters", "active_parameters", "breakdown_s"),
     *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run", "interval"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
@@ -121,7 +123,7 @@ class Report(Metrics):
 
     @property
     def warnings(self) -> list[str]:
-        """Unusual properties of the plan, a sentence each."""
+        """Unusual properties of the plan, and keys of the job without effect, a sentence each."""
         found = []
         cluster, plan = self.job.cluster, self.play.plan
         for scheme in (one for one in plan.every_scheme if one.family == "tensor"):
@@ -134,7 +136,7 @@ class Report(Metrics):
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         if (own := self.job.model.heads) != (heads := plan.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
-        return found
+        return [*found, *map(str, inert_keys(self.job))]
 
     @property
     def assumed(self) -> list[str]:
@@ -207,10 +209,14 @@ class Report(Metrics):
             "status": "fits" if self.fits else "does-not-fit",
             "job": self.job.to_dict(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
+            "parameters": self.job.model.parameters,
+            "active_parameters": self.job.model.active_parameters,
             "hidden_s": self.breakdown.hidden,
             "memory.stages": self._stages(),
             "limits": self.limits,
             "interval": {"regime": self.regime, "widest": self.widest},
+            "energy.interval_90_kwh": list(self.step_kwh_90),
+            "energy.assumed": list(self.energy.assumed),
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),

@@ -121,11 +121,23 @@ def _enclose(value: Any) -> str:
     return f"({words})" if " " in words else words
 
 
+def describe_order(count: int) -> str:
+    """That the best plans of a table cannot be told apart; empty if the best one stands alone.
+
+    count: of the plans that lie within the interval of the best one, itself included.
+    """
+    if count < 2:
+        return ""
+    return f"the first {count} lie within the interval of the best one: a real cluster may rank them otherwise"
+
+
 def describe_plan(plan: Plan) -> list[str]:
     """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
     gpus = plan.job.cluster.gpus
     words = [f"{_describe_axes(plan.job.plan)} = {gpus} GPU{'s' if gpus > 1 else ''}"]
     meshes = [*plan.job.plan.stages, *(stage for one in plan.job.plan.replicas for stage in one.stages)]
+    if experts := plan.job.plan.views.get("experts", {}):
+        words.append(f"experts {' x '.join(f'{axis} {size}' for axis, size in experts.items())}")
     for mesh in (plan.job.plan, *meshes):
         for entry in mesh.schemes:
             if entry.over and plan.mesh.size(entry.over) == 1 and not meshes:

@@ -11,6 +11,7 @@ import typer
 
 from experiments.cli.console import AsJson, answering, emit
 from experiments.cli.drawing.width import WidthOption, choose_width
+from experiments.cli.launch import tell_launch
 
 
 def plan(
@@ -50,6 +51,7 @@ def plan(
 
         paper = choose_width(width, plot)
         names = choose_planners(planners)
+        tell_launch(job, ())
         problem = open_problem(job)
         with _progress(len(names)) as track:
             best = find_optimum(problem) if optimum or plot is not None else None

@@ -13,8 +13,8 @@ import numpy as np
 
 from experiments.explain.action_times import UPDATE, ActionTimes, action_times, merge_bins
 from experiments.explain.sensitivity import Watch
-from experiments.plots.sheet import time_unit
 from experiments.plots.gantt.bars import LANES
+from experiments.plots.sheet import time_unit
 from experiments.report.charts import new_figure
 from experiments.report.colours import AXES, AXIS_NAMES, action_looks
 from experiments.report.html import legend, paragraph

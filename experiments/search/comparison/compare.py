@@ -18,7 +18,7 @@ from hardware.errors import PlanError
 from hardware.units import GIB
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
-from simulator.job.job import Job
+from simulator.job.job import NO_FILE, Job
 from simulator.job.load import load_job, read_job
 from simulator.job.locate import locate_errors
 from simulator.report.report import Report
@@ -133,7 +133,7 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> G
         words, field, own, theirs = found
         rule = f"{words} must be that of the search, and there it is {theirs}"
         raise PlanError(f"{name} {field}", rule, "Compare plans of one task, or search this job", own)
-    with locate_errors(*((read.where, read.text) if not isinstance(plan, Mapping) else ("", ""))):
+    with locate_errors(*(read.origin if not isinstance(plan, Mapping) else NO_FILE)):
         resolve_plan(job)
     return GivenPlan(name, job)
 

@@ -18,7 +18,7 @@ from experiments.search.result import RankedPlan, SearchResult, rank
 from experiments.search.workers import run_search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, describe_value, format_seconds
+from simulator.report.words import describe_list, describe_order, describe_value, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
@@ -59,7 +59,8 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     if objective:
         table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"))
     for i, one in enumerate(plans):
-        why = (_more_memory if objective == "memory" else _why_worse)(plans[0], one, objective != "time") if i else ""
+        explain = {"memory": _more_memory, "energy": _more_energy}.get(objective, _why_worse)
+        why = explain(plans[0], one, objective != "time") if i else ""
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
@@ -102,6 +103,14 @@ def _more_memory(best: RankedPlan, other: RankedPlan, _: bool) -> str:
     return f"{(two.peak_device - one.peak_device) / GIB:+.2f} GiB, step {two.step_time / one.step_time - 1:+.1%}"
 
 
+def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
+    """How much more energy a step needs than that of the best plan, its power, and how much longer it is."""
+    one, two = best.report, other.report
+    more = two.energy.kwh / one.energy.kwh - 1
+    watts = two.energy.gpu_watts - one.energy.gpu_watts
+    return f"{more:+.1%}: {watts:+,.0f} W a GPU, step {two.step_time / one.step_time - 1:+.1%}"
+
+
 def _cost(plan: RankedPlan) -> str:
     """What the run costs if the job states its length and its price, else a step in GPU-hours."""
     return f"{plan.gpu_hours:,.3g} GPU-h/step" if plan.report.cost is None else f"{plan.report.cost:,.0f}"
@@ -110,16 +119,22 @@ def _cost(plan: RankedPlan) -> str:
 MORE_COLUMNS: dict[str, tuple[str, Callable[[RankedPlan], str]]] = {
     "tokens": ("tokens/s/GPU", lambda one: f"{one.report.tokens_per_s_per_gpu:,.0f}"),
     "cost": ("cost", _cost),
+    "energy": ("kWh/step", lambda one: f"{one.report.energy.kwh:,.4g}"),
 }
 """Columns of objectives that other searches do not show."""
 
-DIFFERENCES = {"time": "slower by, and most of it in", "memory": "more memory, and time"}
+DIFFERENCES = {
+    "time": "slower by, and most of it in",
+    "memory": "more memory, and time",
+    "energy": "more energy by, and power and time",
+}
 """Titles of the column that says why a plan is worse than the best one; others are of GPU time."""
 
 WORDS = {
     "time": ("faster", "is faster"),
     "tokens": ("better", "has more tokens/s per GPU"),
     "cost": ("cheaper", "is cheaper"),
+    "energy": ("thriftier", "needs less energy"),
     "memory": ("smaller", "needs less memory"),
 }
 """What a plan is that is better than another one, by objective."""
@@ -174,7 +189,7 @@ def _proof(found: Certificate) -> tuple[str, str]:
     better, is_better = WORDS[found.objectives[0]]
     if found.gap == 0.0:
         return f"{found.gap:.2%}", f"gap: no plan of the space {is_better} in the model"
-    figure = "memory" if found.objectives == ("memory",) else "step"
+    figure = found.objectives[0] if found.objectives[0] in ("memory", "energy") else "step"
     words = f"gap: share of the {figure} by which a plan that was not forecast may be {better} in the model"
     return f"{found.gap:.2%}", words
 
@@ -202,9 +217,8 @@ def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Ren
         )
         rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the forecasts"))
         rows.append(Text(f"distance   {plans[0].distance}"))
-    elif within > 1 and tuple(objectives) == ("time",):
-        words = f"the first {within} lie within the interval of the best one: a real cluster may rank them otherwise"
-        rows.append(Text(f"order      {words}"))
+    elif describe_order(within) and tuple(objectives) == ("time",):
+        rows.append(Text(f"order      {describe_order(within)}"))
     if "cost" in objectives and len({one.report.job.cluster.gpu.name for one in plans}) > 1:
         rows.append(Text("price      an hour of every GPU costs the same here, whatever its type"))
     if envelope := published_envelope(best.job):

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from experiments.search.certificate import Certificate
-from experiments.search.objectives import FoundPlans
+from experiments.search.objectives import ClusterUse, FoundPlans
 from experiments.search.search import PlanSearch
 from experiments.search.unlike.families import BlockMaker, PlanBlock
 from experiments.search.unlike.stage_units import StageUnits
 from experiments.search.unlike.values import UnlikeFields
 from hardware.errors import PlanError
 from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import NO_FILE, JobOrigin
 
 TRIED = 3
 """Plans of a block that are forecast at once, as long as no plan is known that fits."""
@@ -42,7 +43,7 @@ class UnlikeSearch(PlanSearch):
         top: int = 10,
         objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
-        origin: tuple[str, str] = ("", ""),
+        origin: JobOrigin = NO_FILE,
         runs: int | None = None,
     ) -> None:
         if len(objectives) > 1:
@@ -53,7 +54,7 @@ class UnlikeSearch(PlanSearch):
             rule = f"the runs of a pipeline lie on one kind of nodes each, of which the cluster has {kinds}"
             raise PlanError("runs", rule, f"Write {kinds} or more, or leave it out", runs)
         self.fields = fields
-        self.gpus = fields.loaded.cluster.gpus
+        self.use = ClusterUse.of(fields.loaded, objectives)
         work = shared or SharedWork()
         self.maker = BlockMaker(fields, StageUnits(fields, work), runs or max(2, kinds))
         self.blocks: list[PlanBlock] = [one for one in self.maker.blocks() if one.size]
@@ -119,7 +120,7 @@ class UnlikeSearch(PlanSearch):
         found.opened += 1
         found.invalid += int((~bounds.valid).sum())
         found.memory_bound += int((bounds.valid & ~bounds.fits).sum())
-        values = np.asarray(self.known.values(bounds.seconds, bounds.nbytes, self.gpus)[0])
+        values = np.asarray(self.known.bounds(bounds.seconds, bounds.nbytes, self.use)[0])
         left = np.flatnonzero(bounds.valid & bounds.fits & (values < self._limit))
         left = left[np.argsort(values[left], kind="stable")]
         rows = left, bounds.seconds[left], bounds.nbytes[left]
@@ -144,13 +145,13 @@ class UnlikeSearch(PlanSearch):
         rows = self._left[number]
         self._forecast_row(self.blocks[number], *(column[at] for column in rows))
         if at + 1 < len(rows[0]):
-            value = self.known.values(float(rows[1][at + 1]), float(rows[2][at + 1]), self.gpus)[0]
+            value = self.known.bounds(float(rows[1][at + 1]), float(rows[2][at + 1]), self.use)[0]
             heapq.heappush(waiting, (value, number, at + 1))
 
     def _forecast_row(self, block: PlanBlock, row: Any, seconds: Any, nbytes: Any) -> bool:
         """Forecasts a plan of a block; whether it fits."""
         made = self.forecast_plan(
-            block.changes(int(row)), block.job(int(row)), float(seconds), float(nbytes), self.gpus, self.fields
+            block.changes(int(row)), block.job(int(row)), float(seconds), float(nbytes), self.use, self.fields
         )
         if made is None or not made.fits:
             return False
@@ -165,7 +166,7 @@ def open_unlike_search(
     top: int,
     objectives: tuple[str, ...],
     shared: SharedWork,
-    origin: tuple[str, str],
+    origin: JobOrigin,
     memory_margin: float = 0.0,
     runs: int | None = None,
 ) -> UnlikeSearch:

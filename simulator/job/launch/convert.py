@@ -17,7 +17,8 @@ from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.programs.megatron import MEGATRON
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
-from simulator.job.launch.table import Keys, Reading
+from simulator.job.launch.table import Keys, Reading, Stated
+from simulator.job.locate import locate_errors
 from simulator.models.load import load_model
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
@@ -70,7 +71,9 @@ def import_text(
     loaded = load_cluster(cluster, base=folder)
     _fill_batch(reading, loaded.gpus)
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
-    job = compose_job(keys, cluster, model, folder)
+    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    with locate_errors(where, "", places):
+        job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {
         key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
@@ -81,7 +84,6 @@ def import_text(
         comments["run.tokens"] = comments["run.steps"]
     if model is None and isinstance(job["model"], str):
         comments["model"] = "the preset of the shape that the file states"
-    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places)
 
 
@@ -125,12 +127,21 @@ def _fill_batch(reading: Reading, gpus: int) -> None:
     """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
     keys = reading.keys
     accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
+    drained = keys.pop("batch.drained", None)
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
     if gpus % ranks:
         return
     replicas = gpus // ranks
     if own is not None and keys["batch.global"] % (own * replicas) == 0:
         reading.set_key("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
+    if drained and keys.get("batch.global", 0) > replicas * drained:
+        origin, rounds = reading.origins.get("batch.global"), keys["batch.global"] / (replicas * drained)
+        reading.reject(
+            origin if isinstance(origin, Stated) else None,
+            f"{reading.program} accumulates gradients over {rounds:.4g} passes through the pipeline of {drained} "
+            "sequences each, and drains it after every one; the forecast has all micro-batches in one pass, which is "
+            "faster",
+        )
     if keys.get("batch.global") is None:
         reading.set_key(
             "batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps"

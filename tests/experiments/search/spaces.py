@@ -24,7 +24,7 @@ def every_point(space: Space) -> list[tuple[dict[str, Any], StepAndMemory | None
         for pipeline in space.pipelines(group):
             for step in space.choices(group, pipeline):
                 try:
-                    forecast = forecast_step(space.job_of(group, pipeline, step), shared)
+                    forecast = forecast_step(space.job_of(group, pipeline, step), shared, energy=True)
                 except MeshcastError:
                     forecast = None
                 found.append((space.changes(group, pipeline, step), forecast))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 import meshcast
 from experiments.search import workers
 from experiments.search.find import open_search
-from experiments.search.objectives import FoundPlans
+from experiments.search.objectives import ClusterUse, FoundPlans
 from experiments.search.search import Search
 from experiments.search.workers import run_on_workers, share_groups
 from hardware.errors import PlanError
@@ -35,7 +36,7 @@ SIZES = {
 def forecast_all(job: str) -> list[tuple[int, StepAndMemory]]:
     """GPUs and forecast of every plan of a job that fits."""
     clusters = open_search(json.loads(job)).clusters
-    found = [(one.gpus, forecast) for one in clusters for _, forecast in every_point(one.space)]
+    found = [(one.use.gpus, forecast) for one in clusters for _, forecast in every_point(one.space)]
     return [(gpus, forecast) for gpus, forecast in found if forecast is not None and forecast.fits]
 
 
@@ -78,13 +79,28 @@ def test_the_plan_with_the_least_memory_is_found() -> None:
     assert certificate.step == found.best[0].forecast.step_time
 
 
+def test_the_plan_with_the_least_energy_is_found() -> None:
+    """On clusters of several sizes and kinds, against the energy of every plan; bounds are below all of them."""
+    found = open_search(SIZES, top=3, objectives=("energy",))
+    certificate = found.run()
+    joules = []
+    for cluster in found.clusters:
+        for _, forecast in every_point(cluster.space):
+            if forecast is not None and forecast.fits:
+                joules.append(forecast.joules)
+                assert 0 < cluster.use.energy.bound(forecast.step_time) <= forecast.joules
+    assert [one.forecast.joules for one in found.best] == pytest.approx(sorted(joules)[:3], rel=1e-12)
+    assert certificate.complete and certificate.gap == 0 and certificate.exact < certificate.plans
+    assert certificate.incumbent == found.best[0].forecast.joules
+
+
 @pytest.mark.parametrize("objective", ["time", "tokens", "cost"])
 def test_clusters_are_compared(objective: str) -> None:
     found = open_search(SIZES, top=1, objectives=(objective,))
     certificate = found.run()
     plans = fitting(SIZES)
     best = min(plans, key=lambda one: one[1].step_time * (1 if objective == "time" else one[0]))
-    assert found.best[0].forecast == best[1] and certificate.gap == 0
+    assert found.best[0].forecast == replace(best[1], joules=0.0) and certificate.gap == 0
     assert found.best[0].changes["cluster"] == ("dgx-h100:2" if objective == "time" else "dgx-h100:1")
     assert certificate.fields["cluster"] == SIZES["cluster"]
     assert certificate.plans == sum(one.plans for one in found.clusters)
@@ -175,13 +191,13 @@ def test_shares_of_processes_hold_every_group_once() -> None:
 
 def test_found_plans_decide_which_bounds_are_of_interest() -> None:
     one = FoundPlans(("tokens",), top=2, within=0.1)
-    assert one.limit == np.inf and one.values(2.0, 5.0, 8) == (16.0,)
+    assert one.limit == np.inf and one.bounds(2.0, 5.0, ClusterUse(8)) == (16.0,)
     one.add((16.0,))
     assert one.limit == pytest.approx(16 * 1.05 * 0.9)
     one.add((16.1,))
     assert one.limit == pytest.approx(16.1 * 0.9)
     two = FoundPlans(("memory", "time"))
-    assert two.values(2.0, 5.0, 8) == (2.0, 5.0) and not two.by_memory
+    assert two.bounds(2.0, 5.0, ClusterUse(8)) == (2.0, 5.0) and not two.by_memory
     assert not two.dominates([np.ones(1), np.ones(1)])[0] and two.gap(np.ones((1, 2))) == 1.0
     for values in ((2.0, 5.0), (3.0, 4.0), (3.0, 6.0)):
         two.add(values)
@@ -193,7 +209,7 @@ def test_found_plans_decide_which_bounds_are_of_interest() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"objective": "speed"}, "objective is 'speed': an objective is one of time, tokens, cost, memory"),
+        ({"objective": "speed"}, "objective is 'speed': an objective is one of time, tokens, cost, energy, memory"),
         ({"objective": "tokens,cost"}, "both rank plans alike"),
         ({"objective": "time,time"}, "both objectives are the same"),
         ({"objective": "time,cost,memory"}, "one objective, or two for their Pareto front"),

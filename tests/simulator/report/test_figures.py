@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {
     "cluster": "dgx-h100:1",
     "batch": {"global": 16},
     "plan": {"tp": 4, "pp": 2},
-    "run": {"tokens": 1e12, "price_per_gpu_hour": 2},
+    "run": {"tokens": 1e12, "price_per_gpu_hour": 2, "carbon_kg_per_kwh": 0.4},
 }
 SWEEP: dict[str, Any] = {"job": JOB, "vary": {"plan.tp": [2, 4], "plan.pp": [1, 2]}}
 

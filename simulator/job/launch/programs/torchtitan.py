@@ -242,6 +242,8 @@ def _read_batch(reading: Reading) -> None:
         names[1],
     )
     reading.set_key("batch.accumulated", max(1, local // size) if pp > 1 else 1, *names)
+    if pp > 1:
+        keys["batch.drained"] = local
     total = reading.take("training.global_batch_size")
     in_tokens = reading.take("training.num_tokens_per_train_step")
     if total is not None and int(total.value) > 0:

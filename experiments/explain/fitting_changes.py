@@ -1,0 +1,171 @@
+"""The cheapest changes of a plan that does not fit in memory which make it fit, found by trial.
+
+Each field of `FIELDS` is changed alone: more recomputation, more states sharded, smaller micro-batches, more ranks of
+every kind, offloading. Where fewer than `SHOWN` changes fit, pairs are tried, those first whose parts alone need least
+memory. Changes that break a rule are left out. All of them keep the model, the cluster and the global batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from hardware.errors import MeshcastError
+from hardware.units import GIB
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.job.job import Job
+from simulator.job.load import load_job, set_field
+from simulator.report.report import Report
+
+SHOWN = 3
+"""Changes that are shown."""
+
+PAIRS = 40
+"""Most pairs that are tried."""
+
+Change = dict[str, Any]
+"""Fields of a job as ``--set`` has them, with their new values."""
+
+
+@dataclass(frozen=True)
+class FittingChange:
+    """A change that makes a plan fit.
+
+    changes: fields with their new values. forecast: step time and memory with them.
+    """
+
+    changes: Change
+    forecast: StepAndMemory
+
+    def to_dict(self) -> dict[str, Any]:
+        """The change in the answer of ``predict --json``."""
+        return {
+            "changes": self.changes,
+            "step_time_s": self.forecast.step_time,
+            "peak_device_gib": self.forecast.peak_device / GIB,
+        }
+
+    def __str__(self) -> str:
+        return " ".join(f"--set {field}={_write(value)}" for field, value in self.changes.items())
+
+
+def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> list[FittingChange]:
+    """The changes with the shortest steps that make a plan fit, at most `SHOWN` and of unlike fields.
+
+    [] of a plan that fits, and of plans in long form or with stages of their own, whose fields are not those of
+    `FIELDS`.
+    """
+    job, shared = report.job, shared_work or SharedWork()
+    plan = job.as_written.get("plan", {})
+    if report.fits or not isinstance(plan, dict) or {"mesh", "schemes", "stages", "replicas"} & plan.keys():
+        return []
+    tried: list[FittingChange] = []
+    for change in _single_changes(job):
+        tried += _try(job, change, shared)
+    fitting = [one for one in tried if one.forecast.fits]
+    if len({frozenset(one.changes) for one in fitting}) < SHOWN:
+        closest = sorted((one for one in tried if not one.forecast.fits), key=lambda one: one.forecast.peak_device)
+        pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
+        for one, other in pairs[:PAIRS]:
+            if not closest[one].changes.keys() & closest[other].changes.keys():
+                found = _try(job, closest[one].changes | closest[other].changes, shared)
+                fitting += [made for made in found if made.forecast.fits]
+    best: dict[frozenset[str], FittingChange] = {}
+    for made in sorted(fitting, key=lambda one: (one.forecast.step_time, len(one.changes))):
+        best.setdefault(frozenset(made.changes), made)  # of the same fields the best values
+    return [*best.values()][:SHOWN]
+
+
+def _try(job: Job, change: Change, shared: SharedWork) -> list[FittingChange]:
+    """The forecast of a change; [] if it breaks a rule."""
+    data = copy.deepcopy(job.as_written)
+    with suppress(MeshcastError):
+        for field, value in change.items():
+            set_field(data, field, value, field)
+        return [FittingChange(change, forecast_step(load_job(data, base=job.folder), shared))]
+    return []
+
+
+# ------------------------------------------------------------------------------------------- changes
+
+
+def _single_changes(job: Job) -> Iterator[Change]:
+    """Every change of one field that may lower the memory of a GPU."""
+    plan = job.as_written.get("plan", {})
+    batch = job.as_written.get("batch", {})
+    for change in FIELDS:
+        yield from change(job, plan)
+    micro = job.batch.micro
+    if "lengths" not in batch and "microbatches" not in batch:
+        total = {} if "global" in batch else {"batch.global": job.batch.total}
+        yield from ({"batch.micro": size, **total} for size in range(1, micro) if micro % size == 0)
+
+
+def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    order = ("none", "selective", "full")
+    now = plan.get("recompute", "none")
+    if job.forward_only:
+        return
+    yield from ({"plan.recompute": one} for one in order[order.index(now) + 1 :] if now in order)
+    if now == "full" and plan.get("recompute_layers") is not None:
+        yield {"plan.recompute_layers": None}
+
+
+def _shard(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    if plan.get("dp_scheme") is not None:
+        return
+    if plan.get("fsdp"):
+        yield from ({"plan.shard": None} for _ in range(plan.get("shard") is not None))
+        yield from ({"plan.reshard": True} for _ in range(plan.get("reshard") is False))
+        return
+    yield from ({"plan.zero": stage} for stage in range(plan.get("zero", 1) + 1, 4))
+    yield {"plan.fsdp": True}
+
+
+def _more_ranks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    mesh = job.plan.mesh
+    for name, most in (("tp", job.cluster.scale_up_domain), ("pp", job.model.layers), ("cp", job.cluster.gpus)):
+        size = plan.get(name, 1)
+        replicas = {"plan.dp": None} if "dp" in plan else {}
+        while (size := 2 * size) <= min(most, job.cluster.gpus):
+            yield {f"plan.{name}": size, **replicas}
+    experts = job.model.moe
+    if experts is not None:
+        size = plan.get("ep", 1)
+        while (size := 2 * size) <= min(max(experts.expert_counts), job.cluster.gpus // mesh.get("pp", 1)):
+            yield {"plan.ep": size}
+
+
+def _offload(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    now = [*plan.get("offload", ())]
+    if not job.forward_only:
+        yield from ({"plan.offload": [*now, one]} for one in ("optimizer", "activations") if one not in now)
+
+
+def _chunks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    """Fewer chunks hold fewer activations; a schedule that is named may need two."""
+    now = plan.get("chunks") or 1
+    least = 1 if plan.get("schedule") is None else 2
+    yield from ({"plan.chunks": fewer} for fewer in range(least, now) if now % fewer == 0)
+
+
+FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
+    _recompute,
+    _shard,
+    _more_ranks,
+    _offload,
+    _chunks,
+)
+"""Changes of a plan, each from the job and its plan as written."""
+
+
+def _write(value: Any) -> str:
+    """A value as ``--set`` reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

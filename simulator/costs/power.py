@@ -1,0 +1,155 @@
+"""Electric power of a GPU while it computes, communicates and waits, and of what its node and data centre add.
+
+A GPU draws its idle power all the time. A running kernel adds a part for multiprocessors that are busy at all (clocks,
+instruction issue) and a part in proportion to what it does: FLOPs of tensor cores against their peak, bytes against the
+memory bandwidth::
+
+    P = idle + limit x (busy + kind x utilisation)
+
+The board holds the mean over tens of milliseconds at its limit, so kernels together add `limit` - `idle` at most while
+they run. The coefficients are shares of the limit, so that they carry over to GPUs that were not measured. They are in
+``simulator/costs/power.yaml`` with their sources and errors; ``python -m validation.calibration.power`` fits those of
+the measured GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from hardware.gpu import GPU
+from hardware.load import read_yaml
+from simulator.costs.calibration.calibration import ARCHITECTURES, LATEST
+from simulator.ir.ops import Attention, Gemm, Memory, Work
+
+COEFFICIENTS = ("idle", "busy", "gemm", "attention", "memory", "communication", "waiting")
+"""Shares of the power limit, see `PowerModel`."""
+
+FILE = "power.yaml"
+
+
+@dataclass(frozen=True)
+class PowerModel:
+    """Power of one GPU; the coefficients are shares of its power limit.
+
+    gpu: its peaks, bandwidth and limit.
+    idle: of a GPU that holds a program and runs nothing.
+    busy: added while any kernel computes.
+    gemm, attention, memory: added at full use of the tensor cores, and of the memory bandwidth.
+    communication: added while a collective or a message is on its way.
+    waiting: added while a kernel of the communication library waits for other GPUs.
+    sigma: standard deviation of log(measured / forecast) of the power of a training step.
+    assumed: what was not measured on this GPU, one sentence each.
+    """
+
+    gpu: GPU
+    idle: float
+    busy: float
+    gemm: float
+    attention: float
+    memory: float
+    communication: float
+    waiting: float
+    sigma: float
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def limit(self) -> float:
+        """Power limit of the board [W]."""
+        return float(self.gpu.power)
+
+    @property
+    def idle_watts(self) -> float:
+        """Power of a GPU that runs nothing [W]."""
+        return self.idle * self.limit
+
+    def utilisation(self, work: Work, seconds: float) -> tuple[str, float]:
+        """What a kernel uses most, ``gemm``, ``attention`` or ``memory``, and its share of the peak in `seconds`."""
+        if isinstance(work, Memory):
+            return "memory", work.bytes / seconds / self.gpu.memory_bandwidth
+        peak = self.gpu.peak.get(work.dtype) or max(self.gpu.peak.values())  # type: ignore[union-attr,arg-type]
+        return ("gemm" if isinstance(work, Gemm) else "attention"), work.flops / seconds / float(peak)
+
+    def kernel_joules(self, work: Work | None, seconds: float) -> float:
+        """Energy of a kernel beyond the idle power, before the limit [J]."""
+        if seconds <= 0 or not isinstance(work, Gemm | Attention | Memory):
+            return 0.0
+        kind, share = self.utilisation(work, seconds)
+        return float((self.busy + getattr(self, kind) * min(share, 1.0)) * self.limit * seconds)
+
+    def most_joules(self, seconds: float) -> float:
+        """Energy that the limit leaves to kernels which run for `seconds`, beyond the idle power [J]."""
+        return (1 - self.idle) * self.limit * seconds
+
+    def least_joules_per_flop(self, dtype: str) -> float:
+        """Least energy of a FLOP of a GEMM or of attention in a number format, beyond the idle power [J]."""
+        added = self.busy + min(self.gemm, self.attention)
+        return float(min(added, 1 - self.idle) * self.limit / self.gpu.peak[dtype])  # type: ignore[index]
+
+
+@cache
+def power_model(gpu: GPU) -> PowerModel:
+    """The power model of a GPU: its own coefficients or, named as assumed, those of the nearest measured one."""
+    data = _read()
+    order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST), *LATEST)
+    if gpu.name in data:
+        lender, distance = gpu.name, ""
+    else:
+        lender = next(name for one in order for name, own in data.items() if own["architecture"] == one)
+        distance = "generation" if data[lender]["architecture"] == gpu.architecture else "other"
+    own = data[lender]
+    given = {name: float(own["coefficients"][name]["value"]) for name in COEFFICIENTS}
+    unmeasured = [name for name in COEFFICIENTS if own["coefficients"][name].get("assumed")]
+    assumed = []
+    if distance:
+        assumed.append(
+            f"power of {gpu.name}: not measured; shares of its {float(gpu.power):.4g} W as measured on {lender}"
+        )
+    if unmeasured:
+        assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {own['unmeasured']}")
+    sigma = float(own["sigma"][distance or "own"])
+    return PowerModel(gpu, **given, sigma=sigma, assumed=tuple(assumed))
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What is added to the power of GPUs: by their nodes, and by the data centre.
+
+    node: power of CPUs, memory, network ports, switches and fans for each GPU [W].
+    pue: power of the data centre over that of its computers.
+    assumed: which of them the job does not state, one sentence each.
+    """
+
+    node: float
+    pue: float
+    assumed: tuple[str, ...] = ()
+
+
+NODE_SHARE = 0.5
+"""Power of a node beside its GPUs over the power limit of these: 8.4 kW at most of a node of eight H100 in training
+(Latif et al. 2025, "Single-Node Power Demand During AI Training", IEEE Access 13, arXiv 2412.08602), less 8 x 700 W.
+A node of Jean Zay with eight A100 drew 1.9 kW idle (256,646 kWh in 118 days of 48 nodes, Luccioni et al. 2023, JMLR 24
+(253), table 3): 0.4 of 400 W beside idle GPUs."""
+
+PUE = 1.2
+"""Power usage effectiveness where the job states none: that of Jean Zay (Luccioni et al. 2023). Large operators report
+1.1; the mean of 2023 over all is 1.58 (Uptime Institute, Global Data Center Survey 2023)."""
+
+
+def overhead(gpu: GPU, node_watts: float | None, pue: float | None) -> Overhead:
+    """The overhead of a GPU. node_watts, pue: as the job states them, None: assumed."""
+    assumed = []
+    if node_watts is None:
+        node_watts = NODE_SHARE * float(gpu.power)
+        assumed.append(f"{node_watts:.4g} W a GPU for CPUs, network, switches and fans (run.node_watts_per_gpu)")
+    if pue is None:
+        pue = PUE
+        assumed.append(f"a PUE of {PUE:g} (run.pue)")
+    return Overhead(float(node_watts), float(pue), tuple(assumed))
+
+
+def _read() -> dict[str, Any]:
+    file = resources.files("simulator.costs") / FILE
+    return dict(read_yaml(file, FILE).data)

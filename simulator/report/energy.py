@@ -1,0 +1,138 @@
+"""Energy of a step: that of the kernels, communication and waiting of every GPU, of their nodes and the data centre."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.costs.power import Overhead, PowerModel, overhead, power_model
+from simulator.ir.ops import COMPUTE, Op
+from simulator.program.block import SUMS, BlockPrices
+from simulator.program.categories import COMPUTING, HOST, axis_of
+from simulator.program.task import Task
+from simulator.report.forecast import Forecast
+
+KWH = 3.6e6
+"""Joules of a kilowatt-hour."""
+
+
+@dataclass(frozen=True)
+class StepEnergy:
+    """Energy of one step.
+
+    gpus: number of GPUs. seconds: duration of the step.
+    gpu_watts: power of a GPU, the mean over all GPUs and the step [W].
+    beside: power of a node beside its GPUs, for each GPU, the mean over all [W]. pue: of the data centre.
+    sigma: standard deviation of log(measured / forecast) of `gpu_watts`.
+    assumed: what was assumed of power, one sentence each.
+    """
+
+    gpus: int
+    seconds: float
+    gpu_watts: float
+    beside: float
+    pue: float
+    sigma: float
+    assumed: tuple[str, ...]
+
+    @property
+    def watts(self) -> float:
+        """Power of all GPUs with their nodes and their share of the data centre [W]."""
+        return self.gpus * (self.gpu_watts + self.beside) * self.pue
+
+    @property
+    def kwh(self) -> float:
+        """Energy of the step, nodes and data centre included [kWh]."""
+        return self.watts * self.seconds / KWH
+
+
+def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
+    """The energy of a step as it was played. seconds: its duration with the framework's constant time."""
+    plan = forecast.plan
+    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.clusters]
+    models = [power_model(gpu) for gpu in gpus]
+    added = _added_joules(forecast, models)
+    watts = np.array([model.idle_watts for model in models]) + added / seconds
+    watts = np.minimum(watts, [model.limit for model in models])
+    every = [overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in gpus]
+    weights = plan.device_weights / plan.devices
+    return StepEnergy(
+        gpus=int(plan.job.cluster.gpus),
+        seconds=seconds,
+        gpu_watts=float(watts @ weights),
+        beside=float(np.array([one.node for one in every]) @ weights),
+        pue=every[0].pue,
+        sigma=max(model.sigma for model in models),
+        assumed=_name_assumed(models, every),
+    )
+
+
+def _name_assumed(models: list[PowerModel], every: list[Overhead]) -> tuple[str, ...]:
+    found = [*(one.assumed for one in models), *(one.assumed for one in every)]
+    return tuple(dict.fromkeys(text for assumed in found for text in assumed))
+
+
+def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
+    """Energy of a GPU of every pipeline device in a step beyond its idle power [J].
+
+    Ops count for as long as they take alone. What is left of the step is waiting for other stages, if there are some:
+    where communication overlaps computation it is longer by that overlap, which this leaves out.
+    """
+    program, window = forecast.program, forecast.window
+    turns = window.turns(program) if window else np.array(program.timetable.turns)
+    joules = np.zeros((program.devices, 2))  # of kernels, of communication
+    times: dict[tuple[int, Task], float] = {}
+    owners = [program.device_of(number) for number in range(len(program.tasks))]
+    each = zip(owners, program.tasks, turns.tolist(), strict=True)
+    for device, task, count in (*each, *((device, task, 1) for device, task in enumerate(program.updates))):
+        times[device, task] = times.get((device, task), 0.0) + count
+    known: dict[tuple[str, Task], np.ndarray] = {}
+    for (device, task), count in times.items():
+        key = models[device].gpu.name, task
+        if key not in known:
+            known[key] = _task_joules(task, models[device])
+        joules[device] += count * known[key]
+    for slot, send in program.sent:
+        for device in (send.source, send.target):
+            model = models[device]
+            joules[device, 1] += turns[slot] * model.communication * model.limit * (send.seconds + send.latency)
+    kernels, others = joules.T / (window.steps if window else 1.0)
+    computing = forecast.sums[:, : len(COMPUTING), SUMS.index("seconds")].sum(axis=1)
+    most = [model.most_joules(float(seconds)) for model, seconds in zip(models, computing, strict=True)]
+    added = np.minimum(kernels, most) + others
+    if program.devices > 1:
+        busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
+        waiting = np.maximum(forecast.seconds - busy, 0.0)
+        added += waiting * [model.waiting * model.limit for model in models]
+    return added
+
+
+def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
+    """Energy of the kernels and of the communication of one action beyond the idle power [J]."""
+    found = np.zeros(2)
+    for part in task.parts:
+        found += part.count * _block_joules(part.prices, model)
+    for side in (*task.ahead, *task.behind):
+        found += _sum_joules(side.ops, side.seconds.tolist(), side.lasting.tolist(), model)
+    return found
+
+
+def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
+    """The same of one copy of a block, computed once."""
+    key = "joules", model.gpu.name
+    if key not in prices.results:
+        prices.results[key] = _sum_joules(prices.block.ops, prices.seconds, prices.lasting.tolist(), model)
+    return prices.results[key]  # type: ignore[return-value]
+
+
+def _sum_joules(ops: Sequence[Op], seconds: Sequence[float], lasting: Sequence[float], model: PowerModel) -> np.ndarray:
+    """The same of some ops. seconds: for which each computes. lasting: until others see its result."""
+    kernels = communication = 0.0
+    for op, computes, lasts in zip(ops, seconds, lasting, strict=True):
+        if op.stream == COMPUTE:
+            kernels += model.kernel_joules(op.work, computes)
+        elif axis_of(op) != HOST:
+            communication += model.communication * model.limit * lasts
+    return np.array([kernels, communication])

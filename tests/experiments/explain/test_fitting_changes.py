@@ -1,0 +1,78 @@
+"""Changes that make a plan fit do so, are the fastest of those tried, and are written as ``--set`` reads them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.explain.fitting_changes import SHOWN, fitting_changes
+from simulator import load_job, simulate
+from tests.experiments.cli.samples import run
+
+JOB: dict[str, Any] = {
+    "model": "llama3-70b",
+    "cluster": "dgx-h100:8",
+    "batch": {"global": 256, "micro": 2, "sequence": 8192},
+    "plan": {"tp": 4, "pp": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({}, SHOWN),
+        ({"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}}, SHOWN),
+        ({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN),
+        ({"model": "llama3-405b", "plan": {"tp": 8}, "cluster": "dgx-h100:2"}, 0),
+        ({"model": "llama3-8b", "plan": {"tp": 8}}, 0),
+    ],
+)
+def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, tmp_path) -> None:
+    job = {**JOB, **changes}
+    report = simulate(job)
+    found = fitting_changes(report)
+    assert len(found) == number and report.fits == (job["model"] == "llama3-8b")
+    steps = [one.forecast.step_time for one in found]
+    assert steps == sorted(steps)
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    for one in found:
+        words = shlex.split(str(one))
+        with_change = simulate(load_job(path, [word for word in words if word != "--set"]))
+        assert with_change.fits and with_change.step_time == one.forecast.step_time
+        assert with_change.peak_device == one.forecast.peak_device
+        assert with_change.job.batch.total == report.job.batch.total
+
+
+def test_no_single_change_of_the_fields_tried_is_faster() -> None:
+    best = fitting_changes(simulate(JOB))[0]
+    plans = [{"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"zero": 3}, {"fsdp": True}]
+    plans += [{"tp": 8}, {"pp": 4}, {"pp": 8}, {"cp": 2}, {"offload": ["optimizer"]}]
+    for plan in plans:
+        report = simulate({**JOB, "plan": {**JOB["plan"], **plan}})
+        assert not report.fits or report.step_time >= best.forecast.step_time
+
+
+def test_pairs_are_tried_where_few_single_changes_fit() -> None:
+    job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}
+    found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}}))
+    assert any(len(one.changes) == 2 for one in found) and len({frozenset(one.changes) for one in found}) == SHOWN
+
+
+def test_long_plans_have_none() -> None:
+    report = simulate({**JOB, "plan": simulate(JOB).to_dict()["job"]["plan"]})
+    assert not report.fits and fitting_changes(report) == []
+
+
+def test_predict_shows_them_and_lists_unstated_fields(tmp_path) -> None:
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    answer = json.loads(run("predict", str(path), "--json", "--verbose").stdout)
+    assert len(answer["fitting_changes"]) == SHOWN
+    assert answer["unstated"]["precision.compute"] == "bf16" and "plan.tp" not in answer["unstated"]
+    page = run("predict", str(path), "--verbose").stdout
+    assert "fits with" in page and "precision.moments: fp32" in page
+    plain = json.loads(run("predict", str(path), "--json", "--set", "plan.tp=8", "--set", "plan.pp=8").stdout)
+    assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
