@@ -28,6 +28,11 @@ BLOCK = re.compile(r"(?:^`(\S+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MU
 """A block of a page: the name of the file that it is, or nothing; its language; its text."""
 
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+END = "<!-- what follows is not run -->"
+"""Ends the part of a page that is run."""
+
 FRESH = "`make docs-excerpts` puts it right"
 
 Run = Callable[[str], str]
@@ -84,7 +89,7 @@ def run_page(page: str, command: Run | None = None, python: Run | None = None) -
     Raises AssertionError for a command that ends with another exit code than its comment says (``# exit code 2``).
     """
     printed = ""
-    for found in BLOCK.finditer(page):
+    for found in BLOCK.finditer(page.partition(END)[0]):
         name, language, text = found[1], found[2], found[3]
         if name:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,10 +141,11 @@ def refresh_page(page: str) -> str:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Refreshes the excerpts of pages, each in an empty folder."""
+    """Refreshes the excerpts of pages, each in a folder with the examples alone."""
     for path in map(Path, paths):
         page, here = path.read_text("utf-8"), Path.cwd()
         with tempfile.TemporaryDirectory() as folder:
+            os.symlink(EXAMPLES, Path(folder) / "examples")
             os.chdir(folder)
             try:
                 fresh = refresh_page(page)

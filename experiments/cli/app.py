@@ -312,7 +312,7 @@ def merge(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file, one row per point.")],
     as_json: AsJson = False,
 ) -> None:
-    """Join the shards of a sweep into the file of the whole sweep, byte by byte."""
+    """Join the shards of a sweep into the file of the whole sweep."""
     with answering(as_json):
         from experiments.pages import sweep as pages
         from experiments.pages.forecast import show

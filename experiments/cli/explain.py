@@ -63,7 +63,7 @@ def compare(
     ] = None,
     width: WidthOption = None,
 ) -> None:
-    """Compare two forecasts: which fields of the jobs differ, and which parts of the step and of memory."""
+    """Compare two forecasts, field by field and part by part."""
     with answering(as_json):
         from hardware.errors import PlanError
 
@@ -101,7 +101,7 @@ def why(
     ] = None,
     width: WidthOption = None,
 ) -> None:
-    """Explain a forecast: its critical path, what better hardware is worth, and what each assumed field is worth."""
+    """Explain a forecast: its critical path, and what better hardware and each assumed field are worth."""
     with answering(as_json):
         files, paper = plot_files(plot, ("tornado",)) if plot is not None else {}, choose_width(width, plot)
         from rich.console import Console

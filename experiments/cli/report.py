@@ -31,7 +31,7 @@ def report(
     ] = True,
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
 ) -> None:
-    """Write a page on a forecast or on many plans: one HTML file that works offline."""
+    """Write one HTML file on a forecast, a sweep or a search."""
     with answering():
         if out.suffix.lower() not in (".html", ".htm"):
             raise PlanError("--out", "the report is written as .html", f"Write {out.stem or 'report'}.html", str(out))

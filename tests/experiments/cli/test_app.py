@@ -236,7 +236,7 @@ def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
         "import os, sys\nfrom experiments.cli.app import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots'}\n"
+        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots.sheet'}\n"
         "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
     )
     env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
