@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from hardware.load import load
-from simulator.costs.power import PowerModel, power_model
+from simulator.costs.power import power_model
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import COMPUTE, Op
 from simulator.report.report import Report
@@ -34,15 +34,15 @@ BOUNDS = (0.0, 2.0)
 class PowerRow(NamedTuple):
     """A measured training step.
 
-    busy: share of the step in which kernels run. tensor: FLOPs over the peak of the step's duration. memory: likewise
-    of bytes of memory-bound kernels. power: measured, over the power limit.
+    busy: share of the step in which kernels run. tensor: FLOPs over the peak of the step's duration. rest: power of
+    idling and of memory traffic, over the power limit. power: measured, over the power limit.
     """
 
     name: str
     gpu: str
     busy: float
     tensor: float
-    memory: float
+    rest: float
     power: float
 
 
@@ -68,7 +68,8 @@ def _make_row(name: str, measured: Measurement, power: float, step: float) -> Po
             busy += used
             tensor += used * share if kind != "memory" else 0.0
             memory += used * share if kind == "memory" else 0.0
-    return PowerRow(name, model.gpu.name, min(busy / step, 1.0), tensor / step, memory / step, power / model.limit)
+    rest = model.idle + model.memory * memory / step
+    return PowerRow(name, model.gpu.name, min(busy / step, 1.0), tensor / step, rest, power / model.limit)
 
 
 def _count_ops(report: Report) -> list[tuple[Op, float, float]]:
@@ -85,39 +86,36 @@ def _count_ops(report: Report) -> list[tuple[Op, float, float]]:
     return found
 
 
-def forecast_power(row: PowerRow, idle: float, busy: float, tensor: float, memory: float) -> float:
+def forecast_power(row: PowerRow, busy: float, tensor: float) -> float:
     """Power of a step over the limit, by the model of `simulator.costs.power`."""
-    return min(idle + busy * row.busy + tensor * row.tensor + memory * row.memory, 1.0)
+    return min(row.rest + busy * row.busy + tensor * row.tensor, 1.0)
 
 
-def fit(rows: Sequence[PowerRow], idle: float, memory: float) -> tuple[float, float]:
+def fit(rows: Sequence[PowerRow]) -> tuple[float, float]:
     """The coefficients `busy` and `tensor` with the least squares of log(measured / forecast)."""
 
     def errors(given: np.ndarray) -> list[float]:
         busy, tensor = given.tolist()
-        forecasts = (forecast_power(row, idle, busy, tensor, memory) for row in rows)
+        forecasts = (forecast_power(row, busy, tensor) for row in rows)
         return [float(np.log(min(row.power, 1.0) / one)) for row, one in zip(rows, forecasts, strict=True)]
 
     found = least_squares(errors, (0.4, 0.7), bounds=BOUNDS).x
     return float(found[0]), float(found[1])
 
 
-def describe_fit(rows: Sequence[PowerRow], model: PowerModel) -> str:
-    """The page that is printed. model: of the rows' GPU, with what is not fitted."""
-    busy, tensor = fit(rows, model.idle, model.memory)
-    lines = [
-        f"{model.gpu.name}: busy {busy:.3f}, gemm and attention {tensor:.3f} of {model.limit:.0f} W; {len(rows)} rows"
-    ]
-    lines.append(f"{'step':28}{'busy':>7}{'tensor':>8}{'memory':>8}{'W':>7}{'error':>8}{'without':>9}")
+def describe_fit(rows: Sequence[PowerRow], architecture: str) -> str:
+    """The page that is printed. rows: of all GPUs of an architecture."""
+    busy, tensor = fit(rows)
+    lines = [f"{architecture}: busy {busy:.3f}, gemm and attention {tensor:.3f} of the limit; {len(rows)} rows"]
+    lines.append(f"{'step':28}{'GPU':>10}{'busy':>7}{'tensor':>8}{'rest':>8}{'power':>7}{'error':>8}{'without':>9}")
     squares = []
     for number, row in enumerate(rows):
         measured = min(row.power, 1.0)
-        error = forecast_power(row, model.idle, busy, tensor, model.memory) / measured - 1
-        own = fit([*rows[:number], *rows[number + 1 :]], model.idle, model.memory)
-        without = forecast_power(row, model.idle, *own, model.memory) / measured - 1
+        error = forecast_power(row, busy, tensor) / measured - 1
+        without = forecast_power(row, *fit([*rows[:number], *rows[number + 1 :]])) / measured - 1
         squares.append(without**2)
         lines.append(
-            f"{row.name:28}{row.busy:7.3f}{row.tensor:8.3f}{row.memory:8.3f}{row.power * model.limit:7.0f}"
+            f"{row.name:28}{row.gpu:>10}{row.busy:7.3f}{row.tensor:8.3f}{row.rest:8.3f}{row.power:7.3f}"
             f"{error:8.1%}{without:9.1%}"
         )
     free = [one for one, row in zip(squares, rows, strict=True) if row.power < LIMITED]
@@ -131,10 +129,11 @@ LIMITED = 0.98
 
 
 def main() -> None:
-    """Fits every GPU with measured steps, and prints it."""
+    """Fits every architecture with measured steps, and prints it."""
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)
-    for name in dict.fromkeys(row.gpu for row in rows):
-        print(describe_fit([row for row in rows if row.gpu == name], power_model(load("gpus", name))))
+    of = {row.gpu: load("gpus", row.gpu).architecture for row in rows}
+    for one in dict.fromkeys(of.values()):
+        print(describe_fit([row for row in rows if of[row.gpu] == one], one))
 
 
 if __name__ == "__main__":

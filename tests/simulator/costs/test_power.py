@@ -10,7 +10,7 @@ import pytest
 from hardware.load import catalog, load
 from simulator import simulate
 from simulator.bounds.least_energy import least_energy
-from simulator.costs.power import PowerModel, overhead, power_model
+from simulator.costs.power import overhead, power_model
 from simulator.ir.ops import Gemm, Memory
 from simulator.job.load import load_job
 from simulator.report.report import Report
@@ -45,7 +45,7 @@ def test_a_kernel_adds_a_busy_part_and_a_part_in_proportion_to_its_work() -> Non
 def test_every_gpu_has_a_power_model_that_names_what_was_not_measured(name: str) -> None:
     model = power_model(load("gpus", name))
     assert 0 < model.idle_watts < model.limit
-    assert any("not measured" in text for text in model.assumed) == (name != "h200-sxm")
+    assert any("not measured" in text for text in model.assumed) == (name not in ("h100-sxm", "h200-sxm"))
 
 
 def test_the_power_of_a_step_is_between_idle_and_the_limit_and_its_energy_adds_up(report: Report) -> None:
@@ -104,25 +104,35 @@ def test_no_golden_like_job_executes_fewer_flops_than_the_bound_counts() -> None
 
 def test_the_fit_finds_the_coefficients_of_made_rows_also_beside_steps_at_the_limit() -> None:
     shapes = [(0.8, 0.2, 0.1), (0.95, 0.3, 0.14), (0.6, 0.25, 0.05), (1.0, 0.6, 0.1)]
-    rows = [PowerRow("made", "x", *one, 0.0) for one in shapes]
-    rows = [one._replace(power=forecast_power(one, 0.14, 0.45, 0.7, 0.2)) for one in rows]
+    rows = [PowerRow("made", "x", busy, tensor, 0.14 + 0.2 * memory, 0.0) for busy, tensor, memory in shapes]
+    rows = [one._replace(power=forecast_power(one, 0.45, 0.7)) for one in rows]
     assert max(one.power for one in rows) == 1.0
-    assert fit(rows, 0.14, 0.2) == pytest.approx((0.45, 0.7), abs=1e-6)
+    assert fit(rows) == pytest.approx((0.45, 0.7), abs=1e-6)
 
 
 def test_the_shipped_coefficients_are_those_of_the_fit() -> None:
-    rows, model = read_rows(), power_model(H200)
-    assert len(rows) == 8 and {row.gpu for row in rows} == {"h200-sxm"}
-    busy, tensor = fit(rows, model.idle, model.memory)
-    assert (model.busy, model.gemm, model.attention) == pytest.approx((busy, tensor, tensor), abs=2e-3)
-    assert _error_without(rows, model) == pytest.approx(model.sigma, abs=5e-3)
+    rows = read_rows()
+    assert len(rows) == 16 and {row.gpu for row in rows} == {"h100-sxm", "h200-sxm"}
+    busy, tensor = fit(rows)
+    for gpu in ("h100-sxm", "h200-sxm"):
+        model = power_model(load("gpus", gpu))
+        assert (model.busy, model.gemm, model.attention) == pytest.approx((busy, tensor, tensor), abs=2e-3)
+        assert _error_without(rows) == pytest.approx(model.sigma, abs=5e-3)
 
 
-def _error_without(rows: list[PowerRow], model: PowerModel) -> float:
+@pytest.mark.parametrize(("of", "on"), [("h200-sxm", "h100-sxm"), ("h100-sxm", "h200-sxm")])
+def test_steps_on_one_gpu_say_what_those_on_the_other_one_draw(of: str, on: str) -> None:
+    rows = read_rows()
+    found = fit([row for row in rows if row.gpu == of])
+    errors = [forecast_power(row, *found) / min(row.power, 1.0) - 1 for row in rows if row.gpu == on]
+    assert 0.02 < max(map(abs, errors)) < 0.06
+
+
+def _error_without(rows: list[PowerRow]) -> float:
     """Root mean square error of the steps below the limit, each by a fit without it."""
     squares = []
     for number, row in enumerate(rows):
         if row.power < 0.98:
-            own = fit([*rows[:number], *rows[number + 1 :]], model.idle, model.memory)
-            squares.append((forecast_power(row, model.idle, *own, model.memory) / row.power - 1) ** 2)
+            own = fit([*rows[:number], *rows[number + 1 :]])
+            squares.append((forecast_power(row, *own) / row.power - 1) ** 2)
     return math.sqrt(sum(squares) / len(squares))
