@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = ROOT / "tests" / "data" / "user_script.py"
 
@@ -37,13 +39,16 @@ def check_scripts(folder: Path, *options: str, path: str = "") -> dict[str, list
     )
     assert done.returncode == 1, done.stdout + done.stderr
     found: dict[str, list[tuple[int, str]]] = {}
+    # Unlike those of an installed package, errors in files of the checkout are told, too: they are left out.
     for file, line, kind in re.findall(r"^(\S+?):(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE):
-        found.setdefault(file, []).append((int(line), kind))
+        if not Path(file).is_absolute():
+            found.setdefault(file, []).append((int(line), kind))
     return found
 
 
 EXPECTED = {"wrong.py": [(1, "attr-defined"), (3, "assignment"), (4, "arg-type"), (5, "attr-defined")]}
 
 
+@pytest.mark.slow
 def test_mypy_checks_scripts_of_users(tmp_path: Path) -> None:
     assert check_scripts(tmp_path, path=str(ROOT)) == EXPECTED

@@ -38,8 +38,7 @@ COMMUNICATION = {
 }
 
 KEYS = (
-    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu"),
-    *("parameters", "active_parameters", "breakdown_s"),
+    *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
     *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run", "interval"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""

@@ -61,7 +61,7 @@ def plot(
     v: Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="Schedules: chunks a device.")] = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="{" + "|".join(GROUPINGS) + "}", help="Communication: what a row is."),
+        typer.Option("--by", metavar="|".join(GROUPINGS), help="Communication: what a row is."),
     ] = None,
     change: Annotated[
         list[str] | None,

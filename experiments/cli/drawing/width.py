@@ -13,7 +13,7 @@ WidthOption = Annotated[
     str | None,
     typer.Option(
         "--width",
-        metavar="{" + "|".join(WIDTHS) + "}",
+        metavar="|".join(WIDTHS),
         help="What the plot is made for: a column of a paper (3.33 in), a page (7 in), a slide (13.33 in).",
     ),
 ]

@@ -50,7 +50,7 @@ def test_commented_out_keys_of_the_first_job_are_valid(tmp_path: Path) -> None:
     assert len(hidden) >= 9
     for line in hidden:
         fields = read_yaml(line).data
-        job = {"model": "mixtral-8x7b", "cluster": "dgx-h100:2"}
+        job = {"model": {"preset": "mixtral-8x7b", "layers": 4}, "cluster": "dgx-h100:2"}
         job |= fields if fields.keys() <= JobFile.model_fields.keys() else {"plan": {"tp": 4, "pp": 2, **fields}}
         (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
         assert run("predict", tmp_path / "job.json").exit_code == 0, line

@@ -312,11 +312,11 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
 def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = Search([Space(SMALL, Path("."))]), []
 
-    def stop_at_the_second(job: Any, shared: Any) -> Any:
+    def stop_at_the_second(job: Any, shared: Any, energy: bool) -> Any:
         asked.append(made._heap[0].value)
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return forecast_step(job, shared)
+        return forecast_step(job, shared, energy)
 
     bounds = list[float]()
     monkeypatch.setattr("experiments.search.found.forecast_step", stop_at_the_second)

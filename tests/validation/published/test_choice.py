@@ -204,8 +204,9 @@ FULL = {"recompute": {"kind": "full"}}
             whole_row("a-4", 1.0, tp=2, sharding="zero1"),
         ],
         [whole_row(f"a-{n}", 1.0, pp=2, recompute={"kind": "full", "layers": n}) for n in (1, 2, 3)],
+        [whole_row(f"a-{tp}", 1.0, tp=tp, recompute={"kind": "selective", "modules": ["mlp"]}) for tp in (1, 2, 4)],
     ],
-    ids=["recomputation", "one value", "fsdp", "mixed", "layers"],
+    ids=["recomputation", "one value", "fsdp", "mixed", "layers", "modules"],
 )  # fmt: skip
 def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path: Path, rows: Any) -> None:
     (group,) = json.loads(validate_choice(tmp_path, rows, "--json").stdout)["groups"]
@@ -216,10 +217,6 @@ def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path:
 @pytest.mark.parametrize(
     ("rows", "kind", "reason"),
     [
-        (
-            [whole_row(f"a-{tp}", 1.0, tp=tp, recompute={"kind": "selective", "modules": ["mlp"]}) for tp in (1, 2, 4)],
-            "have what no search varies", "plan.schemes.memory of a-1 is recompute",
-        ),
         (
             [whole_row(f"a-{tp}", 1.0, tp=tp, overlap={"ep": True}, compile=tp == 2) for tp in (1, 2, 4)],
             "differ in settings beside the plan", "the plans differ in framework.set.compile",
@@ -233,7 +230,7 @@ def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path:
             None, None,
         ),
     ],
-    ids=["modules", "compilation", "another model"],
+    ids=["compilation", "another model"],
 )  # fmt: skip
 def test_a_group_that_is_no_search_says_why(tmp_path: Path, rows: Any, kind: str | None, reason: str | None) -> None:
     answer = json.loads(validate_choice(tmp_path, rows, "--json").stdout)
