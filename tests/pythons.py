@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,8 @@ def build_distributions(folder: Path) -> tuple[Path, Path]:
     if commit := find_commit():
         (copy / "meshcast" / "commit.txt").write_text(commit, "utf-8")
     source = folder / _build("sdist", folder, copy)
-    shutil.unpack_archive(source, folder / "source", filter="data")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder / "source")  # made here, and there are Pythons 3.11 without filters
     (tree,) = (folder / "source").iterdir()
     return source, folder / _build("wheel", folder, tree)
 

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hardware.errors import PlanError
+from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.bridges.torch_schedule import read_csv, write_csv
-from simulator.ir.registry import find_scheme
+from simulator.ir.registry import find_scheme, is_scheme, scheme_names
+from simulator.job.shorthand import SCHEDULES_ELSEWHERE
 from simulator.program.timetable import Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
@@ -59,6 +60,9 @@ def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> Sch
         option = "--p" if p is None else "--m"
         rule = "a schedule is for a number of devices and of micro-batches"
         raise PlanError(option, rule, f"Write meshcast list schedule {name} --p 4 --m 8")
+    elif not is_scheme(f"pipeline/{name}"):
+        known = [use.partition("/")[2] for use in scheme_names() if use.startswith("pipeline/")]
+        raise PlanError("schedule", "no such schedule", nearest(name, known, SCHEDULES_ELSEWHERE), name)
     durations = dict.fromkeys(("t_f", "t_b", "t_w"), 1.0)
     return replay(validate_data(ScheduleCase, {**case, "v": v or 1, **durations}, "schedule ", PlanError))
 

@@ -13,8 +13,10 @@ from experiments.pages.measurements import format_amount, new_table
 from experiments.pages.published import format_percent
 from experiments.plots.style import Width
 from simulator.bridges import kineto
+from simulator.costs.calibration.calibration import Calibration
+from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
-from validation.measurements.forecasts import Forecaster, use_calibrated_gpu
+from validation.measurements.forecasts import use_calibrated_gpu
 from validation.traces.comparison import Comparison, compare_step
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ def compare_trace(trace: Path, job: Path, calibration: Path | None, rank: int | 
 
 
 def _forecast(job: Path, calibration: Path | None) -> Report:
-    given = load_job(job).to_dict()
+    given = load_job(job)
     if calibration is None:
-        return Forecaster("catalog", given).report
-    return Forecaster("calibration", use_calibrated_gpu(given, calibration), calibration).report
+        return simulate(given)
+    own = load_job(use_calibrated_gpu(given.to_dict(), calibration), base=given.folder)
+    return simulate(own, calibration=Calibration.from_folder(calibration))
 
 
 def page(found: Comparison) -> RenderableType:

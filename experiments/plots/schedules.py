@@ -78,11 +78,12 @@ def draw(
 def show_replay(name: str, run: ScheduleReplay, most: int = 32) -> ShownSchedule:
     """A schedule that was played with F, B and W of a slot each. most: largest number of rows.
 
-    A slot is the time of all layers of a device, so schedules of several chunks a device have the same work as others.
+    A slot is a forward pass of 1/p of the layers, so schedules of several chunks a device have the same work as others.
     """
     shape, bubble = run.table.shape, 1 - sum(run.busy) / len(run.busy) / run.makespan
+    held = max(run.in_flight("B")) * (run.end[0][0] - run.begin[0][0])  # the first pass is a forward pass of a chunk
     rows = replay_rows(run, 1.0, choose_rows(shape.p, most))
-    notes = f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {max(run.in_flight('B'))} chunks held"
+    notes = f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {held:,.6g} micro-batches held"
     return ShownSchedule(name, rows, run.makespan, notes, shape.p)
 
 
@@ -107,8 +108,8 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     heading = make_heading(title)
     note = NUMBERS + "White: idle, up to the line at the end of the schedule."
     if slots:
-        note += " A slot is a forward pass of all layers of a device; backward takes one for inputs and one "
-        note += "for weights. Bubble: idle time of all devices up to the end."
+        note += " A slot is a forward pass of 1/p of the layers (p devices); backward takes one for inputs and one "
+        note += "for weights. Activations: of 1/p of the layers each. Bubble: idle time of all devices up to the end."
     if chunks > 1:
         note += " Shades: chunks of a device, the first one dark."
     wide = style.layout_width() - left_margin(rows) - 0.12

@@ -40,6 +40,7 @@ COMMUNICATION = {
 KEYS = (
     *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
     *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run", "interval"),
+    *("parameters", "active_parameters"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
 

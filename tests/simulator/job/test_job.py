@@ -409,8 +409,8 @@ def test_an_answer_has_the_keys_of_the_contract() -> None:
     answer = report({**SHORT, "id": "a", "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5}})
     assert list(answer) == [
         *["id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu"],
-        *["parameters", "active_parameters", "breakdown_s"],
-        *["hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run", "interval", "energy"],
+        *["breakdown_s", "hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run", "interval"],
+        *["parameters", "active_parameters", "energy"],
     ]
     assert answer["interval"]["regime"] == "known" and len(answer["interval"]["widest"]) == 3
     parts = answer["breakdown_s"]
