@@ -107,7 +107,7 @@ def test_a_deadlock_is_shown_in_the_order(tmp_path: Path) -> None:
         (("list", "schedule"), "NAME: the name of a schedule is missing"),
         (("list", "schedule", "1f1b"), "--p: a schedule is for a number of devices"),
         (("list", "schedule", "1f1b", "--p", 4), "--m: a schedule is for"),
-        (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean 'pipeline/1f1b'"),
+        (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean '1f1b'"),
         (("list", "schedule", "1f1b", "--p", 4, "--m", 8, "--v", 2), "has one chunk a device"),
         (("list", "schedule", "1f1b", "--p", 5000, "--m", 8), "schedule p is 5000: must be at most 4096"),
         (("export", "schedule", "1f1b", "--p", 4, "--m", 10**30), "schedule m is 1000"),
