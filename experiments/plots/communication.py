@@ -59,7 +59,7 @@ def communication(report: Report, found: CommunicationMatrix) -> Figure:
     heading = make_heading(title, describe_plan(report.play.plan), f"All {noun}s send {sums or 'nothing'}.")
     note = f"Rows send to columns; the diagonal is what ranks of one {noun} send each other." if noun != "rank" else ""
     note = note or "Rows send to columns."
-    note += " White: nothing is sent."
+    note += " White: nothing is sent. Palest blue: the least value of the scale, or less."
     host = found.host.sum(axis=0)
     if host.any():
         note += f" Not drawn: {format_bytes(host[0])} are copied to hosts, and {format_bytes(host[1])} back."

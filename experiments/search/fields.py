@@ -152,9 +152,10 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
     named = field == "plan.dp_scheme" or name in DEFAULTS
     kind = str if named else int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
-    kind, other = (str, list) if name == "recompute" else (kind, dict if name in DEFAULTS else kind)
-    wrong = [one for one in values if type(one) not in (kind, other)]
-    wrong = [one for one in wrong if not ((named or name in OPTIONAL) and one is None)]
+    kind = str if name == "recompute" else kind
+    admitted = {kind, *([list] if name == "recompute" else []), *([dict] if name in DEFAULTS else [])}
+    admitted |= {type(None)} if named or name in OPTIONAL else set()
+    wrong = [one for one in values if type(one) not in admitted]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
@@ -251,11 +252,11 @@ def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, 
         value = values[FIELDS[field]]
         if field == "plan.zero":
             found["plan.fsdp"], value = state_sharding(value)
-        found[field] = state_value_of(value)
+        found[field] = write_value(value)
     return found
 
 
-def state_value_of(value: Any) -> Any:
+def write_value(value: Any) -> Any:
     """A value of a field as a job states it."""
     if isinstance(value, SchemeWithOptions):
         return value.to_dict()

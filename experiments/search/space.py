@@ -29,9 +29,9 @@ from experiments.search.fields import (
     read_recompute,
     schedule_name,
     split_open_fields,
-    state_value_of,
     state_values,
     values_of,
+    write_value,
 )
 from experiments.search.keys.data_schemes import DATA
 from experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
@@ -291,7 +291,7 @@ class Space:
     def stated_values(self) -> dict[str, list[Any]]:
         """The values of the open fields, as a job states them."""
         found = {CLUSTER: [self.job[CLUSTER]]} if self.names_cluster else {}
-        return found | {name: [state_value_of(one) for one in self.values[FIELDS[name]]] for name in self.open}
+        return found | {name: [write_value(one) for one in self.values[FIELDS[name]]] for name in self.open}
 
     # ------------------------------------------------------------------------------------------- points
 

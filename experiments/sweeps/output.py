@@ -28,6 +28,10 @@ PART = re.compile(r"\d{7}\.parquet")
 """Names of the files of chunks in the folder of parts."""
 
 
+OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".txt")
+"""Endings that promise another format than Parquet."""
+
+
 class Output:
     """The file `out` and its folder of parts. Raises PlanError if they cannot be written."""
 
@@ -35,7 +39,12 @@ class Output:
         self.out, self.parts = out, parts_folder(out)
 
     def refuse_place(self) -> None:
-        """Raises PlanError if there is no folder for the result, or if a symbolic link would be overwritten."""
+        """Raises PlanError if there is no folder for the result, if its name promises another format, or if a symbolic
+        link would be overwritten."""
+        if self.out.suffix.lower() in OTHER_FORMATS:
+            rule = "rows are written as Parquet, whatever the name"
+            remedy = f"Write {self.out.with_suffix('.parquet').name}; pandas.read_parquet(...).to_csv(...) converts it"
+            raise PlanError("--out", rule, remedy, str(self.out))
         if not self.out.parent.is_dir():
             rule = f"there is no folder {self.out.parent}"
             raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))

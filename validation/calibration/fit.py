@@ -117,16 +117,19 @@ def fit(
         ends = [(known[one[0]].low, known[one[0]].high, best[one]) for one in free]
         low, high, begin = np.array([[to(v) for v in end] for (to, _), end in zip(scales, ends, strict=True)]).T
         span = high - low
-        drawn = [i for i, one in enumerate(free) if one in prior]
-        center = np.array([scales[i][0](prior[free[i]]) for i in drawn])
-        unit = [1.0 if known[free[i][0]].low > 0 else max(abs(prior[free[i]]), known[free[i][0]].start) for i in drawn]
-        width = PRIOR_WIDTH * np.array(unit) / LOSS
+        # A residual for each known value: its distance on the scale of the fit, in widths of the prior times the loss.
+        with_prior = [i for i, one in enumerate(free) if one in prior]
+        center = np.array([scales[i][0](prior[free[i]]) for i in with_prior])
+        on_log = [known[free[i][0]].low > 0 for i in with_prior]
+        sizes = [max(abs(prior[free[i]]), known[free[i][0]].start) for i in with_prior]
+        width = PRIOR_WIDTH * np.where(on_log, 1.0, sizes)
 
-        def distances(x: np.ndarray) -> np.ndarray:
-            return np.concatenate([residuals(at(x)), (x[drawn] - center) / width]) if drawn else residuals(at(x))
+        def residuals_and_distances(x: np.ndarray) -> np.ndarray:
+            found = residuals(at(x))
+            return np.concatenate([found, loss * (x[with_prior] - center) / width]) if with_prior else found
 
         found = least_squares(
-            distances,
+            residuals_and_distances,
             np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
             bounds=(low, high),
             loss="soft_l1",

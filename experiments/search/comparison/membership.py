@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.search.comparison.short_form import ShortForm
-from experiments.search.fields import FIELDS, PARTITIONS, state_value_of
+from experiments.search.fields import FIELDS, PARTITIONS, write_value
 from experiments.search.keys.partitions import UNLIKE_ENDS
 from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from experiments.search.limits import LimitedSpace
@@ -62,7 +62,7 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
         return None
     if name == "partition" and isinstance(value, tuple) and UNLIKE_ENDS in known:
         return None
-    searched, value = [state_value_of(one) for one in known], state_value_of(value)
+    searched, value = [write_value(one) for one in known], write_value(value)
     if field not in space.open and len(searched) == 1:
         return OutsideField(field, value, searched, f"the job of the search states {state_value(searched[0])}")
     named = ", ".join(map(state_value, searched[:MOST_NAMED]))

@@ -19,7 +19,7 @@ from experiments.search.fields import (
     RECOMPUTE,
     read_recompute,
     state_sharding,
-    state_value_of,
+    write_value,
 )
 from experiments.search.keys.data_schemes import DATA
 from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
@@ -199,7 +199,7 @@ def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
         plan["recompute_layers"] = values["recomputed"]
     if values["offload"]:
         plan["offload"] = list(values["offload"])
-    return {key: state_value_of(value) for key, value in plan.items()}
+    return {key: write_value(value) for key, value in plan.items()}
 
 
 def _expand(job: Job, short: Mapping[str, Any]) -> LongPlan:

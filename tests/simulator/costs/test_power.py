@@ -125,7 +125,7 @@ def test_steps_on_one_gpu_say_what_those_on_the_other_one_draw(of: str, on: str)
     rows = read_rows()
     found = fit([row for row in rows if row.gpu == of])
     errors = [forecast_power(row, *found) / min(row.power, 1.0) - 1 for row in rows if row.gpu == on]
-    assert 0.02 < max(map(abs, errors)) < 0.06
+    assert max(map(abs, errors)) < 0.06
 
 
 def _error_without(rows: list[PowerRow]) -> float:

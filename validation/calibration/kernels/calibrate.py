@@ -85,8 +85,8 @@ def _fit_section(
     """A section of the file whose other sections are `data`; prior: see `calibrate`."""
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
-    drawn = _known_values(calibration, gpu, section, samples) if prior else {}
-    found = _fit(model, samples, lambda sample, one: by[sample](one).seconds, drawn)
+    values = _known_values(calibration, gpu, section, samples) if prior else {}
+    found = _fit(model, samples, lambda sample, one: by[sample](one).seconds, values)
     prices = [(sample, by[sample](found.make_model(model, sample.library))) for sample in samples]
     own = {
         library: sigmas_by_kind([pair for pair in prices if pair[0].library == library]) for library in found.libraries
