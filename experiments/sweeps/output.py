@@ -28,7 +28,7 @@ PART = re.compile(r"\d{7}\.parquet")
 """Names of the files of chunks in the folder of parts."""
 
 
-OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".txt")
+OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Endings that promise another format than Parquet."""
 
 
