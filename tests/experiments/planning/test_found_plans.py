@@ -1,10 +1,11 @@
 """Plans that Alpa found on its authors' cluster, against what its planner finds here at this program's prices.
 
-MoE and Wide-ResNet are not compared: stages have no axis of experts, and jobs have no convolutions.
+Wide-ResNet is not compared: jobs have no convolutions.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,7 +19,11 @@ from experiments.planning.problem import SearchBudget
 from experiments.planning.profile import ProfileProblem
 from experiments.planning.stages import PlannedStage
 
-COMPARED = ("gpt-760M", "gpt-1.3B", "gpt-2.6B", "gpt-6.7B", "gpt-15B", "gpt-39B")
+DENSE = ("gpt-760M", "gpt-1.3B", "gpt-2.6B", "gpt-6.7B", "gpt-15B", "gpt-39B")
+EXPERTS = ("moe-690M", "moe-1.3B", "moe-2.4B", "moe-10B", "moe-27B", "moe-70B")
+
+STATES = {"compute": "fp16", "gradients": "fp16", "main_weights": "fp16", "moments": "fp16"}
+"""Of models with experts the authors train with Adafactor, whose states are next to nothing: the smallest of Adam's."""
 
 
 class RecomputingAlpa(Alpa):
@@ -28,7 +33,10 @@ class RecomputingAlpa(Alpa):
 
 
 class BothPlans(NamedTuple):
-    """Stages as (layers, tp, dp) of both plans, their objectives and forecast step times [s]."""
+    """Stages as (layers, tp, dp) of both plans, their objectives and forecast step times [s].
+
+    Experts are sharded over all GPUs of their stage.
+    """
 
     ours: list[tuple[int, int, int]]
     theirs: list[tuple[int, int, int]]
@@ -40,16 +48,20 @@ class BothPlans(NamedTuple):
 def compare(name: str) -> BothPlans:
     profile = ProfileProblem("alpa-found-plans")
     row = profile.graph().names.index(name)
-    model = profile.settings["models"][name]
+    model = dict(profile.settings["models"][name])
     gpus, batch, micro, clusters = (
         int(profile.graph().figures[key][row]) for key in ("gpus", "batch", "microbatches", "clusters")
     )
+    experts = model.pop("experts", 0)
+    ranks = math.gcd(experts, gpus) if experts else 1
+    ffn = (8 if experts else 4) * model["hidden"]
+    moe = {"experts": experts, "top_k": 2, "expert_ffn": ffn, "every": 2, "capacity": 1.0}
     job: dict[str, Any] = {
-        "model": {"preset": "gpt3-5b", **model, "ffn": 4 * model["hidden"]},
+        "model": {"preset": "gpt3-5b", **model, "ffn": ffn, **({"moe": moe} if experts else {})},
         "cluster": {"node": "p3", "nodes": -(-gpus // 8), "gpus": gpus},
-        "precision": "fp16",
+        "precision": STATES if experts else "fp16",
         "batch": {"global": batch, "micro": 1, "sequence": 1024},
-        "plan": {"tp": 1, "dp": gpus},
+        "plan": {"tp": 1, "dp": gpus, **({"ep": ranks} if experts else {})},
     }
     problem = JobProblem(job, microbatches=micro)
     found = RecomputingAlpa().plan(problem, SearchBudget())
@@ -60,6 +72,8 @@ def compare(name: str) -> BothPlans:
     for own, size, data, tensor in profile.settings["stages"][name]:
         layers = range(first, first + own * model["layers"] // clusters)
         wanted = {"tp": tensor, "dp": data, "recompute": "full"}
+        if experts:
+            wanted["ep"] = math.gcd(ranks, size)
         option = next(at for at, one in enumerate(table.options) if one.gpus == size and one.plan == wanted)
         theirs.append(PlannedStage(layers, option))
         first = layers.stop
@@ -110,7 +124,33 @@ def test_larger_stages_do_not_cross_nodes() -> None:
     assert 0.98 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1] < 1.2
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(("name", "stages"), [("moe-10B", 2), ("moe-70B", 8)])
+def test_alpa_finds_the_plans_of_its_authors_for_experts(name: str, stages: int) -> None:
+    """One stage a node, of as many layers each, whose eight GPUs share samples and experts."""
+    found = compare(name)
+    assert found.ours == found.theirs
+    assert {one[1:] for one in found.ours} == {(1, 8)} and len(found.ours) == stages
+
+
+def test_small_models_with_experts_have_other_stages_than_theirs() -> None:
+    """On one node they have one stage of two GPUs, and two stages of two and of four. Here two stages of one GPU, and
+    one stage, are 4 to 14 % faster, also in the forecast; what their stages took when they were measured is not public.
+    """
+    for name, stages in (("moe-690M", 2), ("moe-1.3B", 1), ("moe-2.4B", 1)):
+        found = compare(name)
+        assert len(found.ours) == stages and len(found.theirs) == 3 - stages
+        assert 0.84 < found.values[0] / found.values[1] < 0.97 and 0.84 < found.steps[0] / found.steps[1] < 0.97
+
+
+def test_stages_of_experts_on_half_nodes_are_better_with_gradient_sums() -> None:
+    """27B on 32: they have eight stages of half a node; four of a node are 5 % better by the objective, which has no
+    sums of gradients, and 11 % slower in the forecast."""
+    found = compare("moe-27B")
+    assert found.theirs == [(2, 1, 4)] * 8 and found.ours == [(4, 1, 8)] * 4
+    assert 0.94 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1] < 1.15
+
+
+@pytest.mark.parametrize("name", (*DENSE, *EXPERTS))
 def test_no_found_plan_is_better_in_our_space(name: str) -> None:
     """The dynamic program is optimal at its own prices."""
     ours, theirs = compare(name).values
