@@ -1,97 +1,142 @@
-"""Placement of colour classes on devices as an integer program, solved by HiGHS.
+"""Placement of colour classes on devices as a constraint program, solved by CP-SAT of OR-tools.
 
-Tarnawski et al. 2020, arXiv 2006.16423
+The integer program of Tarnawski et al. 2020, arXiv 2006.16423, section 4; loads are whole numbers of a fine unit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from experiments.planning.cores.solver import load_solver
 from experiments.planning.device_graph import DeviceGraph
+from hardware.documents.optional_package import import_optional
+
+GRAIN = 10**9
+"""Units in the time of all groups on accelerators, and in the memory of one."""
+
+WORKERS = 4
+"""Strategies of CP-SAT that run beside each other."""
+
+
+class DevicePlacement(NamedTuple):
+    """A placement: the groups of every device, accelerators first, its largest load, and a bound of all placements [s].
+
+    branches: of the solver.
+    """
+
+    groups: list[list[int]]
+    load: float
+    bound: float
+    branches: int
 
 
 class PlacementProgram:
-    """Variables (group on device, output in and out of an accelerator, marks, the largest load) and rows."""
+    """The least largest load of placements of a graph on accelerators of some memory [bytes] and on CPUs.
 
-    def __init__(self, graph: DeviceGraph, accelerators: int, cpus: int) -> None:
-        self.graph, self.accelerators, self.devices = graph, accelerators, accelerators + cpus
+    Coefficients are rounded down: the program's optimum is no higher than that of exact ones.
+    """
+
+    def __init__(self, graph: DeviceGraph, accelerators: int, cpus: int, memory: float) -> None:
+        self.cp = import_optional("ortools.sat.python.cp_model", "search", "the planner tarnawski-ip")
+        self.model: Any = self.cp.CpModel()
+        self.graph, self.accelerators, self.devices, self.memory = graph, accelerators, accelerators + cpus, memory
         self.groups, self.nodes = graph.members.shape
-        self.group_of = graph.members.argmax(axis=0)
-        self.moves = self.groups * self.devices
-        self.marks = self.moves + 2 * self.nodes * accelerators
-        self.load = self.marks + self.groups * self.devices
-        self.entries: list[tuple[int, int, float]] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-        for group in range(self.groups):
-            self._row([(self.on(group, device), 1.0) for device in range(self.devices)], 1.0, 1.0)
+        self.unit = float(graph.nodes.figures["accelerator"].sum()) / GRAIN
+        self.on = [[self.model.new_bool_var("") for _ in range(self.devices)] for _ in range(self.groups)]
+        for group in self.on:
+            self.model.add_exactly_one(group)
+        self._forbid_unsupported()
+        self._add_loads(self._add_transfers())
+        self._order_devices()
 
-    def on(self, group: int, device: int) -> int:
-        """The place of the binary of a group on a device."""
-        return group * self.devices + device
+    def _sum_figure(self, kind: str, unit: float) -> np.ndarray:
+        """A figure of every group in whole units, rounded down."""
+        return np.floor(self.graph.members @ self.graph.nodes.figures[kind] / unit).astype(np.int64)
 
-    def _row(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
-        self.entries += [(len(self.low), place, value) for place, value in terms]
-        self.low.append(low)
-        self.high.append(high)
+    def _forbid_unsupported(self) -> None:
+        supported = self.graph.nodes.figures.get("supported", np.ones(self.nodes))
+        for group in np.flatnonzero((self.graph.members & (supported == 0)[None]).any(axis=1)).tolist():
+            for device in range(self.accelerators):
+                self.model.add(self.on[group][device] == 0)
 
-    def add_loads(self, memory: float) -> None:
+    def _add_transfers(self) -> list[Mapping[int, list[Any]]]:
+        """By accelerator, of every node whether its output leaves it, and whether it enters: once for all readers."""
+        group_of, send = self.graph.members.argmax(axis=0), self.graph.nodes.figures["send"]
+        readers: dict[int, set[int]] = {}
+        for source, target in self.graph.nodes.edges:
+            if group_of[source] != group_of[target] and send[source] > 0:
+                readers.setdefault(source, set()).add(int(group_of[target]))
+        found: list[Mapping[int, list[Any]]] = []
+        for device in range(self.accelerators):
+            crossing: dict[int, list[Any]] = {}
+            for node, groups in readers.items():
+                crossing[node] = [self.model.new_bool_var("leaves"), self.model.new_bool_var("enters")]
+                leaves, enters = crossing[node]
+                here = self.on[group_of[node]][device]
+                for there in (self.on[group][device] for group in groups):
+                    self.model.add_bool_or([leaves, here.negated(), there])
+                    self.model.add_bool_or([enters, there.negated(), here])
+            found.append(crossing)
+        return found
+
+    def _add_loads(self, transfers: list[Mapping[int, list[Any]]]) -> None:
         """The largest load is at least that of every device; accelerators have so much memory."""
-        figures, members = self.graph.nodes.figures, self.graph.members
-        own = {kind: members @ figures[kind] for kind in ("accelerator", "cpu", "bytes")}
+        accelerator, cpu = (self._sum_figure(kind, self.unit) for kind in ("accelerator", "cpu"))
+        nbytes = self._sum_figure("bytes", self.memory / GRAIN)
+        send = np.floor(self.graph.nodes.figures["send"] / self.unit).astype(np.int64)
+        most = int(max(accelerator.sum() + 2 * send.sum(), cpu.sum()))
+        self.largest = self.model.new_int_var(0, most, "largest load")
         for device in range(self.devices):
-            kind = "accelerator" if device < self.accelerators else "cpu"
-            terms = [(self.on(group, device), float(own[kind][group])) for group in range(self.groups)]
-            if device < self.accelerators:
-                for node in range(self.nodes):
-                    out = self.moves + 2 * (node * self.accelerators + device)
-                    terms += [(out, float(figures["send"][node])), (out + 1, float(figures["send"][node]))]
-                scaled = [(self.on(group, device), float(own["bytes"][group]) / memory) for group in range(self.groups)]
-                self._row(scaled, -np.inf, 1.0)
-            self._row([*terms, (self.load, -1.0)], -np.inf, 0.0)
-        pairs = {(a, int(self.group_of[a]), int(self.group_of[b])) for a, b in self.graph.nodes.edges}
-        for node, own_group, reader in sorted(pairs):
-            if own_group != reader and figures["send"][node] > 0:
-                for device in range(self.accelerators):
-                    out = self.moves + 2 * (node * self.accelerators + device)
-                    here, there = self.on(own_group, device), self.on(reader, device)
-                    self._row([(out, 1.0), (here, -1.0), (there, 1.0)], 0.0, np.inf)
-                    self._row([(out + 1, 1.0), (there, -1.0), (here, 1.0)], 0.0, np.inf)
+            on = [group[device] for group in self.on]
+            if device >= self.accelerators:
+                self.model.add(self.cp.LinearExpr.weighted_sum(on, cpu.tolist()) <= self.largest)
+                continue
+            self.model.add(self.cp.LinearExpr.weighted_sum(on, nbytes.tolist()) <= GRAIN)
+            crossing = [(one, int(send[node])) for node, both in transfers[device].items() for one in both]
+            terms = [*zip(on, accelerator.tolist(), strict=True), *crossing]
+            variables, seconds = zip(*terms, strict=True)
+            self.model.add(self.cp.LinearExpr.weighted_sum(variables, seconds) <= self.largest)
+        self.model.minimize(self.largest)
 
-    def order_devices(self) -> None:
+    def _order_devices(self) -> None:
         """Accelerators are alike: the groups of device d have d or more groups before them, so group g is on the first
         g + 1 accelerators or on a CPU."""
         for group in range(min(self.groups, self.accelerators)):
             for device in range(group + 1, self.accelerators):
-                self._row([(self.on(self.graph.groups.order[group], device), 1.0)], 0.0, 0.0)
+                self.model.add(self.on[self.graph.groups.order[group]][device] == 0)
 
     def require_contiguity(self) -> None:
         """No path of the forward graph leaves a device and comes back."""
         for device in range(self.devices):
-            mark = [self.marks + group * self.devices + device for group in range(self.groups)]
+            reaches = [self.model.new_bool_var("") for _ in range(self.groups)]
             for group in range(self.groups):
-                self._row([(mark[group], 1.0), (self.on(group, device), -1.0)], 0.0, np.inf)
+                self.model.add_implication(self.on[group][device], reaches[group])
             for source, target in self.graph.groups.edges:
-                self._row([(mark[source], 1.0), (mark[target], -1.0)], 0.0, np.inf)
-                terms = [(mark[target], 1.0), (self.on(target, device), -1.0), (self.on(source, device), 1.0)]
-                self._row(terms, -np.inf, 1.0)
+                here, there = self.on[source][device], self.on[target][device]
+                self.model.add_implication(reaches[target], reaches[source])
+                self.model.add_bool_or([here.negated(), reaches[target].negated(), there])
 
-    def solve(self, seconds: float):  # type: ignore[no-untyped-def]  # scipy's result has no stub
-        """The solution of the program within some seconds of the solver."""
-        count = self.load + 1
-        rows, columns, values = zip(*self.entries, strict=True)
-        matrix = load_solver().coo_matrix((values, (rows, columns)), shape=(len(self.low), count)).tocsr()
-        cost = np.zeros(count)
-        cost[self.load] = 1.0
-        integral = np.zeros(count)
-        integral[: self.moves] = 1
-        most = np.ones(count)
-        most[self.load] = np.inf
-        return load_solver().milp(
-            cost,
-            integrality=integral,
-            bounds=load_solver().Bounds(0, most),
-            constraints=load_solver().LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
-            options={"time_limit": seconds, "mip_rel_gap": 1e-6},
-        )
+    def solve(self, seconds: float) -> DevicePlacement | None:
+        """The best placement that is found in some seconds; None if there is none, or none was found."""
+        solver = self.cp.CpSolver()
+        solver.parameters.num_workers = WORKERS
+        solver.parameters.max_time_in_seconds = seconds
+        status = solver.solve(self.model)
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return None
+        placed = [
+            [number for number in range(self.groups) if solver.value(self.on[number][device])]
+            for device in range(self.devices)
+        ]
+        load = max(self._load(groups, device) for device, groups in enumerate(placed))
+        bound = load if status == self.cp.OPTIMAL else min(load, solver.best_objective_bound * self.unit)
+        return DevicePlacement(placed, load, bound, int(solver.num_branches))
+
+    def _load(self, groups: list[int], device: int) -> float:
+        """Seconds of some groups on a device [s]."""
+        nodes = self.graph.members[groups].any(axis=0)
+        if device >= self.accelerators:
+            return float(nodes @ self.graph.nodes.figures["cpu"])
+        return float(self.graph.accelerator_seconds(nodes[None], self.memory * (1 + self.groups / GRAIN))[0])

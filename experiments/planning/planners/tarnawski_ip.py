@@ -4,7 +4,7 @@ Binaries say which device a colour class is on; for every node and accelerator o
 it, one that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node
 that does not belong to the device, but reads from it, must not be marked (arXiv 2006.16423). Two
 contiguous pieces may read from each other, which no chain of ideals has, so the program may be better than the dynamic
-program. Solved by HiGHS.
+program. Solved by CP-SAT.
 """
 
 from __future__ import annotations
@@ -31,20 +31,17 @@ class TarnawskiIP(Planner):
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
         cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
-        rows = PlacementProgram(graph, problem.gpus, cpus)
-        rows.add_loads(problem.memory)
-        rows.order_devices()
+        program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
         if self.contiguous:
-            rows.require_contiguity()
-        found = rows.solve(budget.seconds)
-        if found.x is None:
+            program.require_contiguity()
+        found = program.solve(budget.seconds)
+        if found is None:
             raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
-        placed = found.x[: rows.groups * rows.devices].reshape(rows.groups, rows.devices).argmax(axis=1)
         pieces = []
-        for device in range(rows.devices):
-            nodes = np.flatnonzero(graph.members[placed == device].any(axis=0))
+        for device, groups in enumerate(found.groups):
+            nodes = np.flatnonzero(graph.members[groups].any(axis=0))
             kind = "accelerator" if device < problem.gpus else "cpu"
             pieces += [{"device": kind, "nodes": nodes.tolist()}] if len(nodes) else []
-        proof = PlanProof(float(found.mip_dual_bound), float(found.fun), "branch and bound")
+        proof = PlanProof(found.bound, found.load, "constraint programming")
         reason = "operators are placed on subsets of devices, one by one"
-        return Proposal({"pieces": pieces}, float(found.fun), int(found.mip_node_count), proof, reason)
+        return Proposal({"pieces": pieces}, found.load, found.branches, proof, reason)
