@@ -20,6 +20,7 @@ BY = {
     "integer program": "ILP",
     "branch and bound": "ILP",
     "search": "search",
+    "bound of the latency": "bound",
     "one plan": "one",
     "enumeration of its space": "enum",
     "simulation of every plan": "enum",

@@ -14,11 +14,13 @@ import numpy as np
 
 from experiments.planning.antichains import output_bytes, states_of
 from experiments.planning.cores.ideals import find_contained
+from experiments.planning.cores.pipelines.latency_bound import LatencyBound
 from experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
 from experiments.planning.cores.stage_prefixes import PrefixSearch
-from experiments.planning.planner import Planner, Proposal, write_stages
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.planning.profile import NetworkLevel
+from experiments.planning.stages import StageTable
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -63,6 +65,15 @@ class DapplePlanner(Planner):
         return Proposal({"stages": stages, "copies": found.copies}, found.seconds, visited, None, reason)
 
     def _plan_layers(self, problem: Problem) -> Proposal:
+        table = self._choose_options(problem)
+        search = PrefixSearch(table, problem.gpus, problem.microbatches)
+        stages, value = search.run()
+        if not math.isfinite(value):
+            raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
+        return Proposal(write_stages(problem, table, stages), value, search.visited)
+
+    def _choose_options(self, problem: Problem) -> StageTable:
+        """The table of stages with replicas alone."""
         table = problem.stages()
         kept = [
             number
@@ -71,8 +82,11 @@ class DapplePlanner(Planner):
         ]
         if not kept:
             raise self.nothing_fits(problem, "Give micro-batches of more sequences, so that replicas divide them")
-        search = PrefixSearch(table.take(kept), problem.gpus, problem.microbatches)
-        stages, value = search.run()
-        if not math.isfinite(value):
-            raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
-        return Proposal(write_stages(problem, search.table, stages), value, search.visited)
+        return table.take(kept)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """A bound over all sequences of stages."""
+        if problem.mode == "paper" or problem.microbatches == 1:
+            return None
+        bound = LatencyBound(self._choose_options(problem), problem.gpus, problem.microbatches)
+        return SpaceOptimum(bound.bound(proposal.value), "bound of the latency")

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.planning.cores.elimination import eliminate
 from experiments.planning.cores.ilp import solve_table
+from experiments.planning.cores.pipelines.latency_bound import LatencyBound
 from experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
 from experiments.planning.planner import PLANNERS, Proposal, find_planner, planner_names
 from experiments.planning.planners.hypar import HyPar
@@ -148,10 +149,13 @@ def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpu
         assert [op.work.operation for op in ops if isinstance(op.work, Collective)] == ["all_reduce"] * 2
 
 
+@pytest.mark.parametrize("microbatches", [2, 8])
 @pytest.mark.parametrize("seed", range(10))
-def test_dapple_is_no_better_than_brute_force_over_its_latency(seed: int) -> None:
+def test_dapple_is_no_better_than_brute_force_over_its_latency_nor_that_than_the_bound(
+    seed: int, microbatches: int
+) -> None:
     table = draw_stages(seed, layers=5, gpus=4)
-    search = PrefixSearch(table, 4, 8)
+    search = PrefixSearch(table, 4, microbatches)
     stages, value = search.run()
     best = math.inf
     for number in range(1, 5):
@@ -160,10 +164,12 @@ def test_dapple_is_no_better_than_brute_force_over_its_latency(seed: int) -> Non
             for options in product(range(4), repeat=number):
                 if sum(table.options[one].gpus for one in options) == 4:
                     own = [PlannedStage(range(*borders[i : i + 2]), options[i]) for i in range(number)]
-                    best = min(best, pipeline_latency(table, own, 8))
+                    best = min(best, pipeline_latency(table, own, microbatches))
     assert value >= best * (1 - 1e-12)
     if math.isfinite(value):
-        assert value == pytest.approx(pipeline_latency(table, stages, 8)) and value <= 1.5 * best
+        assert value == pytest.approx(pipeline_latency(table, stages, microbatches)) and value <= 1.5 * best
+    known = min(value, 1.2 * best)
+    assert 0.9 * best < LatencyBound(table, 4, microbatches).bound(known) <= best * (1 + 1e-12)
 
 
 def test_the_latency_of_equal_stages_is_that_of_1f1b() -> None:
