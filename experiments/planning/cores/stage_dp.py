@@ -26,6 +26,7 @@ def plan_stages(
     gap: float = 0.0,
     seconds: float = math.inf,
     per_node: int = 0,
+    places: Sequence[range] = (),
 ) -> StageSequence | None:
     """The best stages that use all `gpus`, one behind the other, with a bound of the objective; None if nothing fits.
 
@@ -33,17 +34,21 @@ def plan_stages(
     microbatches: m. most_stages: limit of their number; 0: none.
     gap: limits of the maximum closer than this are not told apart [s]; Alpa's code has 1e-6. 0: the optimum.
     per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
+    places: of every option the GPUs that its stages are on, such as those of its kind; empty: all.
     """
-    steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus), per_node=per_node)
+    steps = _StageSteps(table, gpus, most_stages or min(table.layers, gpus), per_node=per_node, places=places)
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
     end = time.process_time() + seconds
     # No stage of a better plan takes longer than m of it, one after another, may.
-    limit = value_alike(table, gpus, microbatches, per_node) / microbatches * (1 + 1e-9)
+    alike = math.inf if places else value_alike(table, gpus, microbatches, per_node)
+    limit = alike / microbatches * (1 + 1e-9)
     least = steps.least_sum(limit) if len(limits) else math.inf
     if not math.isfinite(least):
         return None
     best = steps.sequence(microbatches)
-    low, high = 0, int(np.searchsorted(limits, steps.slowest(best.stages)))
+    # The slowest stage takes at least an even share of the work of all.
+    low = int(np.searchsorted(limits, _least_work(table) / gpus * (1 - 1e-9)))
+    high = int(np.searchsorted(limits, steps.slowest(best.stages)))
     while low < high and time.process_time() < end:  # the smallest limit under which stages exist
         middle = (low + high) // 2
         if math.isfinite(steps.least_sum(float(limits[middle]))):
@@ -67,6 +72,15 @@ def plan_stages(
         below = limits[limits < steps.slowest(found.stages) - gap]
         limit = float(below[-1]) if len(below) else -math.inf
     return best._replace(visited=steps.visited, bound=best.value)
+
+
+def _least_work(table: StageTable) -> float:
+    """The least sum over stages of seconds x GPUs [s]."""
+    work = (np.where(table.behind >= 0, table.seconds, np.inf) * [one.gpus for one in table.options]).min(axis=2)
+    least = np.zeros(table.layers + 1)
+    for first in range(table.layers - 1, -1, -1):
+        least[first] = (work[first, first:] + least[first + 1 :]).min()
+    return float(least[0])
 
 
 def value_alike(table: StageTable, gpus: int, microbatches: int, per_node: int = 0) -> float:
@@ -107,14 +121,29 @@ class _StageSteps:
 
     `totals[s][i, d]` is the least sum of stages that hold the layers from i on, on d GPUs, in s stages.
     join: of the seconds of a stage and of those that follow; by default their sum.
-    per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
+    per_node, places: see `plan_stages`.
     """
 
-    def __init__(self, table: StageTable, gpus: int, most: int, join: np.ufunc = np.add, per_node: int = 0) -> None:
+    def __init__(
+        self,
+        table: StageTable,
+        gpus: int,
+        most: int,
+        join: np.ufunc = np.add,
+        per_node: int = 0,
+        places: Sequence[range] = (),
+    ) -> None:
         self.table, self.gpus, self.most, self.join, self.visited = table, gpus, most, join, 0
         self.per_node = per_node or gpus
-        gpus_of = np.array([option.gpus for option in table.options])
-        self.sizes = [(int(size), np.flatnonzero(gpus_of == size)) for size in np.unique(gpus_of) if size <= gpus]
+        numbers: dict[tuple[int, range], list[int]] = {}
+        for number, option in enumerate(table.options):
+            if option.gpus <= gpus:
+                numbers.setdefault((option.gpus, places[number] if places else range(gpus)), []).append(number)
+        # Options of the same size and places, and of how many GPUs that follow such a stage has no place.
+        self.sizes = [
+            (size, np.array(own), self._crosses(size) | self._outside(size, place))
+            for (size, place), own in sorted(numbers.items(), key=lambda one: one[0][0])
+        ]
         self._totals: list[np.ndarray] = []
         self._choices: list[np.ndarray] = []
 
@@ -129,7 +158,7 @@ class _StageSteps:
             before = self._totals[-1]
             total, choice = np.full(before.shape, np.inf), np.zeros(before.shape, int)
             fitting = np.where(table.behind >= stage - 1, allowed, np.inf)
-            for size, numbers in self.sizes:
+            for size, numbers, forbidden in self.sizes:
                 # The best option of so many GPUs [first layer, last layer]; the third axis: GPUs of what follows.
                 own = fitting[:, :, numbers]
                 option = own.argmin(axis=2)
@@ -138,7 +167,7 @@ class _StageSteps:
                 for span in spans.tolist():  # [first layer, GPUs]: this stage of span + 1 layers, and what follows it
                     own_seconds, last = seconds.diagonal(span), np.arange(span, table.layers)
                     sums = self.join(own_seconds[:, None], before[span + 1 :, : self.gpus + 1 - size])
-                    sums[:, self._crosses(size)] = np.inf
+                    sums[:, forbidden] = np.inf
                     self.visited += sums.size
                     part = total[: len(own_seconds), size:]
                     better = sums < part
@@ -152,9 +181,14 @@ class _StageSteps:
         return float(min(one[0, self.gpus] for one in self._totals[1:]))
 
     def _crosses(self, size: int) -> np.ndarray:
-        """Where a stage of so many GPUs crosses the border of a node without filling it, by the GPUs left before it."""
+        """Where a stage of so many GPUs crosses the border of a node without filling it, by the GPUs that follow."""
         place = np.arange(self.gpus - size, -1, -1) % self.per_node
         return place > 0 if size % self.per_node == 0 else place + size > self.per_node
+
+    def _outside(self, size: int, place: range) -> np.ndarray:
+        """Where a stage of so many GPUs is not inside of a range of them, by the GPUs that follow."""
+        first = np.arange(self.gpus - size, -1, -1)
+        return (first < place.start) | (first + size > place.stop)
 
     def seconds_of(self, stage: PlannedStage) -> float:
         """The seconds of a stage [s]."""

@@ -70,7 +70,10 @@ class Amp(Planner):
         return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
+        if len(mixed.kinds) > 1:
+            return SpaceOptimum(min(one.value for one in self._price_all(mixed)), "enumeration of its space")
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 

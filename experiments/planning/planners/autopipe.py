@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
+from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from experiments.planning.pricing.job import JobProblem
 from experiments.planning.pricing.space_search import search_space
@@ -71,8 +72,15 @@ class AutoPipe(Planner):
         return best._replace(visited=visited)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """By forecasts on nodes of one kind, by the objective without exchanges of gradients on several."""
         if not isinstance(problem, JobProblem):
             return None
+        if len(problem.job.cluster.kinds) > 1:
+            table = problem.stages()
+            alike = [table.take([number]) for number, one in enumerate(table.options) if one.plan.get("tp", 1) == 1]
+            found = [plan_stages(one, problem.gpus, problem.microbatches, seconds=budget.seconds) for one in alike]
+            bound = min((one.bound for one in found if one is not None), default=proposal.value)
+            return SpaceOptimum(bound, "dynamic programming over stages")
         plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}
         where = [f"batch.micro * plan.dp == {problem.samples}"]
         return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time, where)

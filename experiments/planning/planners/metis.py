@@ -19,8 +19,8 @@ import numpy as np
 from experiments.planning.certificate import PlanProof
 from experiments.planning.cores.pipelines.device_groups import device_groups
 from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.pricing.kind_stages import KindStages, StageChoice
+from experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
 from experiments.planning.pricing.mixed import MixedProblem, require_kinds
 from experiments.planning.problem import Problem, SearchBudget
 from experiments.search.counting.divisors import list_divisors
@@ -63,6 +63,20 @@ class Metis(Planner):
             raise self.nothing_fits(problem, remedy)
         proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
         return Proposal(best[1], best[0], visited, proof)
+
+    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """Where the enumeration was cut, a bound: the best stages of every order of the kinds and number of
+        micro-batches, with any tensor parallelism, at no cost of messages and exchanges."""
+        if proposal.proof is not None:
+            return super().find_space_optimum(problem, proposal, budget)
+        mixed = require_kinds(problem)
+        counts = list_divisors(mixed.sequences)
+        bounds = [
+            bound_stages(KindStages(own, order), proposal.value, budget.seconds / len(counts))
+            for own in map(mixed.with_microbatches, counts)
+            for order in permutations(own.kinds)
+        ]
+        return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
         """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""

@@ -7,6 +7,8 @@ micro-batch of a rank, as the batch of a step is the job's, and the walk is done
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from experiments.planning.cores.local_search.grid_walk import GridWalk
@@ -14,6 +16,7 @@ from experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from experiments.planning.pricing.job import JobProblem
 from experiments.planning.pricing.space_search import search_space
 from experiments.planning.problem import Problem, SearchBudget
+from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.ir.scheme import Paper
 
@@ -54,48 +57,63 @@ class Slapo(Planner):
         return Proposal(plan, 1 / best.throughput, len(walk.visited), None, "the profile is of a model of its own")
 
     def _tune_job(self, problem: Problem) -> Proposal:
-        job, forecast = getattr(problem, "job", None), getattr(problem, "forecast", None)
-        if job is None or forecast is None:
+        if not isinstance(problem, JobProblem):
             raise PlanError(f"problem {problem.name}", "its plans cannot be run", "Give the planner a job")
-        sequences, layers = int(job.to_dict()["batch"]["global"]), int(job.model.layers)
-        plans: dict[tuple[int, int, float], dict[str, Any]] = {}
-        best: tuple[float, tuple[int, int, float]] | None = None
+        best: tuple[float, dict[str, Any]] | None = None
         visited = 0
-        for tensor in (2**power for power in range(min(problem.gpus, job.cluster.gpus_per_node).bit_length())):
-            data = problem.gpus // tensor
-            if problem.gpus % tensor or sequences % data:
-                continue
+        for tensor, batches in self._grids(problem):
 
-            def measure(batch: int, share: float, tensor: int = tensor, data: int = data) -> float:
-                again = {"recompute": "full"} | (
-                    {} if share == 1 else {"recompute_layers": max(1, round(share * layers))}
-                )
-                plan = {"plan": {"tp": tensor, "dp": data, **again}, "batch": {"global": sequences, "micro": batch}}
-                plans[tensor, batch, share] = plan
-                try:
-                    step = forecast(plan)
-                except PlanError:
-                    return 0.0
-                return sequences / step.step_time if step.fits else 0.0
+            def measure(batch: int, share: float, tensor: int = tensor) -> float:
+                return problem.sequences / _forecast_cell(problem, _write_cell(problem, tensor, batch, share))
 
-            most = sequences // data
-            walk = GridWalk([one for one in range(1, most + 1) if most % one == 0], SHARES, measure)
+            walk = GridWalk(batches, SHARES, measure)
             found, visited = walk.run(), visited + len(walk.visited)
             if found is not None and (best is None or found.throughput > best[0]):
-                best = found.throughput, (tensor, found.batch, found.share)
+                best = found.throughput, _write_cell(problem, tensor, found.batch, found.share)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
-        return Proposal(plans[best[1]], sequences / best[0], visited)
+        return Proposal(best[1], problem.sequences / best[0], visited)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The search over the whole grid."""
+        """The search over the whole grid; on nodes of several kinds, where there is none, all its forecasts."""
         if not isinstance(problem, JobProblem):
             return None
+        if len(problem.job.cluster.kinds) > 1:
+            cells = [
+                _write_cell(problem, tensor, batch, share)
+                for tensor, batches in self._grids(problem)
+                for batch in batches
+                for share in SHARES
+            ]
+            shortest = min(_forecast_cell(problem, cell) for cell in cells)
+            return SpaceOptimum(shortest, "enumeration of its space", forecast=True)
         layers = int(problem.job.model.layers)
         again = sorted({max(1, round(share * layers)) for share in SHARES})
-        plan = {"tp": self._degrees(problem), "recompute": "full", "recompute_layers": again}
+        degrees = [tensor for tensor, _ in self._grids(problem)]
+        plan = {"tp": degrees, "recompute": "full", "recompute_layers": again}
         return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time)
 
-    def _degrees(self, problem: JobProblem) -> list[int]:
+    def _grids(self, problem: JobProblem) -> Iterator[tuple[int, list[int]]]:
+        """Degrees of tensor parallelism, each with the sizes of micro-batches of a rank."""
         most = min(problem.gpus, problem.job.cluster.gpus_per_node)
-        return [2**power for power in range(most.bit_length()) if problem.gpus % 2**power == 0]
+        for tensor in (2**power for power in range(most.bit_length())):
+            data, left = divmod(problem.gpus, tensor)
+            if not left and problem.sequences % data == 0:
+                yield tensor, list_divisors(problem.sequences // data)
+
+
+def _write_cell(problem: JobProblem, tensor: int, batch: int, share: float) -> dict[str, Any]:
+    """The ``plan`` and ``batch`` of a cell of the grid."""
+    plan: dict[str, Any] = {"tp": tensor, "dp": problem.gpus // tensor, "recompute": "full"}
+    if share < 1:
+        plan["recompute_layers"] = max(1, round(share * int(problem.job.model.layers)))
+    return {"plan": plan, "batch": {"global": problem.sequences, "micro": batch}}
+
+
+def _forecast_cell(problem: JobProblem, plan: dict[str, Any]) -> float:
+    """The step of a plan; infinite if it does not fit or breaks a rule [s]."""
+    try:
+        step = problem.forecast(plan)
+    except PlanError:
+        return math.inf
+    return step.step_time if step.fits else math.inf

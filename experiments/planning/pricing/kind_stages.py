@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.planning.cores.pipelines.ordered_stages import costs_of
+from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
 from experiments.planning.pricing.pipelines import range_bytes, stages_plan
 from experiments.planning.stages import StageTable
@@ -106,3 +108,34 @@ class KindStages:
         """The changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
         return stages_plan(self.problem, entries, self.more)
+
+
+def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
+    """No stages whose GPUs are a power of two of one kind have a shorter step, without recomputation; infinite if that
+    is at least a known one, or none fit [s].
+
+    seconds: CPU time for it [s].
+    """
+    tables, places, first = [], list[range](), 0
+    for kind in stages.kinds:
+        try:
+            table = kind.problem.stages(recompute=False)
+        except PlanError:  # degrees that do not suit the micro-batches
+            table = None
+        if table is not None:
+            kept = [place for place, one in enumerate(table.options) if one.gpus & (one.gpus - 1) == 0]
+            tables.append(table.take(kept))
+            places += [range(first, first + kind.gpus)] * len(kept)
+        first += kind.gpus
+    if not tables:
+        return math.inf
+    options = tuple(one for table in tables for one in table.options)
+    arrays = (np.concatenate([table[place] for table in tables], axis=-1) for place in range(1, len(tables[0])))
+    found = plan_stages(
+        StageTable(options, *arrays),
+        stages.problem.gpus,
+        stages.problem.microbatches,
+        seconds=seconds,
+        places=places,
+    )
+    return found.bound if found is not None and found.bound < known else math.inf

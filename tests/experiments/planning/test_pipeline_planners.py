@@ -128,6 +128,23 @@ def test_kinds_of_gpus() -> None:
         assert 0.5 < found.value / problem.forecast(found.plan).step_time < 1.35, name
 
 
+@pytest.mark.slow
+def test_the_optima_of_spaces_on_several_kinds_bound_what_is_found() -> None:
+    job = {"model": {"preset": "gpt3-5b", "layers": 4}, "cluster": MIXED, "batch": {"global": 16, "micro": 1}}
+    problem = open_problem({**job, "plan": {"tp": 4, "dp": 4}})
+    for name in ("amp", "autopipe", "metis", "slapo"):
+        planner, budget = find_planner(name)(), SearchBudget()
+        found = planner.plan(problem, budget)
+        space = planner.find_space_optimum(problem, found, budget)
+        assert space is not None
+        value = problem.forecast(found.plan).step_time if space.forecast else found.value
+        assert 0.6 * value < space.value <= value * (1 + 1e-9), name
+        if name == "metis":
+            assert found.proof is not None and found.proof.optimal
+            cut = planner.find_space_optimum(problem, found._replace(proof=None), budget)
+            assert cut is not None and 0.8 * value < cut.value <= value
+
+
 def test_planners_of_one_kind_count_the_slowest_of_several() -> None:
     job = {"model": {"preset": "gpt3-5b", "layers": 4}, "batch": {"global": 16, "micro": 1}, "plan": {"tp": 8, "dp": 2}}
     mixed = open_problem({**job, "cluster": MIXED})

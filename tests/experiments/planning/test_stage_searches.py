@@ -39,6 +39,26 @@ def every_pipeline(table: StageTable, gpus: int) -> list[list[tuple[int, int, in
     return found
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_in_their_places_are_those_of_brute_force(seed: int) -> None:
+    """Options of the first kind on the first two GPUs, those of the second on the other three."""
+    table = draw_stages(seed, layers=4, gpus=4)
+    places = [range(2), range(2, 5), range(2), range(2, 5)]
+    table = table._replace(options=tuple(StageOption(size, {}) for size in (1, 1, 2, 2)))
+    best = math.inf
+    for cells in every_pipeline(table, 5):
+        first, inside = 0, True
+        for _, _, number in cells:
+            end = first + table.options[number].gpus
+            inside, first = inside and places[number].start <= first and end <= places[number].stop, end
+        if inside:
+            seconds = [float(table.seconds[cell]) for cell in cells]
+            best = min(best, sum(seconds) + 6 * max(seconds))
+    found = plan_stages(table, 5, 7, places=places)
+    assert (found is None) == math.isinf(best)
+    assert found is None or (found.value == pytest.approx(best) and found.bound == pytest.approx(best))
+
+
 # -------------------------------------------------------------------------------------------------- nnScaler
 
 
