@@ -40,8 +40,8 @@ def plan_stages(
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
     end = time.process_time() + seconds
     # No stage of a better plan takes longer than m of it, one after another, may.
-    alike = math.inf if places else value_alike(table, gpus, microbatches, per_node)
-    limit = alike / microbatches * (1 + 1e-9)
+    equal = math.inf if places else value_alike(table, gpus, microbatches, per_node)
+    limit = equal / microbatches * (1 + 1e-9)
     least = steps.least_sum(limit) if len(limits) else math.inf
     if not math.isfinite(least):
         return None

@@ -77,8 +77,8 @@ class AutoPipe(Planner):
             return None
         if len(problem.job.cluster.kinds) > 1:
             table = problem.stages()
-            alike = [table.take([number]) for number, one in enumerate(table.options) if one.plan.get("tp", 1) == 1]
-            found = [plan_stages(one, problem.gpus, problem.microbatches, seconds=budget.seconds) for one in alike]
+            equal = [table.take([number]) for number, one in enumerate(table.options) if one.plan.get("tp", 1) == 1]
+            found = [plan_stages(one, problem.gpus, problem.microbatches, seconds=budget.seconds) for one in equal]
             bound = min((one.bound for one in found if one is not None), default=proposal.value)
             return SpaceOptimum(bound, "dynamic programming over stages")
         plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}

@@ -53,14 +53,14 @@ class LatencyBound:
         self.intervals += 1
         table = self.table
         prefixes = self._shorten_prefixes(self._limit_stages(low, high, known))
-        rests = self._cover_rests(high)
+        covered = self._cover_rests(high)
         pivots = self.fits & (table.seconds >= low) & (table.seconds <= high)
         best = math.inf
         for number in self.usable:
             size = self.sizes[number]
             for first, last in np.argwhere(pivots[:, :, number]).tolist():
                 before = prefixes[first, : self.gpus + 1 - size]
-                feasible = rests[last + 1, self.gpus - size :: -1] if size < self.gpus else rests[last + 1, :1]
+                feasible = covered[last + 1, self.gpus - size :: -1] if size < self.gpus else covered[last + 1, :1]
                 own = self.microbatches * table.seconds[first, last, number]
                 once = table.once[first, last, number] if first == 0 else 0.0
                 best = min(best, float(np.where(feasible, before, np.inf).min() + own + once))
