@@ -32,6 +32,8 @@ METHODS = {
     "frontier tracking": "elimination",
     "enumeration of its space": "enumeration",
     "simulation of every plan": "enumeration",
+    "bound of the latency": "bound",
+    "dynamic programming without messages": "bound",
     **{name: name for name in ("elimination", "search", "one plan")},
 }
 """Short words for methods; all others are dynamic programs."""

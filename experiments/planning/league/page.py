@@ -21,6 +21,7 @@ BY = {
     "branch and bound": "ILP",
     "search": "search",
     "bound of the latency": "bound",
+    "dynamic programming without messages": "bound",
     "one plan": "one",
     "enumeration of its space": "enum",
     "simulation of every plan": "enum",
