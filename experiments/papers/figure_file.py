@@ -26,7 +26,16 @@ from pydantic import Field, model_validator
 
 from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
-from validation.claims.claim_file import Claim, ClaimFile, ClaimModel, Number, Text, Values, check_claim, read_claim_file
+from validation.claims.claim_file import (
+    Claim,
+    ClaimFile,
+    ClaimModel,
+    Number,
+    Text,
+    Values,
+    check_claim,
+    read_claim_file,
+)
 
 FIGURES = "figures"
 """Folder of the files, beside this module."""
@@ -111,6 +120,7 @@ class PaperFigure(ClaimModel):
         measure: the number that is read off the jobs, in the words of claims.
         claim_file: file of claims, without its ending, whose jobs, cases and claims are used.
         jobs, cases: further named jobs, or pipeline cases.
+        in_view: whether coefficients or profiles were made with these runs in view (docs/published-runs.md).
         image: whether docs/papers.md shows the image.
         note: why points are missed, or what is special.
     """
@@ -129,6 +139,7 @@ class PaperFigure(ClaimModel):
     jobs: dict[str, dict[str, Any]] = {}
     cases: dict[str, dict[str, Any]] = {}
     series: Annotated[list[FigureSeries], Field(min_length=1, max_length=9)]
+    in_view: bool = False
     image: bool = False
     note: str = ""
 
@@ -175,10 +186,9 @@ class FigureFile:
         return f"{self.figure.paper}, {self.figure.place}: {self.figure.title}"
 
 
-def read_figures(paths: Sequence[Path] = ()) -> list[FigureFile]:
+def read_figures(paths: Sequence[Path | Traversable] = ()) -> list[FigureFile]:
     """Figures; without paths those of the project. Raises PlanError for a malformed file."""
-    files: list[Path | Traversable] = [*paths] or list_figures()
-    return [read_figure(path) for path in files]
+    return [read_figure(path) for path in paths or list_figures()]
 
 
 def list_figures() -> list[Traversable]:

@@ -93,10 +93,7 @@ def judge(
     except Exception as error:  # a defect of meshcast costs one claim
         return known | found | {"reason": Defect.of(error).rule, "defect": True}
     return (
-        known
-        | found
-        | {"alternatives": alternatives}
-        | _summarize_alternatives(claim, drop_unfit(claim, alternatives))
+        known | found | {"alternatives": alternatives} | _summarize_alternatives(claim, drop_unfit(claim, alternatives))
     )
 
 
