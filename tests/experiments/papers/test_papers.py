@@ -88,8 +88,9 @@ def test_provenance_is_that_of_the_claims(figures) -> None:
         assert (file.figure.provenance == "recalled") == recalled, file.name
 
 
-def test_titles_are_unique(figures) -> None:
+def test_titles_and_anchors_are_unique(figures) -> None:
     assert len({file.title for file in figures}) == len(figures)
+    assert len({anchor_of(made(file)) for file in figures}) == len(figures)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_cache_keeps_the_last_reports() -> None:
 
 
 def test_what_is_open_makes_a_range(write) -> None:
-    text = FIGURE.replace("    from: base\n", "    from: base\n    assumed: {batch.micro: [1, 2]}\n")
+    text = FIGURE.replace("    from: base\n", "    from: base\n    assumed: {batch.sequence: [512, 1024]}\n")
     first = forecast_points(read_figure(write(text)).parts)[0]
     assert first.low < first.high and first.ours == (first.low + first.high) / 2
 
