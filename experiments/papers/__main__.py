@@ -18,8 +18,8 @@ from experiments.papers.page import IMAGES, sort_figures, write_page
 from experiments.papers.words import word_errors
 from hardware.errors import MeshcastError, PlanError, nearest
 
-COLOURS = 48
-"""Colours of an image of the page: as many as text needs to look smooth, in a third of the bytes."""
+COLOURS = 64
+"""Colours of an image of the page: as many as text needs to look smooth, in half of the bytes."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -64,7 +64,9 @@ def _write_images(figures: Sequence[ForecastFigure], drawn: Path, folder: Path) 
         if figure.file.figure.image:
             name = f"{figure.file.name}.png"
             with Image.open(drawn / name) as image:
-                few = image.convert("RGB").quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                few = image.convert("RGB").quantize(
+                    COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+                )
                 few.save(folder / name, optimize=True, dpi=image.info.get("dpi"))
 
 
