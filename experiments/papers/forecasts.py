@@ -20,8 +20,8 @@ from validation.published.answer import map_chunks
 KEPT = 24
 """Reports that a process keeps: points of a figure compare with the same job, and neighbouring figures share some."""
 
-NO_TIME = (*WHOLE_LIST, "parameters", "sent_gib")
-"""Measures that a job has whether it fits or not."""
+ANYWAY = (*WHOLE_LIST, "parameters", "sent_gib", "kernel_s")
+"""Measures that a job has whether it fits or not: memory, counts, and times of single kernels."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ForecastPoint:
     theirs: the published number.
     low, high: ours at the ends of what the paper leaves open; equal where nothing is open. None: there is no forecast.
     reason: why there is none.
-    fits: whether its jobs fit in memory; true where the number is no time.
+    fits: whether its jobs fit in memory; true where the number is no time of a step.
     """
 
     series: str
@@ -127,11 +127,11 @@ def _forecast_part(part: FigurePart, cache: ReportCache) -> ForecastPoint:
     if not every:
         return ForecastPoint(part.series, part.x, claim.value, None, None, found["reason"] or "no alternative fits")
     ours = [one["ours"] for one in every]
-    fits = _counts_only(claim) or all(not one["does_not_fit"] for one in every)
+    fits = _needs_no_fit(claim) or all(not one["does_not_fit"] for one in every)
     return ForecastPoint(part.series, part.x, claim.value, min(ours), max(ours), "", fits)
 
 
-def _counts_only(claim: Claim) -> bool:
-    """Whether the number of a claim is memory, parameters or bytes, of jobs that need not fit."""
+def _needs_no_fit(claim: Claim) -> bool:
+    """Whether the number of a claim is one of jobs that need not fit."""
     measures = [measure or claim.measure for _, measure in claim.parsed_relation.reads]
-    return all(measure.partition(".")[0] in NO_TIME for measure in measures)
+    return all(measure.partition(".")[0] in ANYWAY for measure in measures)

@@ -20,8 +20,9 @@ Made by `make papers` from the files in `experiments/papers/figures/`; do not ed
 beside the forecast of the job that it is of, most often one of the [claims](claims.md). What a paper leaves open is run
 at both ends of what is plausible: *ours* is the middle, followed by the range. *Off by* is ours / published - 1. Marked
 as *in view* are runs that were known when coefficients or profiles were made, as all [published
-runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. `make papers` draws all figures
-into `out/papers/`, and `python -m experiments.papers NAME` some of them.
+runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. A job that *does not fit* needs
+more memory in the forecast than its GPUs have. `make papers` draws all figures into `out/papers/`, and
+`python -m experiments.papers NAME` some of them.
 """
 
 
