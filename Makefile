@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site clean help
+        docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -117,6 +117,9 @@ docs-readme: $(BASE) ## write the page of the README's example
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md
+
+papers: $(BASE) ## redraw figures of papers in out/papers/, and write docs/papers.md; five minutes
+	$(BIN)/python -m experiments.papers
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) $(OLDEST) build dist out site *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

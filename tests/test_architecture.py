@@ -64,6 +64,7 @@ FLOORS = [
     "experiments.schema",
     "experiments.plots",
     "experiments.pages",
+    "experiments.papers",
     "experiments.notebook",
     "experiments.search",
     "experiments.report",

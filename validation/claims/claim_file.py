@@ -216,13 +216,13 @@ def read_claim_file(path: Path | Traversable) -> ClaimFile:
     file = validate_data(ClaimFile, document.data, document.where, PlanError, document.text)
     for number, claim in enumerate(file.entries):
         try:
-            _check_claim(file, claim)
+            check_claim(file, claim)
         except PlanError as error:
             raise error.at(f"{document.where} claims[{number}] {claim.id}") from None
     return file
 
 
-def _check_claim(file: ClaimFile, claim: Claim) -> None:
+def check_claim(file: ClaimFile, claim: Claim) -> None:
     """Raises PlanError for names that the relation must not have, and for an unknown measure."""
     if claim.cannot_judge:
         return

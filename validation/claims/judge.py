@@ -6,7 +6,7 @@ it `depends`, and the answer says on which field. A claim that no job can repres
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hardware.errors import Defect, MeshcastError, OutOfMemory, shorten
@@ -51,8 +51,14 @@ def _judge_chunk(tasks: Sequence[ClaimTask]) -> list[Judgement]:
     return found
 
 
-def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) -> Judgement:
-    """The judgement of one claim."""
+Forecaster = Callable[[dict[str, Any]], Report]
+"""Makes the report of a job file, by simulation or from a cache."""
+
+
+def judge(
+    file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None, forecast: Forecaster | None = None
+) -> Judgement:
+    """The judgement of one claim. forecast: makes the reports of its jobs; None: they are simulated."""
     known = {
         **{"id": claim.id, "system": file.system, "family": file.family, "paper": file.paper, "says": claim.says},
         **{"source": claim.source, "provenance": claim.provenance, "measure": claim.measure, "note": claim.note},
@@ -71,11 +77,12 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
     if claim.cannot_judge:
         return known | found
     shared, alternatives = shared_work or SharedWork(), list[dict[str, Any]]()
+    forecast = forecast or (lambda job: simulate(load_job(job), shared_work=shared))
     unfit: MeshcastError | None = None
     try:
         for assumed in file.alternatives(claim):
             try:
-                alternatives.append(_judge_alternative(file, claim, assumed, shared))
+                alternatives.append(_judge_alternative(file, claim, assumed, forecast))
             except OutOfMemory as error:
                 unfit = error
         if unfit and not alternatives:
@@ -86,14 +93,13 @@ def judge(file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None) 
     except Exception as error:  # a defect of meshcast costs one claim
         return known | found | {"reason": Defect.of(error).rule, "defect": True}
     return (
-        known
-        | found
-        | {"alternatives": alternatives}
-        | _summarize_alternatives(claim, _drop_unfit(claim, alternatives))
+        known | found | {"alternatives": alternatives} | _summarize_alternatives(claim, drop_unfit(claim, alternatives))
     )
 
 
-def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], shared: SharedWork) -> dict[str, Any]:
+def _judge_alternative(
+    file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], forecast: Forecaster
+) -> dict[str, Any]:
     """The numbers of a claim with one value for everything that it assumes."""
     is_case, unfit = file.uses_cases(claim), []
     reads = claim.parsed_relation.reads
@@ -104,7 +110,7 @@ def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any]
             found = play_case(jobs[0], f"cases.{name}")
             values |= {(name, one): read_case(found, one or claim.measure) for one in measures}
             continue
-        reports = list(_forecast_jobs(name, jobs, shared))
+        reports = list(_forecast_jobs(name, jobs, forecast))
         for one in measures:
             values[name, one] = _read_points(one or claim.measure, reports)
         unfit += [name] if len(reports) == 1 and not reports[0].fits else []
@@ -120,11 +126,11 @@ def _judge_alternative(file: ClaimFile, claim: Claim, assumed: Mapping[str, Any]
     }
 
 
-def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], shared: SharedWork) -> Iterator[Report]:
+def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecaster) -> Iterator[Report]:
     """Forecasts of a job, or of all points of an `over` that are plans."""
     for job in jobs:
         try:
-            yield simulate(load_job(job), shared_work=shared)
+            yield forecast(job)
         except MeshcastError as error:
             if len(jobs) == 1:
                 raise error.at(f"jobs.{name}") from None
@@ -139,7 +145,7 @@ def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
     return [one for point in points for one in (point if isinstance(point, list) else [point])]
 
 
-def _drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The alternatives that count: what does not fit in memory was not run, if anything else does."""
     fitting = [one for one in alternatives if not one["does_not_fit"]]
     return fitting if fitting and claim.measure != "fits" else alternatives
