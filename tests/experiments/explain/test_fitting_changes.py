@@ -12,6 +12,7 @@ import yaml
 from experiments.explain.fitting_changes import SHOWN, fitting_changes
 from simulator import load_job, simulate
 from tests.experiments.cli.samples import run
+from tests.thinning import mark_slow
 
 JOB: dict[str, Any] = {
     "model": "llama3-70b",
@@ -25,8 +26,13 @@ JOB: dict[str, Any] = {
     ("changes", "number"),
     [
         ({}, SHOWN),
-        ({"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}}, SHOWN),
-        ({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN),
+        mark_slow(
+            (
+                {"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}},
+                SHOWN,
+            )
+        ),
+        mark_slow(({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN)),
         ({"model": "llama3-405b", "plan": {"tp": 8}, "cluster": "dgx-h100:2"}, 0),
         ({"model": "llama3-8b", "plan": {"tp": 8}}, 0),
     ],
