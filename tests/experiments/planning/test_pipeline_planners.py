@@ -129,7 +129,7 @@ def test_kinds_of_gpus() -> None:
 
 
 def test_planners_of_one_kind_count_the_slowest_of_several() -> None:
-    job = {"model": {"preset": "gpt3-5b", "layers": 4}, "batch": {"global": 16, "micro": 1}, "plan": {"tp": 8, "dp": 2}}
+    job = {"model": {"preset": "gpt3-5b", "layers": 2}, "batch": {"global": 16, "micro": 1}, "plan": {"tp": 8, "dp": 2}}
     mixed = open_problem({**job, "cluster": MIXED})
     slow, fast = (JobProblem({**job, "cluster": f"{node}:2"}) for node in ("dgx-a100", "dgx-h100"))
     assert mixed.memory == min(slow.memory, fast.memory)
