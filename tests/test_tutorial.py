@@ -45,6 +45,7 @@ def test_the_sweep_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not one.list_stale() and one.text.rstrip() == one.printed.rstrip(), FRESH
 
 
+@pytest.mark.slow
 def test_the_json_sample_of_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (command,) = re.findall(r"`(meshcast why examples/\S+ --json)`", WHY)

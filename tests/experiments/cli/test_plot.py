@@ -44,7 +44,7 @@ def test_schedules_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert again.exit_code == 0 and is_png(tmp_path / "a.png", "slide")
 
 
-@pytest.mark.parametrize("kind", thinned(OF_JOBS, keep=3))
+@pytest.mark.parametrize("kind", thinned(OF_JOBS, keep=("timeline", "communication")))
 def test_figures_of_a_job(job: Path, kind: str) -> None:
     done = run("plot", kind, job, "--set", "batch.global=8", "--width", "column")
     assert done.exit_code == 0, done.output

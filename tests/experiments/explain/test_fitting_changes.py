@@ -53,6 +53,7 @@ def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, t
         assert with_change.job.batch.total == report.job.batch.total
 
 
+@pytest.mark.slow
 def test_no_single_change_of_the_fields_tried_is_faster() -> None:
     best = fitting_changes(simulate(JOB))[0]
     plans = [{"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"zero": 3}, {"fsdp": True}]
@@ -62,6 +63,7 @@ def test_no_single_change_of_the_fields_tried_is_faster() -> None:
         assert not report.fits or report.step_time >= best.forecast.step_time
 
 
+@pytest.mark.slow
 def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}
     found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}}))

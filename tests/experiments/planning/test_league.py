@@ -74,6 +74,7 @@ def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Pa
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_faster_is_outside_of_the_space_or_a_defect(job: Path) -> None:
     problem = open_problem(job)
     optimum = find_optimum(problem)

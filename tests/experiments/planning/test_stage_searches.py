@@ -243,6 +243,7 @@ def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_sa
     assert walk.start(8) is None
 
 
+@pytest.mark.slow
 def test_aceso_finds_what_the_dynamic_program_finds_on_a_job() -> None:
     problem = problem_of(gpus=8, layers=4)
     best = plan_stages(problem.stages(), 8, problem.microbatches)

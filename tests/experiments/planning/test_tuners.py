@@ -128,6 +128,7 @@ def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
     assert GridWalk(batches, shares, lambda batch, share: 0.0).run() is None
 
 
+@pytest.mark.slow
 def test_slapo_tunes_a_job_by_forecasts() -> None:
     """The best of what it measures, and of a memory in which everything must be recomputed, a plan that recomputes."""
     problem = problem_of()
