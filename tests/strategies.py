@@ -21,10 +21,10 @@ from simulator.models.model import Model
 from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
-WHOLE = settings.get_current_profile_name() == "all"
+EVERY_EXAMPLE = settings.get_current_profile_name() == "all"
 """Whether all examples are drawn, as in `make test-all` (--hypothesis-profile=all)."""
 
-SHARE = 1 if WHOLE else 8
+SHARE = 1 if EVERY_EXAMPLE else 8
 """One example of so many of a contract is drawn in `make test`."""
 
 
@@ -32,7 +32,7 @@ def examples(number: int, contract: bool = False) -> settings:
     """Settings of a property whose examples take long: `number` of them in `make test-all`, in `make test` a sixteenth,
     but not fewer than three; of a contract of all schemes an eighth, but not fewer than five.
     """
-    share, least = (SHARE, 5) if contract else (1 if WHOLE else 16, 3)
+    share, least = (SHARE, 5) if contract else (1 if EVERY_EXAMPLE else 16, 3)
     return settings(max_examples=max(number // share, min(number, least)))
 
 
