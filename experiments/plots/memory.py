@@ -318,7 +318,12 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
     for i, name in reversed(list(enumerate(CATEGORIES))):
         if held[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
-            looks = {"facecolor": COLOURS[name], "hatch": HATCHES.get(name, ""), "edgecolor": "white", "linewidth": 0}
+            looks: dict[str, Any] = {
+                "facecolor": COLOURS[name],
+                "hatch": HATCHES.get(name, ""),
+                "edgecolor": "white",
+                "linewidth": 0,
+            }
             fill_stairs(axes, levels, knots, **looks)
 
     seen = shows_capacity(full.total, capacity, "time")

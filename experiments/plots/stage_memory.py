@@ -142,7 +142,12 @@ def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[
     for i, name in reversed(list(enumerate(CATEGORIES))):  # the total first and lower sums over it: no seams
         if curve[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
-            looks = {"facecolor": COLOURS[name], "hatch": HATCHES.get(name, ""), "edgecolor": "white", "linewidth": 0}
+            looks: dict[str, Any] = {
+                "facecolor": COLOURS[name],
+                "hatch": HATCHES.get(name, ""),
+                "edgecolor": "white",
+                "linewidth": 0,
+            }
             fill_stairs(axes, levels, knots, **looks)
     at = int(np.argmax(sums[:, -1]))
     middle = (edges[at] + edges[at + 1]) / 2
