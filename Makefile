@@ -47,7 +47,7 @@ demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with pub
 test: $(DEV) ## run the tests (WORKERS=2 processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
-test-all: $(DEV) ## the same with slow tests and up to eight times as many drawn examples
+test-all: $(DEV) ## the same with slow tests and up to sixteen times as many drawn examples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --hypothesis-profile=all -m "not gpu and not network"
 
 test-oldest-torch: $(OLDEST)/.installed ## tests/validation with the oldest torch that pyproject.toml admits

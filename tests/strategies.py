@@ -21,14 +21,19 @@ from simulator.models.model import Model
 from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
-SHARE = 1 if settings.get_current_profile_name() == "all" else 8
-"""One example of so many is drawn, but for `make test-all` (--hypothesis-profile=all)."""
+EVERY_EXAMPLE = settings.get_current_profile_name() == "all"
+"""Whether all examples are drawn, as in `make test-all` (--hypothesis-profile=all)."""
+
+SHARE = 1 if EVERY_EXAMPLE else 8
+"""One example of so many of a contract is drawn in `make test`."""
 
 
-def examples(number: int) -> settings:
-    """Settings of a property whose examples take long: `number` of them in `make test-all`, an eighth in `make test`,
-    but not fewer than five."""
-    return settings(max_examples=max(number // SHARE, min(number, 5)))
+def examples(number: int, contract: bool = False) -> settings:
+    """Settings of a property whose examples take long: `number` of them in `make test-all`, in `make test` a sixteenth,
+    but not fewer than three; of a contract of all schemes an eighth, but not fewer than five.
+    """
+    share, least = (SHARE, 5) if contract else (1 if EVERY_EXAMPLE else 16, 3)
+    return settings(max_examples=max(number // share, min(number, least)))
 
 
 def some(values: Sequence[Any], of: int) -> list[Any]:

@@ -87,11 +87,18 @@ DENIED = {
 parse = cache(ast.parse)
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax tree of a module."""
+    return tuple(ast.walk(parse(source)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def parsed_once() -> Iterator[None]:
     """Forgets the syntax trees of all modules, which several tests walk, behind the last of them."""
     yield
     parse.cache_clear()
+    nodes_of.cache_clear()
 
 
 def modules() -> list[Path]:
@@ -121,7 +128,7 @@ def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
     package = dotted(path).split(".")
     if not path.endswith("/__init__.py"):
         package = package[:-1]
-    for node in ast.walk(parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -324,7 +331,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 def compared(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of every text that a module compares something with, or looks something up by."""
-    for node in ast.walk(parse(source)):
+    for node in nodes_of(source):
         places: list[ast.expr | None] = []
         if isinstance(node, ast.Compare):
             places = [node.left, *node.comparators]
@@ -386,7 +393,7 @@ REPLACED = {
 
 def names_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, name) of every class, function, parameter, variable and attribute that a module defines or sets."""
-    for node in ast.walk(parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -433,7 +440,7 @@ def bare_participles() -> dict[str, list[str]]:
     """Functions whose name is one word, a participle (no property, which may well be one)."""
     found: dict[str, list[str]] = {}
     for path in modules():
-        for node in ast.walk(parse(path.read_text("utf-8"))):
+        for node in nodes_of(path.read_text("utf-8")):
             if isinstance(node, ast.FunctionDef) and not any("property" in ast.dump(d) for d in node.decorator_list):
                 word = node.name.strip("_")
                 if word in IRREGULAR or (word.endswith("ed") and "_" not in word and word not in VERBS):
@@ -452,7 +459,7 @@ def test_a_class_name_has_one_meaning() -> None:
     found: dict[str, list[str]] = {}
     for path in modules():
         if not relative(path).startswith("validation/reference/"):
-            for node in ast.walk(parse(path.read_text("utf-8"))):
+            for node in nodes_of(path.read_text("utf-8")):
                 if isinstance(node, ast.ClassDef) and node.name != "Options":
                     found.setdefault(node.name, []).append(relative(path))
     twice = {name: paths for name, paths in found.items() if len(paths) > 1}

@@ -84,6 +84,7 @@ def same(one: Path, other: Path) -> bool:
     return one.is_file() and one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_gpu_is_one_file(project: Path) -> None:
     (diff,) = diffs("add-a-gpu.md")
     apply(*diff, project)
@@ -114,6 +115,7 @@ def test_a_preset_is_one_file_and_its_parameter_count(project: Path) -> None:
     assert changed(project) <= {preset[1], count[1]}
 
 
+@pytest.mark.slow
 def test_a_scheme_is_one_file_and_one_golden_job(project: Path) -> None:
     scheme, golden = diffs("add-a-scheme.md")[:2]
     apply(*scheme, project)

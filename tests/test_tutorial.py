@@ -37,6 +37,7 @@ def test_figures_in_the_words_of_the_tutorial(tmp_path: Path, monkeypatch: pytes
     assert f"{recomputed['step_time_s'] / saved['step_time_s'] - 1:.0%}" == f"{share}%"
 
 
+@pytest.mark.slow  # all 14 seconds of it
 def test_the_sweep_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", "examples")
@@ -44,6 +45,7 @@ def test_the_sweep_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not one.list_stale() and one.text.rstrip() == one.printed.rstrip(), FRESH
 
 
+@pytest.mark.slow
 def test_the_json_sample_of_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (command,) = re.findall(r"`(meshcast why examples/\S+ --json)`", WHY)

@@ -21,6 +21,7 @@ from experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
+    fill_stairs,
     format_time_axis,
     make_heading,
     save,
@@ -317,10 +318,13 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
     for i, name in reversed(list(enumerate(CATEGORIES))):
         if held[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
-            axes.stairs(
-                levels, knots, fill=True, facecolor=COLOURS[name], hatch=HATCHES.get(name, ""), edgecolor="white",
-                linewidth=0,
-            )  # fmt: skip
+            looks: dict[str, Any] = {
+                "facecolor": COLOURS[name],
+                "hatch": HATCHES.get(name, ""),
+                "edgecolor": "white",
+                "linewidth": 0,
+            }
+            fill_stairs(axes, levels, knots, **looks)
 
     seen = shows_capacity(full.total, capacity, "time")
     peak = full.allocated / GIB
@@ -331,7 +335,7 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
         axes.axhspan((capacity - full.context) / GIB, capacity / GIB, zorder=0, **CONTEXT)
         if peak > room:
             levels, knots = merge_levels(np.maximum(sums[:, -1], room), edges)
-            axes.stairs(levels, knots, baseline=room, fill=True, **EXCESS | {"linewidth": 0})
+            fill_stairs(axes, levels, knots, room, **EXCESS | {"linewidth": 0})
         axes.axhline(capacity / GIB, color=style.INK, linewidth=1.1)
     axes.set_ylim(0, end)
     format_time_axis(axes, span, scale, unit)

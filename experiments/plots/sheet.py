@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
@@ -137,6 +138,15 @@ def truncate_words(words: str, room: float, size: float = style.SMALL, bold: boo
     while words and text_width(words + "...", size, bold) > room:
         words = words[:-1]
     return f"{words.rstrip()}..." if words else ""
+
+
+def fill_stairs(axes: Any, levels: np.ndarray, edges: np.ndarray, baseline: float = 0.0, **looks: Any) -> None:
+    """Fills the area between a baseline and levels, as `Axes.stairs` does, on axes whose limits are set explicitly.
+
+    `Axes.stairs` searches every segment for extreme points, one Bezier curve each: most of the time of a plot.
+    levels: one per step. edges: one more, rising.
+    """
+    axes.add_artist(StepPatch(levels, edges, baseline=baseline, fill=True, **looks))
 
 
 def format_time_axis(axes: Any, span: float, scale: float, unit: str) -> None:

@@ -32,6 +32,7 @@ from experiments.plots.memory import (
 from experiments.plots.sheet import (
     LINE,
     Sheet,
+    fill_stairs,
     format_time_axis,
     make_heading,
     note_height,
@@ -141,8 +142,13 @@ def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[
     for i, name in reversed(list(enumerate(CATEGORIES))):  # the total first and lower sums over it: no seams
         if curve[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
-            looks = {"facecolor": COLOURS[name], "hatch": HATCHES.get(name, ""), "edgecolor": "white", "linewidth": 0}
-            axes.stairs(levels, knots, fill=True, **looks)
+            looks: dict[str, Any] = {
+                "facecolor": COLOURS[name],
+                "hatch": HATCHES.get(name, ""),
+                "edgecolor": "white",
+                "linewidth": 0,
+            }
+            fill_stairs(axes, levels, knots, **looks)
     at = int(np.argmax(sums[:, -1]))
     middle = (edges[at] + edges[at + 1]) / 2
     axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)

@@ -34,7 +34,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
-        ("kills", 1),
+        pytest.param("kills", 1, marks=pytest.mark.slow),
         *(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ATTACKS),
         *(pytest.param(kind, seed, marks=pytest.mark.slow) for kind in ATTACKS for seed in range(3, 8)),
     ],

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from validation.reference.deferred_weight_gradients import deferral_of
 from validation.reference.tensor_parallel import TensorGroup
@@ -178,7 +177,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if grouped and q.is_cuda and q.dtype == torch.float32:  # CUDA's fp32 kernel has no grouped-query mode
         k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
         grouped = False
-    mask = causal_lower_right(q.shape[2], k.shape[2]) if q.shape[2] < k.shape[2] else None
+    mask = None
+    if q.shape[2] < k.shape[2]:
+        # Imports torch's compiler, which takes as long as torch itself; few models need it.
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(FUSED_BACKENDS):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(2)

@@ -16,6 +16,7 @@ from experiments.pages.forecast import render
 from hardware.errors import PlanError, escape_controls
 from tests.experiments.cli.samples import JOB, ROOT, run
 from tests.experiments.cli.test_mistakes import refusal
+from tests.thinning import thinned
 from validation.distributed.launch import environment
 
 RED = "\x1b[31m"
@@ -103,7 +104,7 @@ def traps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("module", ["meshcast", "experiments.cli"])
+@pytest.mark.parametrize("module", thinned(["meshcast", "experiments.cli"], keep=2))
 def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: str) -> None:
     command = [sys.executable, "-m", module, "list", "gpus"]
     path = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -112,7 +113,7 @@ def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: 
     assert "h100-sxm" in found.stdout
 
 
-@pytest.mark.parametrize("path", ["", os.pathsep, f"{os.pathsep}/absent"])
+@pytest.mark.parametrize("path", thinned(["", os.pathsep, f"{os.pathsep}/absent"], keep=3))
 def test_processes_that_measure_do_not_import_from_the_working_directory(
     traps: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_all_kinds_and_widths_are_on_the_page() -> None:
         assert f"| `{width}` | {size.width:g}" in PAGE
 
 
+@pytest.mark.slow
 def test_a_command_draws_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (words,) = [words for words in plots.find_commands(PAGE) if words[:2] == ["plot", "schedules"]]

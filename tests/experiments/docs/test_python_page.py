@@ -13,6 +13,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "python.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_outputs_are_those_of_the_cells(tmp_path: Path) -> None:
     assert execute_page(PAGE, tmp_path) == PAGE, "make docs-python writes them"
     shown = set(re.findall(r"\]\(images/python-(\S+)\)", PAGE))

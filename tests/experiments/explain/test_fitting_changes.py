@@ -12,6 +12,7 @@ import yaml
 from experiments.explain.fitting_changes import SHOWN, fitting_changes
 from simulator import load_job, simulate
 from tests.experiments.cli.samples import run
+from tests.thinning import mark_slow
 
 JOB: dict[str, Any] = {
     "model": "llama3-70b",
@@ -25,8 +26,13 @@ JOB: dict[str, Any] = {
     ("changes", "number"),
     [
         ({}, SHOWN),
-        ({"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}}, SHOWN),
-        ({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN),
+        mark_slow(
+            (
+                {"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}},
+                SHOWN,
+            )
+        ),
+        mark_slow(({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN)),
         ({"model": "llama3-405b", "plan": {"tp": 8}, "cluster": "dgx-h100:2"}, 0),
         ({"model": "llama3-8b", "plan": {"tp": 8}}, 0),
     ],
@@ -47,6 +53,7 @@ def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, t
         assert with_change.job.batch.total == report.job.batch.total
 
 
+@pytest.mark.slow
 def test_no_single_change_of_the_fields_tried_is_faster() -> None:
     best = fitting_changes(simulate(JOB))[0]
     plans = [{"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"zero": 3}, {"fsdp": True}]
@@ -56,6 +63,7 @@ def test_no_single_change_of_the_fields_tried_is_faster() -> None:
         assert not report.fits or report.step_time >= best.forecast.step_time
 
 
+@pytest.mark.slow
 def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}
     found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}}))

@@ -80,6 +80,7 @@ def test_a_changed_figure_changes_that_figure_alone() -> None:
         assert others[0] == others[1]
 
 
+@pytest.mark.slow
 def test_a_step_in_8_bits_depends_on_two_peaks() -> None:
     job = {**JOB, "precision": "fp8-delayed"}
     found = found_by_name(job)

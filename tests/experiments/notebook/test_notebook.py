@@ -15,6 +15,7 @@ import meshcast
 import simulator
 from experiments.pages.forecast import page, render
 from meshcast import MeshcastError, search, simulate, sweep
+from tests.thinning import thinned
 
 JOB: dict[str, Any] = {
     "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128},
@@ -76,7 +77,7 @@ def test_a_frame_has_the_columns_and_values_of_a_sweep(report: meshcast.Report) 
     assert len(pandas.concat([own, own])) == 2
 
 
-@pytest.mark.parametrize("name", ["timeline", "memory", "breakdown"])
+@pytest.mark.parametrize("name", thinned(["breakdown", "memory", "timeline"], keep=3))
 def test_figures(report: meshcast.Report, name: str, tmp_path: Path) -> None:
     figure = getattr(report, name)()
     assert isinstance(figure, Figure) and figure.axes

@@ -29,9 +29,21 @@ from tests.experiments.planning.random_tables import draw_stages
 JOB_PLANNERS = [name for name in planner_names() if "ours" in find_planner(name).modes]
 
 
+class Proposals(dict[str, Proposal]):
+    """What each planner proposes for a problem, by its name; planned when it is first asked for."""
+
+    def __init__(self, problem: JobProblem) -> None:
+        super().__init__()
+        self.problem = problem
+
+    def __missing__(self, name: str) -> Proposal:
+        self[name] = find_planner(name)().plan(self.problem, SearchBudget())
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def found(gpt: JobProblem) -> dict[str, Proposal]:
-    return {name: find_planner(name)().plan(gpt, SearchBudget()) for name in JOB_PLANNERS}
+    return Proposals(gpt)
 
 
 @pytest.mark.parametrize("name", JOB_PLANNERS)

@@ -20,6 +20,7 @@ from experiments.planning.profile import ProfileProblem
 from experiments.planning.table import Factor, FactorTable
 from hardware.errors import PlanError
 from tests.experiments.planning.conftest import problem_of
+from tests.thinning import thinned
 
 # ----------------------------------------------------------------------------------------------------- Unity
 
@@ -38,7 +39,7 @@ def draw_layouts(seed: int, operators: int = 4) -> FactorTable:
     return FactorTable(dict.fromkeys(names, options), factors)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", thinned(range(10), keep=3))
 def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
     """There are 4^4 graphs: none, p, q, or both for each operator; a rewrite changes one operator or one tensor's."""
     table = draw_layouts(seed)
@@ -76,7 +77,7 @@ def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum(gpt: Job
     assert start.value > 5 * best.value and found.value == pytest.approx(best.value, rel=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.9, 0.5])
+@pytest.mark.parametrize("share", thinned([0.5, 0.9], keep=2))
 def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
     """Not below the integer program within that memory, and within 8 % of it; none fits into nothing."""
     problem = problem_of()
@@ -127,6 +128,7 @@ def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
     assert GridWalk(batches, shares, lambda batch, share: 0.0).run() is None
 
 
+@pytest.mark.slow
 def test_slapo_tunes_a_job_by_forecasts() -> None:
     """The best of what it measures, and of a memory in which everything must be recomputed, a plan that recomputes."""
     problem = problem_of()

@@ -26,11 +26,12 @@ ADAPTED: dict[str, np.ndarray] = {
 
 
 def draw_styled(make: Callable[..., Figure], *arguments: Any, width: style.Width = "page") -> Figure:
-    """A figure of a width, rendered as it is written."""
+    """A figure of a width, laid out as it is written; no pixels are made."""
     with matplotlib.rc_context(style.settings(width)):
         figure = make(*arguments)
         figure.set_dpi(style.DPI * style.WIDTHS[width].zoom)
-        FigureCanvasAgg(figure).draw()
+        FigureCanvasAgg(figure)  # whose text has the extents of the image
+        figure.draw_without_rendering()
     return figure
 
 

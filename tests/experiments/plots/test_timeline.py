@@ -14,6 +14,7 @@ from simulator import load_job, simulate
 from simulator.ir.ops import COMPUTE
 from simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
 from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
+from tests.thinning import thinned
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,7 @@ def test_a_bar_is_split_at_its_waits() -> None:
     assert computing_pieces(4.0, 5.0, waits, 0.05) == [(4.0, 5.0)]
 
 
-@pytest.mark.parametrize("width", ["column", "page", "slide"])
+@pytest.mark.parametrize("width", thinned(["column", "page", "slide"], keep=("page",)))
 def test_windows_of_time_do_not_overlap(waiting: Any, width: Any) -> None:
     from experiments.plots import timeline
 
@@ -227,7 +228,7 @@ def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
         assert panels[1].stop < panels[2].start
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("schedule", thinned(["1f1b", "dualpipe"], keep=2))
 def test_sixteen_stages_have_numbers(schedule: str) -> None:
     from experiments.plots import timeline
 

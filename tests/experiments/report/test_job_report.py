@@ -18,6 +18,7 @@ from experiments.report.sections import assumptions, breakdown, communication, m
 from hardware.units import GIB
 from simulator import load_job, simulate
 from tests.experiments.report.browser import Browser
+from tests.thinning import thinned
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -134,7 +135,7 @@ def test_several_kinds_of_nodes_have_no_sensitivities() -> None:
     assert "Left out: cluster" in report_job(job, simulate(job))
 
 
-@pytest.mark.parametrize("width", [1280, 600])
+@pytest.mark.parametrize("width", thinned([600, 1280], keep=2))
 def test_a_browser_shows_every_figure(page: str, browser: Browser, width: int) -> None:
     found = browser.open(page, width)
     assert found.idle

@@ -22,6 +22,7 @@ from experiments.report.results_report import report_results
 from hardware.errors import PlanError
 from simulator.report.figures import FIGURES
 from tests.experiments.report.browser import Browser
+from tests.thinning import thinned
 
 ANSWER = {
     "best": [
@@ -141,7 +142,7 @@ def test_the_page_draws_no_error_of_the_library(caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("width", [1280, 600])
+@pytest.mark.parametrize("width", thinned([600, 1280], keep=2))
 def test_a_browser_sorts_the_table(browser: Browser, width: int) -> None:
     found = browser.open(report_results(plans()), width)
     assert found.idle

@@ -23,6 +23,7 @@ from hardware.errors import PlanError
 from simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
+from tests.thinning import thinned
 
 MORE = {**TINY, "plan": {"tp": [1, 2, 4], "pp": [1, 2], "zero": [0, 1], "recompute": ["none", "full"]}}
 SIZES = {
@@ -141,17 +142,17 @@ def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
     assert 0 < found.gap < 0.9
 
 
-def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("objectives", thinned([("time", "memory"), ("time",)], keep=2))
+def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, objectives: tuple[str, ...]) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
-    for objectives in (("time",), ("time", "memory")):
-        alone, shared = (open_search(MORE, objectives=objectives) for _ in range(2))
-        one, several = alone.run(), run_on_workers(shared, 3, lambda _: None)
-        assert [plan.values for plan in alone.best] == [plan.values for plan in shared.best]
-        assert several.complete and several.gap == 0 and several.plans == one.plans
-        assert several.exact == len(several.ratios) == len(shared.forecasts)
-        cut = several.invalid + several.memory_bound + several.time_bound
-        assert cut + several.exact == several.plans
-        assert several.step == shared.best[0].forecast.step_time == one.step
+    alone, shared = (open_search(MORE, objectives=objectives) for _ in range(2))
+    one, several = alone.run(), run_on_workers(shared, 3, lambda _: None)
+    assert [plan.values for plan in alone.best] == [plan.values for plan in shared.best]
+    assert several.complete and several.gap == 0 and several.plans == one.plans
+    assert several.exact == len(several.ratios) == len(shared.forecasts)
+    cut = several.invalid + several.memory_bound + several.time_bound
+    assert cut + several.exact == several.plans
+    assert several.step == shared.best[0].forecast.step_time == one.step
 
 
 def test_an_interrupted_search_on_processes_says_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from meshcast import search
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.step import StepAndMemory, forecast_step
 from simulator.job.load import load_job
+from tests.thinning import thinned
 
 MODEL = {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 50257, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
@@ -53,7 +54,7 @@ def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
 
 
 @pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", thinned(JOBS, keep=("dense", "one kind")))
 def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str, draws: int) -> None:
     rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
     ratios = list[tuple[float, float]]()
@@ -114,10 +115,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-SLOW = ("two kinds, two schedules", "stages on one kind", "experts on two kinds")
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in SMALL])
+@pytest.mark.parametrize("name", thinned(SMALL, keep=("replicas on two nodes",)))
 def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> None:
     job, plan = SMALL[name]
     wanted = open_small({**job, "plan": plan}, top=3)

@@ -188,6 +188,7 @@ def test_the_slowest_rank_has_the_number_of_the_mesh() -> None:
         assert math.prod(sizes) == busy.size
 
 
+@pytest.mark.slow
 def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
     """Varuna goes on with forward passes where the order would have it wait."""
     job = plan(4, 1, 1) | {"batch": {"global": 24}}

@@ -167,6 +167,7 @@ def test_the_slowest_rank_is_a_global_one(name: str) -> None:
     assert answer["over_equal_ranks"] > 1
 
 
+@pytest.mark.slow
 def test_devices_of_unlike_replicas_decide_at_run_time() -> None:
     """Varuna in two replicas: each goes on with its own passes."""
     plan = {

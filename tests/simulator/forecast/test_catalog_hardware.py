@@ -5,6 +5,7 @@ import pytest
 from hardware import clusters, load, load_cluster, nodes
 from simulator import load_job, simulate
 from simulator.costs.calibration.calibration import Calibration
+from tests.thinning import thinned
 
 
 def answer(cluster, gpus, **plan):
@@ -14,7 +15,7 @@ def answer(cluster, gpus, **plan):
     return simulate(load_job({**job, "batch": {"micro": 1, "sequence": 256}})).to_dict()
 
 
-@pytest.mark.parametrize("name", nodes())
+@pytest.mark.parametrize("name", thinned(nodes(), keep=4))
 def test_a_job_on_every_node(name):
     node = load("nodes", name)
     found = answer(f"{name}:{2 if node.nics else 1}", [node.gpu])

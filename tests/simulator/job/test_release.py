@@ -10,6 +10,7 @@ from hardware.errors import PlanError
 from simulator import load_job, simulate
 from simulator.job.framework import framework_generations, framework_names, framework_versions, load_framework
 from simulator.job.release import find_month, generations_of
+from tests.thinning import thinned
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -112,7 +113,7 @@ def test_an_older_release_is_slower() -> None:
     assert step("2022-06") > step("2023-05") > step("2023-11") > step(None)
 
 
-@pytest.mark.parametrize("name", framework_names())
+@pytest.mark.parametrize("name", thinned(framework_names(), keep=3))
 def test_every_profile_forecasts_in_every_generation(name: str) -> None:
     for release in (None, *(each["until"] for each in framework_generations(name)), "2020-01"):
         answer = simulate({**JOB, "framework": {"name": name, "release": release}})

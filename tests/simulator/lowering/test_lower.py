@@ -22,6 +22,7 @@ from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
 from tests.contract.played import play_job
 from tests.strategies import examples, models
+from tests.thinning import thinned_grid
 
 T = 4
 MODEL = Model(layers=2, hidden=64, heads=8, vocab=128, seq=16, tied=False)
@@ -342,9 +343,10 @@ def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[An
     )
 
 
-@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
-@pytest.mark.parametrize("attention", ["flash", "unfused"])
-@pytest.mark.parametrize("module", INSIDE)
+@pytest.mark.parametrize(
+    ("module", "attention", "use"),
+    thinned_grid(INSIDE, ["flash", "unfused"], ["tensor/megatron", "tensor/megatron-sp"]),
+)
 @given(model=models(tensor=T, layers=2))
 @examples(10)
 def test_recompute_runs_exactly_the_module_again(use: str, attention: str, module: str, model: Model) -> None:

@@ -16,6 +16,7 @@ from simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED, VISION
+from tests.thinning import thinned_grid
 
 
 def read(name: str, **changes: Any) -> Model:
@@ -368,8 +369,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", [name for name in CONFIGS if "falcon-7b" not in name])
+@pytest.mark.parametrize(("name", "plan"), thinned_grid([name for name in CONFIGS if "falcon-7b" not in name], PLANS))
 def test_whole_forecasts(name: str, plan: str) -> None:
     """Steps of the first layers; a pipeline has a stage of half of them."""
     given = PLANS[plan]

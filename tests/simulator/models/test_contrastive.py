@@ -13,6 +13,7 @@ from simulator.models.flops import forward_matmul_flops
 from simulator.models.load import load_model
 from simulator.scheduling.schedule import ActionKind
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
+from tests.thinning import thinned_grid
 
 WIDTH, LAYERS, HIDDEN = 32, 4, 48
 
@@ -169,8 +170,9 @@ def test_a_step_is_the_outputs_the_loss_and_1f1b(m: int) -> None:
     assert least * (1 - 1e-12) <= passes <= most
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": False}])
-@pytest.mark.parametrize("price", [PAID, FREE, Ideal(links=1e5, latency=1e-2)])
+@pytest.mark.parametrize(
+    ("price", "options"), thinned_grid([PAID, FREE, Ideal(links=1e5, latency=1e-2)], [{}, {"recompute": False}])
+)
 def test_the_engines_agree(options: dict[str, Any], price: Ideal) -> None:
     unlike = {"schedule": {"use": "distmm", "branches": [2, 1], **options}}
     unlike |= {"stages": [{"dp": 1, "tp": 2, "sequence_parallel": False}, {"dp": 4, "zero": 2}, {"dp": 2}]}

@@ -34,6 +34,7 @@ from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import PAIRED, PRICES, SECONDS, TWO_WAYS, examples, jobs
+from tests.thinning import thinned_grid
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 
@@ -369,8 +370,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
     return longest_path(flatten(program)).span
 
 
-@pytest.mark.parametrize("use", ["pipeline/dualpipe", "pipeline/dualpipe-v"])
-@pytest.mark.parametrize("links", [2e6, 1e7, 5e7])
+@pytest.mark.parametrize(("links", "use"), thinned_grid([2e6, 1e7, 5e7], ["pipeline/dualpipe", "pipeline/dualpipe-v"]))
 def test_overlap_hides_token_dispatch_and_combine(use: str, links: float) -> None:
     schemes = [
         {"use": use, "over": "pp"},

@@ -34,6 +34,7 @@ from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
 from tests.simulator.scheduling.no_flush_jobs import job, shipped
 from tests.strategies import NO_FLUSH, PRICES, SECONDS, examples, jobs, shapes
+from tests.thinning import thinned_grid
 from validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
@@ -240,8 +241,7 @@ def updates_of(run: Played, device: int) -> list[list[int]]:
 
 
 @both
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("data", [{"zero": 0}, {"zero": 1}, {"fsdp": True}])
+@pytest.mark.parametrize(("data", "overlap"), thinned_grid([{"zero": 0}, {"zero": 1}, {"fsdp": True}], [True, False]))
 def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict[str, Any]) -> None:
     """It begins after the reduction of the gradients, and the all-gather of weights follows it: nothing overlaps it."""
     framework = {"overlap": {"dp": overlap, "pp": overlap}}

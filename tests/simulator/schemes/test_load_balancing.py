@@ -20,6 +20,7 @@ from simulator.ir.scheme import Scheme
 from simulator.job.load import load_job
 from simulator.program.program import one_of
 from simulator.schemes.expert.shared.load_balancing import BalancedScheme
+from tests.thinning import thinned_grid
 
 P, E, H, F = 8, 16, 1024, 2048
 WEIGHTS = 2 * H * F
@@ -251,8 +252,7 @@ def test_steps_are_those_of_jobs_of_one_step_each(tmp_path: Path) -> None:
     assert json.dumps(answer)
 
 
-@pytest.mark.parametrize("engine", ["sweep", "simpy"])
-@pytest.mark.parametrize("use", BALANCED)
+@pytest.mark.parametrize(("use", "engine"), thinned_grid(BALANCED, ["sweep", "simpy"]))
 def test_engines_agree(use: str, engine: Any) -> None:
     config = job(use, {"zipf": 0.8, "steps": 2}, **({"interval": 1} if use == "smartmoe" else {}))
     wanted = simulate(config, shared_work=SHARED).unlike_step_times

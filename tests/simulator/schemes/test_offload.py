@@ -21,6 +21,7 @@ from tests.contract.measure import make, saved
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
 from tests.strategies import EVERY, examples, jobs
+from tests.thinning import thinned_grid
 
 OFFLOAD = {"use": "memory/offload"}
 
@@ -160,9 +161,9 @@ def test_all_engines_agree_and_memory_is_given_back(
 # --------------------------------------------------------------------------------------------- optimizer
 
 
-@pytest.mark.parametrize("data", ["data/ddp", "data/zero-1", "data/fsdp"])
-@pytest.mark.parametrize("n", [1, 2, 8])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("overlap", "n", "data"), thinned_grid([True, False], [1, 2, 8], ["data/ddp", "data/zero-1", "data/fsdp"])
+)
 def test_optimizer_states_are_stored_on_the_host(data: str, n: int, overlap: bool) -> None:
     """2 + 4 bytes per parameter stay on the GPU, sharded by the data scheme; 4 go out and 2 come back for each updated
     one.

@@ -19,14 +19,14 @@ from simulator.report.trace import write_trace
 from tests.contract.played import FREE, Ideal, play_job
 from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, data_ops, job_of, wire
 from tests.strategies import EVERY, examples, jobs
+from tests.thinning import thinned_grid
 
 # ----------------------------------------------------------------------------------------------------------- prefetch
 
 DEPTHS = (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "depth"), thinned_grid([1, 3], DEPTHS))
 def test_every_level_of_prefetch_is_one_more_whole_unit(depth: int, batch: int) -> None:
     played = play_job(job_of("data/fsdp", {"dp": 4}, batch, prefetch=depth))
     assert played.category_peak(0, "parameters") == (depth + 1) * 2 * LAYER
@@ -55,8 +55,7 @@ def test_prefetch_is_never_slower_where_nothing_is_shared(rate: float, batch: in
     assert len(bytes_sent) == 1
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("rate", [1e6, 1e7, 1e8])
+@pytest.mark.parametrize(("rate", "depth"), thinned_grid([1e6, 1e7, 1e8], DEPTHS))
 def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
     """A gather begins when the one before has ended and the unit that far ahead of it begins; a unit computes when the
     one before has, and its weights have come."""
@@ -84,8 +83,7 @@ def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
     assert [times.end[n] for n in gathers] == pytest.approx(came)
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("rate", [1e6, 1e7])
+@pytest.mark.parametrize(("rate", "depth"), thinned_grid([1e6, 1e7], DEPTHS))
 def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) -> None:
     """Forward and backward, in every micro-batch, however far ahead they were gathered."""
     played = play_job(job_of("data/fsdp", {"dp": 4}, 2, prefetch=depth), Ideal(links=rate))
@@ -154,8 +152,13 @@ def coordinate(sizes: list[int], bucket: int, live_limit: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("bucket", [0, 1, MATRIX, 4 * MATRIX + 1, LAYER, 50_000_000])
-@pytest.mark.parametrize("max_live", [MATRIX, 4 * MATRIX, 4 * MATRIX + 1, LAYER, 2 * LAYER, 1_000_000_000])
+@pytest.mark.parametrize(
+    ("max_live", "bucket"),
+    thinned_grid(
+        [MATRIX, 4 * MATRIX, 4 * MATRIX + 1, LAYER, 2 * LAYER, 1_000_000_000],
+        [0, 1, MATRIX, 4 * MATRIX + 1, LAYER, 50_000_000],
+    ),
+)
 def test_zero_3_gathers_ahead_by_module(bucket: int, max_live: int) -> None:
     """As a replay of DeepSpeed's coordinator says."""
     options = {"persistence": 0, "prefetch_bucket": bucket, "max_live": max_live}
@@ -204,8 +207,13 @@ def gathered_in_recompute(distance: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("use", ["data/zero-3", "data/zero-infinity"])
-@pytest.mark.parametrize("distance", [1, H + 1, MATRIX, 4 * MATRIX, 8 * MATRIX, 16 * MATRIX + H + 1, LAYER, 2 * LAYER])
+@pytest.mark.parametrize(
+    ("distance", "use"),
+    thinned_grid(
+        [1, H + 1, MATRIX, 4 * MATRIX, 8 * MATRIX, 16 * MATRIX + H + 1, LAYER, 2 * LAYER],
+        ["data/zero-3", "data/zero-infinity"],
+    ),
+)
 def test_recomputed_modules_are_gathered_again_unless_they_are_soon_needed(use: str, distance: int) -> None:
     options: dict[str, Any] = {"persistence": 0} if use == "data/zero-3" else {}
     job = job_of(use, {"dp": 4}, max_reuse_distance=distance, max_live=0, **options)
@@ -234,8 +242,13 @@ def buckets_of(limit: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("use", ["data/zero-3", "data/zero-infinity", "data/zero-plus-plus"])
-@pytest.mark.parametrize("limit", [0, H, MATRIX, 4 * MATRIX, 4 * MATRIX + H, 5 * MATRIX, LAYER])
+@pytest.mark.parametrize(
+    ("limit", "use"),
+    thinned_grid(
+        [0, H, MATRIX, 4 * MATRIX, 4 * MATRIX + H, 5 * MATRIX, LAYER],
+        ["data/zero-3", "data/zero-infinity", "data/zero-plus-plus"],
+    ),
+)
 def test_gradients_of_large_layers_are_reduced_in_buckets(use: str, limit: int) -> None:
     options: dict[str, Any] = {"data/zero-3": {"persistence": 0}, "data/zero-plus-plus": {"qgz": False}}.get(use, {})
     mesh = {"across": 2, "within": 2} if use == "data/zero-plus-plus" else {"dp": 4}

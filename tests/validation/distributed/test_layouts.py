@@ -68,7 +68,10 @@ JOBS = {
     ),
 }
 SEEDS = range(2)
-SLOW = ("megatron over two axes", "2-D, weights at rest", "ulysses: heads for attention alone", "drawn 1")
+SLOW = (
+    *("megatron over two axes", "2-D, weights at rest", "ulysses: heads for attention alone", "drawn 0", "drawn 1"),
+    *("hidden and positions", "schemes that only shard operators"),
+)
 """Jobs whose layouts are in others, too."""
 
 

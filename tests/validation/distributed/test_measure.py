@@ -192,6 +192,7 @@ def test_processes_that_leave_no_word(tmp_path: Path, log: str, words: str) -> N
     assert words in str(_error(tmp_path, "cpu"))
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     from validation.distributed import launch
 

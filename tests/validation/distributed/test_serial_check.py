@@ -62,7 +62,8 @@ FOUR = {
 SLOW = (
     *("tensor", "1f1b, llama", "interleaved", "zb-h1", "zb-v, llama, recomputed", "fsdp", "experts and ddp"),
     *("keys gathered", "ulysses, llama", "zb-h1 and tensor", "zb-v and zero-1", "keys gathered and zb-h1"),
-    "keys gathered and tensor",
+    *("keys gathered and tensor", "llama, tensor with sequence", "1f1b", "ddp", "zero-1", "keys gathered and fsdp"),
+    *("experts and pipeline", "gpipe"),
 )
 """Jobs whose schemes are in others, too."""
 BITS = ("bf16", "v-half, 16 bits")

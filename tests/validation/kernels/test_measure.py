@@ -223,6 +223,7 @@ def test_which_devices_multiply_fp8(fake_cuda: Any) -> None:
     assert fp8.why_missing(gpu, hopper) == ""
 
 
+@pytest.mark.slow
 def test_fp8_by_libraries_is_measured_where_they_are_installed(
     tmp_path: Path, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def test_shipped_runs_are_answered(runs: list[PublishedRun], answered: list[dict
 
 
 def test_the_number_of_processes_changes_nothing(runs: list[PublishedRun], answered: list[dict[str, Any]]) -> None:
-    assert json.dumps(list(answers(runs, workers=2))) == json.dumps(answered)
+    assert json.dumps(list(answers(runs[:8], workers=2))) == json.dumps(answered[:8])
 
 
 def test_recomputation_costs_the_published_time(answered: list[dict[str, Any]]) -> None:
@@ -160,7 +160,7 @@ def _die(_: Any) -> Any:
 
 
 def test_a_sample_of_published_runs_is_answered(tables: Any) -> None:
-    sample = read(tables.published_runs)[:: 47 if tables.whole else 4]
+    sample = read(tables.published_runs)[:: 47 if tables.whole else 8]
     rows = list(answers(sample, workers=1))
     add_baselines(rows)
     assert [row["id"] for row in rows] == [run.id for run in sample]

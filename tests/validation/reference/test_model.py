@@ -12,6 +12,7 @@ from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan, serial
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from tests.thinning import thinned_grid  # noqa: E402
 from validation.reference import model, tokens  # noqa: E402
 from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
@@ -22,8 +23,7 @@ def gradients(module: Any) -> dict[str, Any]:
     return {name: param.grad for name, param in module.named_parameters()}
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("recompute", "name"), thinned_grid(["none", "selective", "full"], MODELS))
 def test_loss_and_gradients_are_those_of_plain_operations(name: str, recompute: str) -> None:
     given = plan(MODELS[name], recompute=recompute)
     stage = model.build_stage(given, None, TensorGroup(), CPU)
