@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pages.claims import COUNTS, validate_claims, word_verdict
+from experiments.planning.league.claimed_plans import find_claimed_plan
 
 HEAD = """\
 # Claims of the papers
@@ -51,7 +52,7 @@ def _count_rows(summary: dict[str, Any]) -> list[list[str]]:
 def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The claims of one system: a table, and the notes below it."""
     first = rows[0]
-    paper = f"[{first['paper']}]({first['paper']})" if first["paper"].startswith("http") else first["paper"]
+    paper = f"[{first['reference']}]({first['reference']})" if first["paper"].startswith("http") else first["paper"]
     cells = [
         [
             f"`{row['id']}`", row["says"], "" if row["ours"] is None else f"{row['ours']:.4g}", row["theirs"],
@@ -75,7 +76,7 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     (path,) = sys.argv[1:]
-    answer, missing = validate_claims(slow=True)
+    answer, missing = validate_claims(slow=True, find_plan=find_claimed_plan)
     if missing:
         raise SystemExit(130)
     Path(path).write_text(page(answer), "utf-8")
