@@ -16,10 +16,11 @@ from experiments.planning.league.claimed_plans import find_claimed_plan
 HEAD = """\
 # Claims of the papers
 
-Made by `make docs-claims` from the files in `validation/claims/`; do not edit it. Every claim is run as jobs, or as
-pipeline cases with given times of passes, and its relation is held against the paper. It *holds*, *misses* by the given
-share, *depends* on what the paper leaves open (tried at all values of `assumed`), or *cannot be judged*. Claims whose
-source was not read are marked *recalled* and not counted. `meshcast validate claims --claim ID` shows the jobs of one.
+Made by `make docs-claims` from the files in `validation/claims/`; do not edit it. Every claim is run as jobs, as
+pipeline cases with given times of passes, or as runs of planners, and its relation is held against the paper. It
+*holds*, *misses* by the given share, *depends* on what the paper leaves open (tried at all values of `assumed`), or
+*cannot be judged*. Claims whose source was not read are marked *recalled* and not counted. `meshcast validate claims
+--claim ID` shows the jobs of one.
 The format of the files is on the page [validation](validation.md#claims-of-papers).
 """
 

@@ -128,9 +128,7 @@ def _judge_alternative(
     }
 
 
-def _read_plans(
-    name: str, measure: str, runs: Sequence[dict[str, Any]], find_plan: PlanFinder | None
-) -> Quantity:
+def _read_plans(name: str, measure: str, runs: Sequence[dict[str, Any]], find_plan: PlanFinder | None) -> Quantity:
     """The number of a plan that a planner finds; of all points of an `over` that have a plan, in one list."""
     if find_plan is None:
         remedy = "Run meshcast validate claims, or hand find_plan in"
@@ -245,7 +243,7 @@ def _is_missed(claim: Claim, miss: float) -> bool:
 
 
 def _stated(claim: Claim) -> float | list[float] | None:
-    """What the paper says of the relation: its number, the bound, or both ends; 1 of an order, whose value is a ratio."""
+    """What the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
     if claim.cannot_judge or claim.value is not None:
         return claim.value
     low, high = _bounds(claim)

@@ -1,7 +1,7 @@
 """Runs of planners that claims compare: what is planned, and the numbers that are read off the plan that was found.
 
-The planners lie above this room, so a function that runs one is handed in (`PlanFinder`). Numbers of a plan are those of
-`OF_PLAN`, ``plan.KEY`` for a number of the plan in its planner's terms, or any number of the forecast of the plan.
+The planners lie above this room, so a function that runs one is handed in (`PlanFinder`). Numbers of a plan are those
+of `OF_PLAN`, ``plan.KEY`` for a number of the plan in its planner's terms, or any number of the forecast of the plan.
 """
 
 from __future__ import annotations
