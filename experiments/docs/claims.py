@@ -53,7 +53,8 @@ def _count_rows(summary: dict[str, Any]) -> list[list[str]]:
 def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The claims of one system: a table, and the notes below it."""
     first = rows[0]
-    paper = f"[{first['reference']}]({first['reference']})" if first["paper"].startswith("http") else first["paper"]
+    paper = first["reference"]
+    paper = f"[{paper}]({paper})" if paper.startswith("http") else paper
     cells = [
         [
             f"`{row['id']}`", row["says"], "" if row["ours"] is None else f"{row['ours']:.4g}", row["theirs"],

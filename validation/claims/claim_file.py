@@ -2,7 +2,8 @@
 
 A file has the claims of one system. A claim names jobs (the keys of job files), pipeline cases (the keys of
 ``validate pipeline``) or plans (runs of planners, `planner_run.py`), a number that is read off each of them
-(`measures.py`), a relation between these numbers, and what the paper says of it. A job may begin as a copy of another one::
+(`measures.py`), a relation between these numbers, and what the paper says of it. A job may begin as a copy of another
+one::
 
     jobs:
       base: {model: gpt2, cluster: dgx-h100:1, plan: {tp: 8}}
