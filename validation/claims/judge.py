@@ -67,7 +67,7 @@ def judge(
         **{"id": claim.id, "system": file.system, "family": file.family, "reference": file.paper, "says": claim.says},
         **{"source": claim.source, "provenance": claim.provenance, "measure": claim.measure, "note": claim.note},
         **{"relation": claim.relation, "theirs": describe_target(claim), "target": _target(claim)},
-        **{"scored": claim.provenance == "checked", "tolerance": claim.tolerance, "paper": _stated(claim)},
+        **{"scored": claim.provenance == "checked", "tolerance": claim.tolerance, "paper": _paper_number(claim)},
     }
     found: Judgement = {
         **{"status": OPEN, "reason": claim.cannot_judge, "defect": False},
@@ -242,7 +242,7 @@ def _is_missed(claim: Claim, miss: float) -> bool:
     return abs(miss) > (claim.tolerance or 0.0) + rounding
 
 
-def _stated(claim: Claim) -> float | list[float] | None:
+def _paper_number(claim: Claim) -> float | list[float] | None:
     """What the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
     if claim.cannot_judge or claim.value is not None:
         return claim.value

@@ -61,7 +61,7 @@ class PlannerRun(BaseModel):
 
 
 @dataclass(frozen=True)
-class FoundPlan:
+class PlannerPlan:
     """What a planner has found, or a stated plan at its prices.
 
     numbers: those of `OF_PLAN` that there are. plan: in the planner's terms. forecast: the forecast of the plan, which
@@ -73,11 +73,11 @@ class FoundPlan:
     forecast: Callable[[], Report]
 
 
-PlanFinder = Callable[[PlannerRun], FoundPlan]
+PlanFinder = Callable[[PlannerRun], PlannerPlan]
 """Runs a planner. Raises MeshcastError where it finds no plan."""
 
 
-def read_plan(found: FoundPlan, name: str) -> Quantity | None:
+def read_plan(found: PlannerPlan, name: str) -> Quantity | None:
     """The number of a plan; None for a name that is read off its forecast. Raises PlanError for one that it lacks."""
     name = name or OF_PLAN[0]
     if name in OF_PLAN:

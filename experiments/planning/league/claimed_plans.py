@@ -15,17 +15,17 @@ from experiments.planning.profile import NetworkLevel, ProfileProblem
 from experiments.planning.stages import PlannedStage
 from hardware.errors import PlanError, nearest
 from simulator.report.report import Report
-from validation.claims.planner_run import FoundPlan, PlannerRun
+from validation.claims.planner_run import PlannerPlan, PlannerRun
 from validation.claims.relation import Quantity
 
 
-def find_claimed_plan(run: PlannerRun) -> FoundPlan:
+def find_claimed_plan(run: PlannerRun) -> PlannerPlan:
     """The plan of a run of a planner. Raises PlanError where it finds none, or the run has a mistake."""
     return _find_plan(run.model_dump_json())
 
 
 @lru_cache(maxsize=8)
-def _find_plan(text: str) -> FoundPlan:
+def _find_plan(text: str) -> PlannerPlan:
     """The plan of a run that is given as JSON; claims that follow each other read several numbers of one run."""
     run = PlannerRun.model_validate_json(text)
     planner = _make_planner(run.planner, run.traits)
@@ -42,7 +42,7 @@ def _find_plan(text: str) -> FoundPlan:
             raise PlanError("measure", rule, "Read a number of the plan itself", run.planner)
         return problem.report(proposal.plan)
 
-    return FoundPlan(_list_numbers(problem, proposal), proposal.plan, forecast)
+    return PlannerPlan(_list_numbers(problem, proposal), proposal.plan, forecast)
 
 
 def _make_planner(name: str, traits: Mapping[str, Any]) -> Planner:
