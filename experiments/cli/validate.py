@@ -149,7 +149,8 @@ def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, 
     from experiments.pages.forecast import show
     from experiments.planning.league.claimed_plans import find_claimed_plan
 
-    answer, missing = pages.validate_claims(paths, workers, *chosen, find_claimed_plan)
+    family, system, claim, slow = chosen
+    answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
     if as_json:
         emit(answer)
     else:
