@@ -147,8 +147,10 @@ def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, 
     """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
     from experiments.pages import claims as pages
     from experiments.pages.forecast import show
+    from experiments.planning.league.claimed_plans import find_claimed_plan
 
-    answer, missing = pages.validate_claims(paths, workers, *chosen)
+    family, system, claim, slow = chosen
+    answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
     if as_json:
         emit(answer)
     else:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pages.claims import COUNTS, validate_claims, word_verdict
+from experiments.planning.league.claimed_plans import find_claimed_plan
 
 HEAD = """\
 # Claims of the papers
 
-Made by `make docs-claims` from the files in `validation/claims/`; do not edit it. Every claim is run as jobs, or as
-pipeline cases with given times of passes, and its relation is held against the paper. It *holds*, *misses* by the given
-share, *depends* on what the paper leaves open (tried at all values of `assumed`), or *cannot be judged*. Claims whose
-source was not read are marked *recalled* and not counted. `meshcast validate claims --claim ID` shows the jobs of one.
+Made by `make docs-claims` from the files in `validation/claims/`; do not edit it. Every claim is run as jobs, as
+pipeline cases with given times of passes, or as runs of planners, and its relation is held against the paper. It
+*holds*, *misses* by the given share, *depends* on what the paper leaves open (tried at all values of `assumed`), or
+*cannot be judged*. Claims whose source was not read are marked *recalled* and not counted. `meshcast validate claims
+--claim ID` shows the jobs of one.
 The format of the files is on the page [validation](validation.md#claims-of-papers).
 """
 
@@ -51,7 +53,8 @@ def _count_rows(summary: dict[str, Any]) -> list[list[str]]:
 def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The claims of one system: a table, and the notes below it."""
     first = rows[0]
-    paper = f"[{first['paper']}]({first['paper']})" if first["paper"].startswith("http") else first["paper"]
+    paper = first["reference"]
+    paper = f"[{paper}]({paper})" if paper.startswith("http") else paper
     cells = [
         [
             f"`{row['id']}`", row["says"], "" if row["ours"] is None else f"{row['ours']:.4g}", row["theirs"],
@@ -75,7 +78,7 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     (path,) = sys.argv[1:]
-    answer, missing = validate_claims(slow=True)
+    answer, missing = validate_claims(slow=True, find_plan=find_claimed_plan)
     if missing:
         raise SystemExit(130)
     Path(path).write_text(page(answer), "utf-8")

@@ -16,6 +16,7 @@ from experiments.pages.published import progress
 from hardware.errors import PlanError, nearest, shorten
 from validation.claims.claim_file import Claim, ClaimFile, read_claims
 from validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims
+from validation.claims.planner_run import PlanFinder
 from validation.claims.summary import summarize_judgements
 
 COUNTS = {
@@ -32,16 +33,18 @@ def validate_claims(
     system: str | None = None,
     claim: str | None = None,
     slow: bool = False,
+    find_plan: PlanFinder | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Judges claims: the answer, and the number of claims that an interruption has left out.
 
-    A claim that is named runs even if it is slow. Raises PlanError for a family, system or id that no claim has.
+    A claim that is named runs even if it is slow. find_plan: runs a planner, for the claims of planners.
+    Raises PlanError for a family, system or id that no claim has.
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
     run = [one for one in tasks if slow or claim or not one.claim.slow]
     rows: list[dict[str, Any]] = []
     try:
-        for row in progress(judge_claims(run, workers), len(run), "claims"):
+        for row in progress(judge_claims(run, workers, find_plan), len(run), "claims"):
             rows.append(row)
     except KeyboardInterrupt:
         pass
@@ -71,7 +74,7 @@ def _choose_tasks(
 
 
 def list_jobs(file: ClaimFile, claim: Claim) -> dict[str, Any]:
-    """The jobs, or pipeline cases, of a claim by name, with the first value of everything that it assumes."""
+    """The jobs, pipeline cases or plans of a claim by name, with the first value of everything that it assumes."""
     if claim.cannot_judge:
         return {}
     found = file.expand(claim, next(file.alternatives(claim)))
@@ -114,12 +117,12 @@ def _judgements_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def word_verdict(row: dict[str, Any]) -> str:
     """The verdict with by how much it misses, on what it depends, or why there is none."""
-    verdict = str(row["verdict"])
-    if verdict == MISSES:
+    verdict = str(row["status"]).replace("-", " ")
+    if row["status"] == MISSES:
         verdict += f" by {row['miss']:+.1%}" if row["target"].get("value") != 0 else f" by {row['miss']:+.3g}"
-    elif verdict == DEPENDS:
+    elif row["status"] == DEPENDS:
         verdict += f" on {', '.join(row['depends_on'])}"
-    elif verdict == OPEN:
+    elif row["status"] == OPEN:
         verdict += f": {row['reason']}"
     return verdict if row["scored"] else f"{verdict} (recalled)"
 
@@ -138,7 +141,7 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
     """One claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
     lines = {
         "claim": f"{row['id']}: {row['says']}",
-        "system": f"{row['system']} ({row['family']}), {row['paper']}",
+        "system": f"{row['system']} ({row['family']}), {row['reference']}",
         "source": f"{row['source']} ({row['provenance']})",
         "relation": f"{row['relation']} of {row['measure'] or 'the default measure'}",
         "theirs": row["theirs"],
@@ -152,12 +155,12 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
         if text:
             head.add_row(name, text)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("assumed", "values", "ours", "miss", "verdict"):
+    for name in ("assumed", "values", "ours", "miss", "status"):
         table.add_column(name, overflow="fold")
     for one in row["alternatives"]:
         assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in one["assumed"].items())
         values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in one["values"].items())
-        table.add_row(assumed, values, f"{one['ours']:.4g}", f"{one['miss']:+.1%}", one["verdict"])
+        table.add_row(assumed, values, f"{one['ours']:.4g}", f"{one['miss']:+.1%}", one["status"])
     unfit = sorted({name for one in row["alternatives"] for name in one["does_not_fit"]})
     parts: list[RenderableType] = [head, table] if row["alternatives"] else [head]
     if unfit:

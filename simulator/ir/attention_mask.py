@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class RankShare:
     keys: share of the keys that take part.
     pairs: share of the pairs of these queries and keys that the mask leaves.
     diagonals: number of diagonals computed in addition; a mask along the diagonal of a block counts half of it.
+    tile: queries and keys of a tile of the kernel, which computes a tile whole if the mask leaves any pair of it; where
+        there is a mask along the diagonal. None: the pairs alone.
     """
 
     ranks: Fraction
@@ -27,10 +30,23 @@ class RankShare:
     keys: Fraction = Fraction(1)
     pairs: Fraction = Fraction(1)
     diagonals: Fraction = Fraction(0)
+    tile: tuple[int, int] | None = None
 
     def computed_share(self, n: int) -> Fraction:
         """Computed pairs as a share of all n x n."""
+        if self.tile is not None and self.pairs < 1:
+            return self.queries * self.keys * share_of_tiles(n, *self.tile)
         return self.queries * self.keys * self.pairs + self.diagonals / n
+
+
+@cache
+def share_of_tiles(n: int, queries: int, keys: int) -> Fraction:
+    """Share of n x n pairs that are in tiles of so many queries and keys on or below the diagonal."""
+    pairs = 0
+    for begin in range(0, n, queries):
+        end = min(begin + queries, n)
+        pairs += (end - begin) * min(-(-end // keys) * keys, n)
+    return Fraction(pairs, n * n)
 
 
 @dataclass(frozen=True)

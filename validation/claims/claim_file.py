@@ -1,8 +1,9 @@
 """The files of claims: their schema, and how they are read and checked.
 
-A file has the claims of one system. A claim names jobs (the keys of job files) or pipeline cases (the keys of
-``validate pipeline``), a number that is read off each of them, a relation between these numbers, and what the paper
-says of it. A job may begin as a copy of another one::
+A file has the claims of one system. A claim names jobs (the keys of job files), pipeline cases (the keys of
+``validate pipeline``) or plans (runs of planners, `planner_run.py`), a number that is read off each of them
+(`measures.py`), a relation between these numbers, and what the paper says of it. A job may begin as a copy of another
+one::
 
     jobs:
       base: {model: gpt2, cluster: dgx-h100:1, plan: {tp: 8}}
@@ -28,9 +29,13 @@ from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from simulator.job.load import set_field
 from validation.claims.measures import check_measure
+from validation.claims.planner_run import PlannerRun
 from validation.claims.relation import FUNCTIONS, Relation, parse_relation
 
 Family = Literal["pipeline", "tensor", "sequence", "expert", "data", "memory", "hybrid", "auto"]
+
+KINDS = ("jobs", "cases", "plans")
+"""What a relation may compare."""
 
 MOST_JOBS = 1_000
 """Most jobs of a claim, over all points and assumptions."""
@@ -66,7 +71,7 @@ class Claim(ClaimModel):
         says: the claim in words.
         source: place in the paper: section, table, figure.
         provenance: ``checked`` if that place was read; ``recalled`` claims are shown and not scored.
-        jobs, cases: named jobs, or pipeline cases; those of the file can be used, too.
+        jobs, cases, plans: named jobs, pipeline cases, or runs of planners; those of the file can be used, too.
         measure: the number that is read off each of them (`measures.py`).
         relation: arithmetic over their names, or an order such as ``a < b``.
         value, at_least, at_most, between: what the paper says of the relation.
@@ -84,6 +89,7 @@ class Claim(ClaimModel):
     provenance: Literal["checked", "recalled"]
     jobs: dict[str, dict[str, Any]] = {}
     cases: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, Any]] = {}
     measure: str = ""
     relation: str = ""
     value: Number | None = None
@@ -128,22 +134,27 @@ class Claim(ClaimModel):
 
 
 class ClaimFile(ClaimModel):
-    """The claims of one system, with jobs and cases that several of them use."""
+    """The claims of one system, with jobs, cases and plans that several of them use."""
 
     system: Text
     family: Family
     paper: Text
     jobs: dict[str, dict[str, Any]] = {}
     cases: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, Any]] = {}
     entries: Annotated[list[Claim], Field(min_length=1, alias="claims")]
 
-    def jobs_of(self, claim: Claim, is_case: bool) -> Mapping[str, dict[str, Any]]:
-        """Jobs, or cases, that the relation of a claim may name."""
-        return {**self.cases, **claim.cases} if is_case else {**self.jobs, **claim.jobs}
+    def jobs_of(self, claim: Claim, kind: str) -> Mapping[str, dict[str, Any]]:
+        """Jobs, cases or plans that the relation of a claim may name. kind: one of `KINDS`."""
+        return {**getattr(self, kind), **getattr(claim, kind)}
+
+    def kind_of(self, claim: Claim, name: str) -> str:
+        """Of which of `KINDS` a name of the relation is."""
+        return next((kind for kind in reversed(KINDS) if name in self.jobs_of(claim, kind)), KINDS[0])
 
     def uses_cases(self, claim: Claim) -> bool:
         """Whether the relation of a claim is between pipeline cases."""
-        names, cases = claim.parsed_relation.names, self.jobs_of(claim, True)
+        names, cases = claim.parsed_relation.names, self.jobs_of(claim, "cases")
         return bool(names) and all(name in cases for name in names)
 
     def alternatives(self, claim: Claim) -> Iterator[dict[str, Any]]:
@@ -152,12 +163,13 @@ class ClaimFile(ClaimModel):
             yield dict(zip(claim.assumed, values, strict=True))
 
     def expand(self, claim: Claim, assumed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The jobs, or cases, of a relation by name: one, or one for each point of its `over`.
+        """The jobs, cases or plans of a relation by name: one, or one for each point of its `over`.
 
         Raises PlanError for a copy of a job that does not exist, and for fields that cannot be set.
         """
-        given = self.jobs_of(claim, self.uses_cases(claim))
-        return {name: _expand_job(name, given, assumed, ()) for name in claim.parsed_relation.names}
+        names = claim.parsed_relation.names
+        given = {name: self.jobs_of(claim, self.kind_of(claim, name)) for name in names}
+        return {name: _expand_job(name, given[name], assumed, ()) for name in names}
 
 
 def _expand_job(
@@ -226,26 +238,27 @@ def check_claim(file: ClaimFile, claim: Claim) -> None:
     """Raises PlanError for names that the relation must not have, and for an unknown measure."""
     if claim.cannot_judge:
         return
-    for key, is_case in (("jobs", False), ("cases", True)):
-        for name in file.jobs_of(claim, is_case):
+    for key in KINDS:
+        for name in file.jobs_of(claim, key):
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in FUNCTIONS:
                 rule = "names are of letters, digits and _, and none of " + ", ".join(FUNCTIONS)
                 raise PlanError(key, rule, "Rename it", name)
-    is_case = file.uses_cases(claim)
-    known = file.jobs_of(claim, is_case)
-    for name in claim.parsed_relation.names:
-        if name not in known:
-            both = [*file.jobs_of(claim, False), *file.jobs_of(claim, True)]
-            rule = "jobs and cases in one relation" if name in both else f"there is no job {name!r}"
-            raise PlanError("relation", rule, nearest(name, both) if both else "Add it to jobs", claim.relation)
-    if not claim.parsed_relation.names:
-        raise PlanError("relation", "it names no job", "Name one of jobs or cases", claim.relation)
-    check_measure(claim.measure, is_case)
-    for _, measure in claim.parsed_relation.reads:
-        check_measure(measure, is_case)
+    names = claim.parsed_relation.names
+    every = [name for kind in KINDS for name in file.jobs_of(claim, kind)]
+    for name in names:
+        if name not in every:
+            remedy = nearest(name, every) if every else "Add it to jobs"
+            raise PlanError("relation", f"there is no job {name!r}", remedy, claim.relation)
+    if not names:
+        raise PlanError("relation", "it names no job", "Name one of jobs, cases or plans", claim.relation)
+    if len({file.kind_of(claim, name) == "cases" for name in names}) > 1:
+        raise PlanError("relation", "pipeline cases beside jobs in one relation", "Compare like things", claim.relation)
+    for name, measure in claim.parsed_relation.reads:
+        check_measure(measure or claim.measure, file.kind_of(claim, name))
     count = sum(len(values) for values in claim.assumed.values())
     if count > MOST_JOBS:
         raise PlanError("assumed", f"it has more than {MOST_JOBS:,} values", "Give the ends only", count)
-    for assumed in file.alternatives(claim):
-        file.expand(claim, assumed)
-        break
+    for name, found in file.expand(claim, next(file.alternatives(claim))).items():
+        if file.kind_of(claim, name) == "plans":
+            for one in found:
+                validate_data(PlannerRun, one, f"plans.{name}", PlanError)

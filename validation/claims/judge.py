@@ -1,23 +1,26 @@
 """Judges claims: runs their jobs, and holds the relation against what the paper says.
 
-`holds` and `misses` compare one number. What the paper leaves open is tried at all its values: if the verdicts differ,
-it `depends`, and the answer says on which field. A claim that no job can represent `cannot be judged`.
+`holds` and `misses` compare one number. What the paper leaves open is tried at all its values: if the statuses differ,
+it `depends`, and the answer says on which field. A claim that no job can represent `cannot-be-judged`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from hardware.errors import Defect, MeshcastError, OutOfMemory, shorten
+from hardware.errors import Defect, MeshcastError, OutOfMemory, PlanError, shorten
+from hardware.load import validate_data
 from simulator import Report, SharedWork, load_job, simulate
 from validation.claims.claim_file import Claim, ClaimFile
 from validation.claims.measures import better_of, read_case, read_measure
+from validation.claims.planner_run import OF_PLAN, PlanFinder, PlannerRun, read_plan
 from validation.claims.relation import Quantity
 from validation.pipelines.cases import answer as play_case
 from validation.published.answer import map_chunks
 
-HOLDS, MISSES, DEPENDS, OPEN = VERDICTS = ("holds", "misses", "depends", "cannot be judged")
+HOLDS, MISSES, DEPENDS, OPEN = STATUSES = ("holds", "misses", "depends", "cannot-be-judged")
 
 NEAR = 0.25
 """Largest deviation of a claim that is near: of the alternative that misses least, or of all where it depends."""
@@ -36,16 +39,21 @@ class ClaimTask(NamedTuple):
     claim: Claim
 
 
-def judge_claims(tasks: Sequence[ClaimTask], workers: int | None = None) -> Iterator[Judgement]:
-    """Judgements of all claims in their order. workers: number of processes; None: one per core."""
-    yield from map_chunks(_judge_chunk, tasks, workers, size=4)
+def judge_claims(
+    tasks: Sequence[ClaimTask], workers: int | None = None, find_plan: PlanFinder | None = None
+) -> Iterator[Judgement]:
+    """Judgements of all claims in their order.
+
+    workers: number of processes; None: one per core. find_plan: runs a planner, and can be pickled.
+    """
+    yield from map_chunks(partial(_judge_chunk, find_plan=find_plan), tasks, workers, size=4)
 
 
-def _judge_chunk(tasks: Sequence[ClaimTask]) -> list[Judgement]:
+def _judge_chunk(tasks: Sequence[ClaimTask], find_plan: PlanFinder | None) -> list[Judgement]:
     shared = SharedWork()
     found = []
     for file, claim in tasks:
-        found.append(judge(file, claim, shared))
+        found.append(judge(file, claim, shared, find_plan))
         if found[-1]["defect"]:  # the failure may have left it half made
             shared = SharedWork()
     return found
@@ -56,24 +64,27 @@ Forecaster = Callable[[dict[str, Any]], Report]
 
 
 def judge(
-    file: ClaimFile, claim: Claim, shared_work: SharedWork | None = None, forecast: Forecaster | None = None
+    file: ClaimFile,
+    claim: Claim,
+    shared_work: SharedWork | None = None,
+    find_plan: PlanFinder | None = None,
+    forecast: Forecaster | None = None,
 ) -> Judgement:
-    """The judgement of one claim. forecast: makes the reports of its jobs; None: they are simulated."""
+    """The judgement of one claim.
+
+    find_plan: runs a planner; claims of planners are not judged without it.
+    forecast: makes the reports of its jobs; None: they are simulated.
+    """
     known = {
-        **{"id": claim.id, "system": file.system, "family": file.family, "paper": file.paper, "says": claim.says},
+        **{"id": claim.id, "system": file.system, "family": file.family, "reference": file.paper, "says": claim.says},
         **{"source": claim.source, "provenance": claim.provenance, "measure": claim.measure, "note": claim.note},
         **{"relation": claim.relation, "theirs": describe_target(claim), "target": _target(claim)},
-        "scored": claim.provenance == "checked",
+        **{"scored": claim.provenance == "checked", "tolerance": claim.tolerance, "paper": _paper_number(claim)},
     }
     found: Judgement = {
-        "verdict": OPEN,
-        "reason": claim.cannot_judge,
-        "defect": False,
-        "ours": None,
-        "miss": None,
-        "near": False,
+        **{"status": OPEN, "reason": claim.cannot_judge, "defect": False},
+        **{"ours": None, "ratio": None, "miss": None, "near": False, "alternatives": [], "depends_on": []},
     }
-    found |= {"alternatives": [], "depends_on": []}
     if claim.cannot_judge:
         return known | found
     shared, alternatives = shared_work or SharedWork(), list[dict[str, Any]]()
@@ -82,7 +93,7 @@ def judge(
     try:
         for assumed in file.alternatives(claim):
             try:
-                alternatives.append(_judge_alternative(file, claim, assumed, forecast))
+                alternatives.append(_judge_alternative(file, claim, assumed, forecast, find_plan))
             except OutOfMemory as error:
                 unfit = error
         if unfit and not alternatives:
@@ -92,29 +103,33 @@ def judge(
         return known | found | {"reason": f"{error}{given}"}
     except Exception as error:  # a defect of meshcast costs one claim
         return known | found | {"reason": Defect.of(error).rule, "defect": True}
-    return (
-        known | found | {"alternatives": alternatives} | _summarize_alternatives(claim, drop_unfit(claim, alternatives))
-    )
+    summary = _summarize_alternatives(claim, drop_unfit(claim, alternatives))
+    return known | found | {"alternatives": alternatives} | summary
 
 
 def _judge_alternative(
-    file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], forecast: Forecaster
+    file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], forecast: Forecaster, find_plan: PlanFinder | None
 ) -> dict[str, Any]:
     """The numbers of a claim with one value for everything that it assumes."""
-    is_case, unfit = file.uses_cases(claim), []
+    unfit: list[str] = []
     reads = claim.parsed_relation.reads
     values: dict[tuple[str, str], Quantity] = {}
     for name, jobs in file.expand(claim, assumed).items():
-        measures = [measure for job, measure in reads if job == name]
-        if is_case:
-            found = play_case(jobs[0], f"cases.{name}")
-            values |= {(name, one): read_case(found, one or claim.measure) for one in measures}
+        measures, kind = [measure for job, measure in reads if job == name], file.kind_of(claim, name)
+        if kind == "cases":
+            played = play_case(jobs[0], f"cases.{name}")
+            values |= {(name, one): read_case(played, one or claim.measure) for one in measures}
+            continue
+        if kind == "plans":
+            values |= {(name, one): _read_plans(name, one or claim.measure, jobs, find_plan) for one in measures}
             continue
         reports = list(_forecast_jobs(name, jobs, forecast))
         for one in measures:
             values[name, one] = _read_points(one or claim.measure, reports)
         unfit += [name] if len(reports) == 1 and not reports[0].fits else []
-    ours = claim.parsed_relation.compute(values, better_of(claim.measure, is_case), "relation")
+    of_plan = claim.measure in OF_PLAN or claim.measure.startswith("plan.")
+    better = better_of(claim.measure, file.uses_cases(claim) or of_plan)
+    ours = claim.parsed_relation.compute(values, better, "relation")
     miss = _miss(claim, ours)
     return {
         "assumed": dict(assumed),
@@ -122,8 +137,27 @@ def _judge_alternative(
         "does_not_fit": unfit,
         "ours": ours,
         "miss": miss,
-        "verdict": MISSES if _is_missed(claim, miss) else HOLDS,
+        "status": MISSES if _is_missed(claim, miss) else HOLDS,
     }
+
+
+def _read_plans(name: str, measure: str, runs: Sequence[dict[str, Any]], find_plan: PlanFinder | None) -> Quantity:
+    """The number of a plan that a planner finds; of all points of an `over` that have a plan, in one list."""
+    if find_plan is None:
+        remedy = "Run meshcast validate claims, or hand find_plan in"
+        raise PlanError(f"plans.{name}", "there are no planners to run it", remedy)
+    found: list[Quantity] = []
+    for run in runs:
+        try:
+            plan = find_plan(validate_data(PlannerRun, run, f"plans.{name}", PlanError))
+            value = read_plan(plan, measure)
+            found.append(read_measure(plan.forecast(), measure) if value is None else value)
+        except MeshcastError as error:
+            if len(runs) == 1:
+                raise error.at(f"plans.{name}") from None
+    if len(found) == 1:
+        return found[0]
+    return [one for each in found for one in (each if isinstance(each, list) else [each])]
 
 
 def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecaster) -> Iterator[Report]:
@@ -152,38 +186,39 @@ def drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[st
 
 
 def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) -> dict[str, Any]:
-    """The verdict over everything that is assumed, with the numbers of the alternative that misses least.
+    """The status over everything that is assumed, with the numbers of the alternative that misses least.
 
     It depends, too, where some miss above and others below: the paper's number lies between them.
     """
-    verdicts = {one["verdict"] for one in alternatives}
+    statuses = {one["status"] for one in alternatives}
     misses = [one["miss"] for one in alternatives]
-    if len(verdicts) > 1 or (min(misses) < 0 < max(misses) and verdicts == {MISSES}):
+    if len(statuses) > 1 or (min(misses) < 0 < max(misses) and statuses == {MISSES}):
         keys = [key for key in claim.assumed if _decides(key, alternatives)] or list(claim.assumed)
         shown = min(alternatives, key=lambda one: abs(one["miss"]))
         reason = "; ".join(f"{_describe_assumed(one['assumed'])}: {one['ours']:.4g}" for one in alternatives)
-        verdict = DEPENDS
+        status = DEPENDS
     else:
-        keys, reason, (verdict,) = [], "", verdicts
-        shown = min(alternatives, key=lambda one: abs(one["miss"])) if verdict == MISSES else alternatives[0]
+        keys, reason, (status,) = [], claim.note if MISSES in statuses else "", statuses
+        shown = min(alternatives, key=lambda one: abs(one["miss"])) if status == MISSES else alternatives[0]
     return {
-        "verdict": verdict,
+        "status": status,
         "reason": reason,
         "ours": shown["ours"],
+        "ratio": _ratio(claim, shown["ours"]),
         "miss": shown["miss"],
-        "near": max(abs(one["miss"]) for one in ([shown] if verdict == MISSES else alternatives)) <= NEAR
-        or verdict == HOLDS,
+        "near": max(abs(one["miss"]) for one in ([shown] if status == MISSES else alternatives)) <= NEAR
+        or status == HOLDS,
         "depends_on": keys,
     }
 
 
 def _decides(key: str, alternatives: Sequence[dict[str, Any]]) -> bool:
-    """Whether two alternatives that differ in one field alone have different verdicts."""
+    """Whether two alternatives that differ in one field alone have different statuses."""
     groups: dict[str, set[tuple[str, bool]]] = {}
     for one in alternatives:
         rest = repr([(name, value) for name, value in one["assumed"].items() if name != key])
-        groups.setdefault(rest, set()).add((one["verdict"], one["verdict"] == MISSES and one["miss"] > 0))
-    return any(len(verdicts) > 1 for verdicts in groups.values())
+        groups.setdefault(rest, set()).add((one["status"], one["status"] == MISSES and one["miss"] > 0))
+    return any(len(statuses) > 1 for statuses in groups.values())
 
 
 def _describe_assumed(assumed: Mapping[str, Any]) -> str:
@@ -218,6 +253,23 @@ def _deviation(ours: float, theirs: float) -> float:
 def _is_missed(claim: Claim, miss: float) -> bool:
     rounding = 1e-9
     return abs(miss) > (claim.tolerance or 0.0) + rounding
+
+
+def _paper_number(claim: Claim) -> float | list[float] | None:
+    """What the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
+    if claim.cannot_judge or claim.value is not None:
+        return claim.value
+    low, high = _bounds(claim)
+    return [low, high] if low is not None and high is not None else high if low is None else low
+
+
+def _ratio(claim: Claim, ours: float) -> float | None:
+    """Ours over the paper's number, or over the nearest bound; None where that is 0."""
+    stated = claim.value
+    if stated is None:
+        low, high = _bounds(claim)
+        stated = min((one for one in (low, high) if one is not None), key=lambda one: abs(ours - one))
+    return ours / stated if stated else None
 
 
 def _target(claim: Claim) -> dict[str, Any]:

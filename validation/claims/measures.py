@@ -2,7 +2,7 @@
 
 Of a job: any figure of docs/figures.md, or one of `OF_REPORT`, some with words after dots
 (``kernel_s.gemm.B``, ``sent_gib.tp.all_gather``, ``memory_gib.activations``). Of a pipeline case: any number of the
-answer of ``validate pipeline``.
+answer of ``validate pipeline``. Of a plan: one of `OF_PLAN` of `planner_run.py`, ``plan.KEY``, or those of a job.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES
 from simulator.report.report import Report
+from validation.claims.planner_run import OF_PLAN
 from validation.claims.relation import Quantity
 
 OF_CASE = ("makespan", "span_max", "bubble_rate", "bubble_rate_span", "in_flight_b", "in_flight_w", "memory", "period",
@@ -140,11 +141,11 @@ OF_REPORT = {
 """Measures of a job besides its figures."""
 
 
-def check_measure(name: str, is_case: bool) -> None:
-    """Raises PlanError for a measure that does not exist."""
-    if not name:
+def check_measure(name: str, kind: str) -> None:
+    """Raises PlanError for a measure that does not exist. kind: ``jobs``, ``cases`` or ``plans``."""
+    if not name or (kind == "plans" and (name in OF_PLAN or name.startswith("plan."))):
         return
-    if is_case:
+    if kind == "cases":
         if name not in OF_CASE:
             raise PlanError("measure", "pipeline cases have no such number", nearest(name, OF_CASE), name)
         return

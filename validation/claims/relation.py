@@ -3,6 +3,7 @@
 A relation knows numbers, the names of jobs, ``+ - * / **``, parentheses, ``min max sum best`` and ``name[0]``. A name
 with a measure behind a dot reads that number of the job: ``base.exposed_dp_s / base.step_time_s``. A chain of ``<`` or
 ``>`` states an order; its value is the smallest ratio of neighbours, which is at least 1 where it is right.
+``same(name, 15, 1)`` is the share of the values of a list that are the stated ones: 1 if all are and none is missing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from hardware.errors import OutOfMemory, PlanError
 LONGEST = 500
 """Maximum number of characters of a relation."""
 
-FUNCTIONS = ("min", "max", "sum", "best")
-VALID = "Valid: numbers, names of jobs, name.measure, + - * / **, ( ), min() max() sum() best(), name[0], and < or >"
+FUNCTIONS = ("min", "max", "sum", "best", "same")
+VALID = (
+    "Valid: numbers, names of jobs, name.measure, + - * / **, ( ), min() max() sum() best() same(), name[0], and < or >"
+)
 
 Quantity = float | list[float]
 """The value of a job: one number, or one for each stage or each point of an `over`."""
@@ -162,6 +165,8 @@ class _Evaluation:
             case ast.BinOp(left, op, right):
                 return ARITHMETIC[type(op)](self.number(left), self.number(right))
             case ast.Call(ast.Name(name), given):
+                if name == "same":
+                    return self.share_of_equals(given[0], given[1:])
                 every = _flatten(map(self.quantity, given))
                 if not every:
                     raise NothingFits
@@ -172,6 +177,12 @@ class _Evaluation:
                 rising = terms if isinstance(ops[0], ast.Lt) else terms[::-1]
                 return min(above / below for below, above in pairwise(rising))
         raise AssertionError(node)  # `_check` admits no other node
+
+    def share_of_equals(self, node: ast.expr, stated: Sequence[ast.expr]) -> float:
+        """Share of the values of a list that equal the stated ones, over the longer of the two."""
+        found, wanted = _flatten([self.quantity(node)]), [self.number(one) for one in stated]
+        equal = sum(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(found, wanted, strict=False))
+        return equal / max(len(found), len(wanted))
 
 
 def _flatten(given: Sequence[Quantity] | map[Quantity]) -> list[float]:

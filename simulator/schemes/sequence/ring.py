@@ -4,7 +4,8 @@ Every rank holds 1/p of the positions of each sequence. At every step it attends
 them to the next rank and receives those of the previous one during the computation. Partial outputs are merged by their
 row sums (online softmax), so no rank ever holds more than two shards of keys. Under a causal mask `balance` says which
 positions a rank holds: contiguous shards leave the first rank one block and the last rank all of them; striped (every
-p-th position) and zigzag (one part from the start and one from the end) balance the work.
+p-th position) and zigzag (one part from the start and one from the end) balance the work. Kernels that leave out whole
+tiles of a mask only (`tile`) gain less from balance, and nothing where a block is one tile.
 
     p = 3   step 0        step 1        step 2
     rank 0  q0 x kv0      q0 x kv2      q0 x kv1
@@ -28,11 +29,16 @@ backward ring: Megatron-Core with Transformer Engine; double ring: Gu et al. 202
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from simulator.ir.attention_mask import share_of_tiles
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
+
+TileSize = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Ring(RingScheme):
@@ -46,6 +52,16 @@ class Ring(RingScheme):
         """Kernels that merge the partial results of the steps: fused as in Transformer Engine, or eager PyTorch on fp32
         copies as in zhuzilin/ring-flash-attention, USP and torch, whose gradients of keys and values travel in fp32.
         """
+
+        tile: tuple[TileSize, TileSize] | None = None
+        """Queries and keys of a tile of the attention kernel, where it leaves out only tiles that the mask hides whole;
+        without it no pair that the mask hides is computed.
+        """
+
+    @property
+    def kernel_tile(self) -> tuple[int, int] | None:
+        tile: tuple[int, int] | None = self.options.tile
+        return tile
 
     @property
     def token_order(self) -> str:
@@ -65,6 +81,9 @@ class Ring(RingScheme):
         else:
             yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
+        if self.kernel_tile:
+            own = float(share_of_tiles(s // p, *self.kernel_tile))
+            efficiency |= {"contiguous": (own + (p - 1) / 2) / (own + p - 1), "striped": 1.0}
         yield ClosedForm(
             "attention_efficiency",
             efficiency[self.token_order],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.ir.attention_mask import share_of_tiles
 from simulator.ir.ops import Attention, Collective, Gemm, Op, UnitRun
 from simulator.ir.registry import find_scheme
 from simulator.ir.routing import slowest_rank
@@ -275,3 +276,15 @@ def test_a_ring_holds_two_chunks_of_keys_in_flight() -> None:
     assert most("core.d:kv") == 2
     assert most("core.d:dkv") == 2
     assert most("core.o") == 2
+
+
+@pytest.mark.parametrize("tile", [(2, 4), (4, 2), (3, 5), (8, 8), (1, 1)])
+@pytest.mark.parametrize("n", [8, 12])
+def test_a_kernel_computes_every_tile_that_the_mask_leaves_a_pair_of(n: int, tile: tuple[int, int]) -> None:
+    queries, keys = tile
+    tiles = {(q // queries, k // keys) for q in range(n) for k in range(q + 1)}
+    pairs = sum((q // queries, k // keys) in tiles for q in range(n) for k in range(n))
+    assert share_of_tiles(n, queries, keys) == Fraction(pairs, n * n)
+    own, striped = (mask_blocks("striped", 4, tile=tile)[step].most_loaded(n).computed_share(n) for step in (0, 1))
+    assert own == striped == Fraction(pairs, n * n)
+    assert mask_blocks("contiguous", 4, tile=tile)[1].most_loaded(n).computed_share(n) == 1

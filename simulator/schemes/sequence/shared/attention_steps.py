@@ -35,14 +35,21 @@ KernelBytes = tuple[int, int, bool]
 HALF = Fraction(1, 2)
 
 
-def mask_blocks(token_order: str, ranks: int, bidirectional: bool = False) -> list[ScoreBlock]:
+def mask_blocks(
+    token_order: str, ranks: int, bidirectional: bool = False, tile: tuple[int, int] | None = None
+) -> list[ScoreBlock]:
     """The score blocks that `ranks` compute one after another: first that of their own keys, then those of the keys of
-    the rank one, two, ... places before them."""
+    the rank one, two, ... places before them. tile: as in `RankShare`."""
     steps = ([(rank, (rank - i) % ranks) for rank in range(ranks)] for i in range(ranks))
-    return [mask_block(token_order, pairs, bidirectional) for pairs in steps]
+    return [mask_block(token_order, pairs, bidirectional, tile) for pairs in steps]
 
 
-def mask_block(token_order: str, pairs: Sequence[tuple[int, int]], bidirectional: bool = False) -> ScoreBlock:
+def mask_block(
+    token_order: str,
+    pairs: Sequence[tuple[int, int]],
+    bidirectional: bool = False,
+    tile: tuple[int, int] | None = None,
+) -> ScoreBlock:
     """The score block of a step. Bidirectional attention computes all of it, causal attention shares.
 
     pairs: for every rank the numbers of the parts of a sequence that its queries and the keys at hand are from.
@@ -61,10 +68,13 @@ def mask_block(token_order: str, pairs: Sequence[tuple[int, int]], bidirectional
     own, behind, front = (Fraction(signs[sign], len(pairs)) for sign in (0, 1, -1))
     cases = {
         "contiguous": (RankShare(behind),),
-        "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
+        "striped": (
+            RankShare(behind, pairs=HALF, diagonals=HALF, tile=tile),
+            RankShare(front, pairs=HALF, diagonals=-HALF, tile=tile),
+        ),
         "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
     }
-    shares = (RankShare(own, pairs=HALF), *cases[token_order])
+    shares = (RankShare(own, pairs=HALF, tile=tile), *cases[token_order])
     return ScoreBlock(tuple(share for share in shares if share.ranks))
 
 

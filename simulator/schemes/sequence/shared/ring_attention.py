@@ -63,9 +63,14 @@ class RingScheme(SequenceScheme):
         """Whether every operation of a merge is a kernel of its own."""
         return False
 
+    @property
+    def kernel_tile(self) -> tuple[int, int] | None:
+        """Queries and keys of the tiles that kernels compute whole or not at all (see `RankShare`)."""
+        return None
+
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
-        blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional)
+        blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional, self.kernel_tile)
         return ring(operator, inner, self.ring_axes, blocks, self.merges_eagerly)
 
     def check_job(self, job: Any) -> None:
