@@ -75,7 +75,7 @@ Named = Sequence[tuple[str, Report]]
 
 
 def draw(reports: Report | Named, path: str | Path, width: style.Width = "page") -> None:
-    """Draws one report, or several with their names, to a .png or .svg file.
+    """Draws one report, or several with their names, to a .png, .svg or .pdf file.
 
     Raises OSError if the file cannot be written.
     """

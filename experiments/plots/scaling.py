@@ -52,7 +52,7 @@ MOST_ROWS = 12
 
 
 def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
-    """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws a curve to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: scaling(curve), path, width)
 
 

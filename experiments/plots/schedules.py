@@ -68,7 +68,7 @@ class ShownSchedule(NamedTuple):
 def draw(
     shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Path, width: style.Width = "page"
 ) -> None:
-    """Draws schedules to a .png or .svg file. Raises OSError if it cannot be written.
+    """Draws schedules to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
 
     slots: whether the time is in slots, of a forward pass each, and not in seconds.
     """
@@ -92,7 +92,7 @@ def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
     devices, span = report.play.program.devices, report.play.step.span
     rows = report_rows(report, choose_rows(devices, most))
     found, share = measure_occupation(rows, span), report.breakdown.parts["bubble"] / report.step_time
-    notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest device {share:.1%}"]
+    notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest stage {share:.1%}"]
     notes += [f"no kernel computes {found.waiting + found.between:.1%} of the time of all"]
     notes += describe_plan(report.play.plan)
     return ShownSchedule(name, rows, span, ", ".join(notes), devices)

@@ -79,6 +79,7 @@ RC: Any = {
     "legend.fontsize": SMALL,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "meshcast",
+    "pdf.fonttype": 42,  # text stays text: publishers refuse bitmap fonts and those of type 3
     "figure.figsize": (PAGE, WIDTHS["page"].tallest),
 }
 """Settings of matplotlib for a page. Its figure size is the width of the layout, and the height it should keep to."""
@@ -151,4 +152,6 @@ def ink_on(colour: RGB) -> str:
 
 def metadata(path: str) -> dict[str, Any]:
     """Metadata of an image file without date and version, so that equal plots have equal bytes."""
+    if path.endswith("pdf"):
+        return {"CreationDate": None}
     return {"Date": None} if path.endswith("svg") else {"Software": None}

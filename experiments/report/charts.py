@@ -52,15 +52,3 @@ def sequential(colour: str, count: int = 64) -> list[str]:
     steps = [i / (count - half - 1) for i in range(count - half)]
     deep = [tuple(a + (b - a) * at for a, b in zip(style.rgb(colour), dark, strict=True)) for at in steps]
     return [to_hex(one) for one in (*pale, *deep)]  # type: ignore[arg-type]
-
-
-def format_bytes(nbytes: float) -> str:
-    """Bytes in decimal units, as links are rated.
-
-    >>> format_bytes(1.5e12), format_bytes(0)
-    ('1.5 TB', '0 B')
-    """
-    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.3g} B"

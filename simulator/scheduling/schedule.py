@@ -236,6 +236,8 @@ class Schedule(Scheme):
     most_axes = 1
     needs_durations: ClassVar[bool] = False
     """Whether its orders depend on the durations of passes."""
+    least_chunks: ClassVar[int] = 1
+    """Fewest chunks a device."""
     directions: int = 1
     """Ways through the devices; each has stages of its own, which hold the same parts of the model."""
     microbatches_per_forward: int = 1

@@ -1,4 +1,4 @@
-"""Communication: bytes that ranks, nodes or pipeline devices send each other in a step, an image for every axis."""
+"""Communication: bytes that ranks, nodes or stages send each other in a step, an image for every axis."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 
 from experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
 from experiments.plots import style
-from experiments.report.charts import format_bytes, new_figure, sequential
+from experiments.report.charts import new_figure, sequential
 from experiments.report.colours import AXIS_NAMES
 from experiments.report.html import escape, paragraph, table
 from experiments.report.page import PageSection
 from simulator.costs.calibration.calibration import Calibration
 from simulator.report.report import Report
+from simulator.report.words import format_bytes
 
 LEAST = 1e-9
 """Share of all bytes below which an axis gets no image: sums of norms."""
@@ -21,15 +22,13 @@ LEAST = 1e-9
 LEAST_SHADE = 1e-5
 """Share of the largest value that has the palest shade, with all smaller ones."""
 
-NOUNS = {"rank": "rank", "node": "node", "stage": "pipeline device"}
-
 
 def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
     if report.job.cluster.gpus == 1:
         return PageSection("communication", "Communication", paragraph("One GPU: nothing is sent."))
     found = communication_matrix(report, calibration=calibration)
     total = float(found.total.sum())
-    noun = NOUNS[found.grouping]
+    noun = found.grouping
     if not total:
         return PageSection(
             "communication", "Communication", paragraph("The ranks of this plan send each other nothing.")
