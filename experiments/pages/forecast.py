@@ -154,7 +154,8 @@ def _list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[Ren
     return [
         _field(
             "fits with" if i == 0 else "",
-            f"{one}: step {format_seconds(one.forecast.step_time)}, {format_need(one.forecast.peak_device, capacity)} GiB",
+            f"{one}: step {format_seconds(one.forecast.step_time)}, "
+            f"{format_need(one.forecast.peak_device, capacity)} GiB",
         )
         for i, one in enumerate(fitting)
     ]

@@ -106,7 +106,8 @@ def memory(report: Report) -> Figure:
     full = fullest_device(everyone)
     capacity, job = full.capacity, report.job
     who = f"{full.name}, the fullest," if len(everyone) > 1 else "a GPU"
-    title = f"{job.model.name} on {job.cluster.name}: {who} needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
+    needs = f"needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
+    title = f"{job.model.name} on {job.cluster.name}: {who} {needs}"
     over = [bar for bar in everyone if bar.total > bar.capacity]
     verdict = f"fits: {format_room(capacity - full.total)} of {format_gib(capacity)} stay free"
     if over:

@@ -203,6 +203,9 @@ RANKS = re.compile(
 )
 """A line of `nccl_tests_table` for all ranks of equal hosts."""
 
+MOST_RANKS = 10**6
+"""Most ranks of such a line."""
+
 
 def _tables(path: Path) -> Iterator[_Draft]:
     """A run for each table. A header after a table, or a new command, starts the next one."""

@@ -12,6 +12,7 @@ from experiments.planning.league.optimum import CertifiedOptimum
 from experiments.planning.league.rows import LeagueRow
 from experiments.planning.planner import find_planner
 from hardware.errors import PlanError, escape_controls
+from simulator.report.words import format_need
 
 HEADS = ("step s", "90%", "GiB", "regret", "own", "by", "objective s", "evaluated", "CPU s")
 BY = {
