@@ -125,6 +125,13 @@ def plot_files(
     return files
 
 
+def check_suffix(path: Path, suffixes: Sequence[str], what: str, option: str = "--out") -> None:
+    """Raises PlanError for a file whose name promises another format than `what` is written in."""
+    if path.suffix.lower() not in suffixes:
+        rule = f"{what} is written as {' or '.join(suffixes)}"
+        raise PlanError(option, rule, f"Write {path.stem or 'out'}{suffixes[0]}", str(path))
+
+
 def check_place(path: Path, option: str) -> None:
     """Raises PlanError for a file that cannot be written."""
     if not path.parent.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from experiments.cli.console import check_place, emit, unwritable
+from experiments.cli.console import check_place, emit, to_json, unwritable
 from hardware.errors import PlanError, escape_controls
 from hardware.load import read_yaml
 
@@ -27,8 +27,9 @@ def import_launch(
     load_job(found.job, base=file.parent)  # a job that would be refused is refused here
     if as_json:
         emit(found.to_dict())
-        return
-    _write(render_job(found), out)
+    if out is not None or not as_json:
+        in_json = out is not None and out.suffix.lower() == ".json"  # which has no place for comments
+        _write(f"{to_json(found.job, indent=2)}\n" if in_json else render_job(found), out)
 
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:

@@ -178,14 +178,14 @@ def write_figure(figure: Figure, path: str | Path, width: style.Width = "page") 
     meta = style.metadata(str(path).lower())
     if suffix not in (".svg", ".pdf"):
         # More dots an inch of the layout, and the same an inch of the finished plot.
-        figure.savefig(path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
+        Figure.savefig(figure, path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
     elif zoom == 1:
-        figure.savefig(path, metadata=meta)
+        Figure.savefig(figure, path, metadata=meta)
     elif suffix == ".pdf":
         _write_enlarged_pdf(figure, Path(path), zoom, meta)
     else:
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=meta)
+        Figure.savefig(figure, text, format="svg", metadata=meta)
         Path(path).write_text(_enlarge_svg(text.getvalue(), zoom), "utf-8")
 
 
@@ -201,7 +201,7 @@ def _write_enlarged_pdf(figure: Figure, path: Path, zoom: float, meta: dict[str,
         file.newPage(wide * zoom, high * zoom)
         file.output(zoom, 0, 0, zoom, 0, 0, Op.concat_matrix)
         renderer = MixedModeRenderer(figure, wide, high, dpi, RendererPdf(file, dpi, high, wide))
-        figure.draw(renderer)
+        figure.draw(renderer)  # type: ignore[arg-type]
         renderer.finalize()
         file.finalize()
     finally:
