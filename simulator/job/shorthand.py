@@ -84,7 +84,7 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1)
     dp = short.dp or gpus // model_ranks
     stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
-    stage["schemes"].insert(0, _pipeline_scheme(short, model))
+    stage["schemes"].insert(0, _pipeline_scheme(short))
     long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
     long["replicas"] = tuple(one.model_dump() for one in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
@@ -110,7 +110,7 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
         return [_expand_entry(common, one, model, f"{where}[{i}]", node) for i, one in enumerate(stages)]
 
     counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
-    long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short, model)]}
+    long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
     long |= {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
     long["stages"] = expand(short.stages, "plan.stages")
     long["replicas"] = [
@@ -184,8 +184,8 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
     return shard
 
 
-def _pipeline_scheme(short: ShortPlan, model: Model) -> dict[str, Any]:
-    """The entry of the schedule. Raises PlanError for one whose number of chunks has to be stated, and is not."""
+def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
+    """The entry of the schedule."""
     # One stage computes its chunks in the order of their layers, as one chunk.
     one_stage = short.pp == 1 and not short.stages and not short.replicas
     stated = None if one_stage and short.schedule is None else short.chunks
@@ -199,14 +199,6 @@ def _pipeline_scheme(short: ShortPlan, model: Model) -> dict[str, Any]:
         remedy = nearest(str(schedule).rpartition("/")[2], known, SCHEDULES_ELSEWHERE)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = stated or kind.Options.model_fields["chunks"].default
-    least = getattr(kind, "least_chunks", 1)
-    if stated is None and "chunks" not in options and chunks < least:
-        rule = f"it has at least {least} chunks (virtual stages) a device, and plan.chunks is not stated"
-        counts = [n for n in range(least, model.layers + 1) if short.pp > 1 and model.layers % (short.pp * n) == 0]
-        remedy = f"Add chunks: {counts[0] if counts else least} to the plan"
-        if len(counts) > 1:
-            remedy += f"; {model.layers} layers / pp {short.pp} admit {', '.join(map(str, counts))}"
-        raise PlanError("plan.schedule", rule, f"{remedy}. Or leave schedule out", schedule)
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 
 
