@@ -44,7 +44,7 @@ COLOURS = {
     "logits": style.PINK,
     "other": style.BROWN,
 }
-HATCHES = {"gradients": "////", "workspace": "....", "logits": "xxxx", "other": "----"}
+HATCHES = {"gradients": "////", "optimizer": "\\\\\\\\", "workspace": "....", "logits": "xxxx", "other": "----"}
 """Hatches of categories whose greys are like that of another."""
 WORDS = {"optimizer": "optimizer state", "buffers": "buffers in flight"}
 

@@ -188,7 +188,7 @@ def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
     sheet.figure.legend(
         *zip(*entries, strict=True),
         loc="upper left",
-        bbox_to_anchor=(0.0, 1 - top / sheet.height),
+        bbox_to_anchor=((EDGE - 0.4 * style.SMALL / 72) / sheet.width, 1 - top / sheet.height),
         ncols=columns,
         frameon=False,
         handlelength=2.2,

@@ -20,10 +20,12 @@ def to_hex(colour: str | style.RGB) -> str:
 
 
 def new_figure(height: int, x_label: str, y_label: str, tools: str = "pan,box_zoom,reset,save", **more: Any) -> Any:
-    """A figure as wide as the page. height: in pixels. more: of `bokeh.plotting.figure`."""
+    """A figure as wide as the page, or with a frame of fixed size. height: in pixels, 0 if that of its frame says it.
+    more: of `bokeh.plotting.figure`."""
     from bokeh.plotting import figure
 
-    found = figure(height=height, sizing_mode="stretch_width", min_width=200, tools=tools, **more)
+    size: dict[str, Any] = {"height": height, "sizing_mode": "stretch_width", "min_width": 200} if height else {}
+    found = figure(tools=tools, **(size | more))
     found.toolbar.logo = None
     found.outline_line_color = None
     found.grid.grid_line_color = GRID
