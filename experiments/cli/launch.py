@@ -46,6 +46,28 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
         )
 
 
+def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
+    """Prints the settings of an existing launch file that a job changes."""
+    from simulator.job.launch.changed_settings import list_changed_settings
+    from simulator.job.launch.convert import EXPORTS, import_text
+    from simulator.job.launch.detect import read_launch_file
+    from simulator.job.load import load_job
+
+    text, form = read_launch_file(against)
+    if form not in EXPORTS:
+        rule = "its settings cannot be compared: such files are read, not written"
+        raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
+    after = load_job(job, changes)
+    written = after.as_written
+    found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
+    before = load_job(found.job, base=after.folder)
+    listed = list_changed_settings(found, text, before, after)
+    for one in listed:
+        typer.echo(escape_controls(str(one)))
+    if not listed:
+        typer.echo(f"{against} says the same already")
+
+
 def tell_launch(job: Path, changes: Sequence[str]) -> None:
     """Says on stderr what a launch file does not state, and what of it was not understood."""
     from simulator.job.load import read_job

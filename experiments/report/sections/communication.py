@@ -69,7 +69,7 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
 
 
 def _palette() -> list[str]:
-    return sequential(style.BLUE)
+    return sequential(style.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
 
 
 def _draw(
