@@ -247,6 +247,7 @@ def preset_config(name: str) -> dict[str, Any] | None:
 
 NO_KIND = {"two-towers-2.3b"}
 
+
 @pytest.mark.parametrize("name", presets())
 def test_presets_come_back_from_configs(name: str) -> None:
     config = preset_config(name)
