@@ -232,7 +232,7 @@ def _write_on_slope(axes: Any, words: str, rate: float, left: float, low: float)
 
 
 def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
-    """Writes the numbers of kernels beside their points, each where it hits no other number."""
+    """Writes the numbers of kernels beside their points, each where it hits no other number and no roof."""
     taken: list[tuple[float, float]] = []
     height = axes.figure.get_size_inches()[1] * axes.get_position().height * 72
     width = axes.figure.get_size_inches()[0] * axes.get_position().width * 72
@@ -243,6 +243,7 @@ def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
     for i, one in enumerate(numbered, 1):
         x = (np.log(one.intensity) - x0) / (x1 - x0) * width
         y = (np.log(one.attained) - y0) / (y1 - y0) * height
+        roof = (np.log(one.roof) - y0) / (y1 - y0) * height
         tries = [
             (dx, dy) for r in (8, 15, 22, 30) for dx, dy in ((r, -2), (0, -r - 2), (-r, -2), (r, -r), (-r, -r), (0, r))
         ]
@@ -251,6 +252,7 @@ def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
                 (dx, dy)
                 for dx, dy in tries
                 if all(abs(x + dx - a) > 7 or abs(y + dy - b) > 8 for a, b in taken)
+                and abs(y + dy + 3 - roof) > 8
                 and 4 < x + dx < width - 6
                 and y + dy > 4
             ),
@@ -279,7 +281,7 @@ def _draw_network(axes: Any, found: StepRoofline, points: Sequence[NetworkPoint]
         )  # fmt: skip
     axes.axhline(attained, color=style.FAINT, linewidth=0.9, zorder=1)
     axes.annotate(
-        f"step {attained / 1e12:,.0f}", (right, attained), (-3, 2), textcoords="offset points", ha="right",
+        f"step {attained / 1e12:,.0f}", (right, attained), (-3, -3), textcoords="offset points", ha="right", va="top",
         fontsize=style.SMALL, color=style.FAINT,
     )  # fmt: skip
     for one in points:

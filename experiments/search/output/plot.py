@@ -144,7 +144,7 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
         axes.annotate(
             label,
             (1.0, height),
-            (0, 2),
+            (0, 3),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             ha="right",
