@@ -59,7 +59,10 @@ def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> 
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     after = load_job(job, changes)
     written = after.as_written
-    found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
+    try:
+        found = import_text(text, str(against), form, written["cluster"], folder=after.folder)
+    except PlanError:  # the file leaves the model to code
+        found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
     before = load_job(found.job, base=after.folder)
     listed = list_changed_settings(found, text, before, after)
     for one in listed:

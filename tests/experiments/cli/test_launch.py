@@ -100,6 +100,11 @@ def test_the_suffix_says_the_format(folder: Path) -> None:
     assert "Write made.yaml" in run("import", "megatron", "small.sh", "--out", "made.csv").stderr
 
 
+def test_a_model_beside_a_script_counts(folder: Path) -> None:
+    found = run("import", "megatron", "small.sh", "--model", "gpt2-124m", "--json")
+    assert found.exit_code == 0 and json.loads(found.stdout)["job"]["model"] == "gpt2-124m"
+
+
 def test_changed_settings_of_a_script(folder: Path) -> None:
     """Only what differs in meaning: flags that stay, defaults and other names for the same are no changes."""
     run("import", "megatron", "small.sh", "--out", "made.yaml")

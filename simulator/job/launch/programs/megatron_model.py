@@ -176,7 +176,8 @@ def _read_biases(reading: Reading) -> None:
     qkv = reading.take_switch("add_qkv_bias", "qkv_bias")
     keys["model.qkv_bias"] = everywhere or qkv
     for key in ("model.proj_bias", "model.qkv_bias"):
-        reading.origins[key] = reading.origins["model.mlp_bias"]
+        if "model.mlp_bias" in reading.origins:  # not where the model is given beside the file
+            reading.origins[key] = reading.origins["model.mlp_bias"]
     if qkv:
         reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
 
