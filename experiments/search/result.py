@@ -99,13 +99,6 @@ class SearchResult:
         words = f"{found.plans:,} plans, {len(self.best):,} listed, gap {found.gap:.2%}"
         return f"<SearchResult: {words}; best {self.best[0].report.step_time:.4g} s a step with {changes}>"
 
-    def _repr_html_(self) -> str:
-        """The page of ``meshcast search``."""
-        from experiments.notebook.html import to_html
-        from experiments.search.output.page import page
-
-        return to_html(page(self))
-
     def to_frame(self) -> pandas.DataFrame:
         """A row for each of the best plans, in their order: the open fields, then the columns of a sweep."""
         import pandas

@@ -232,8 +232,7 @@ class Schedule(Scheme):
     """
 
     family = "pipeline"
-    role = "pipeline schedule"
-    most_axes = 1
+    role, most_axes = "pipeline schedule", 1
     needs_durations: ClassVar[bool] = False
     """Whether its orders depend on the durations of passes."""
     least_chunks: ClassVar[int] = 1
