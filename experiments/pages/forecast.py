@@ -32,10 +32,10 @@ from simulator.report.words import (
     describe_device,
     describe_microbatches,
     describe_plan,
+    describe_room,
     format_count,
     format_need,
     format_number,
-    format_room,
     format_seconds,
     is_unlike,
     name_device,
@@ -342,16 +342,16 @@ def draw_bar(share: float, width: int) -> str:
 def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     """Whether the plan fits, and the peak memory of every stage by category."""
     held = answer["memory"]
-    capacity, device = held["capacity_gib"], held["peak_device_gib"]
+    capacity = held["capacity_gib"]
     if answer["status"] == "fits":
-        verdict = Text(
-            f"fits: {format_room((capacity - device) * GIB)} of {capacity:.4g} GiB stay free", style="bold green"
-        )
+        context = report.job.framework.memory.context_gib * GIB
+        room = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
+        verdict = Text(f"fits: {room}", style="bold green")
     else:
         verdict = Text(f"does not fit: {report.missing}", style="bold red")
     sums = (
         f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
-        f"by the allocator, {format_need(device * GIB, capacity * GIB)} on the device"
+        f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9)

@@ -32,7 +32,7 @@ from experiments.plots.sheet import (
 from hardware.units import GIB
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_need, format_number, format_room, name_device
+from simulator.report.words import describe_plan, describe_room, format_need, format_number, name_device
 
 COLOURS = {
     "parameters": style.BLUE,
@@ -109,7 +109,7 @@ def memory(report: Report) -> Figure:
     needs = f"needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
     title = f"{job.model.name} on {job.cluster.name}: {who} {needs}"
     over = [bar for bar in everyone if bar.total > bar.capacity]
-    verdict = f"fits: {format_room(capacity - full.total)} of {format_gib(capacity)} stay free"
+    verdict = f"fits: {describe_room(capacity - full.total, full.allocated, full.context, capacity)}"
     if over:
         verdict = f"does not fit: {format_gib(full.total - capacity)} more than the {format_gib(capacity)} of a GPU"
         if len(everyone) > 1:

@@ -61,18 +61,33 @@ def format_bytes(nbytes: float) -> str:
 def format_need(need: float, capacity: float) -> str:
     """Memory that a plan needs [bytes], in GiB with as many decimals, one to three, as tell it from the capacity.
 
-    >>> format_need(50 * 2**30, 80 * 2**30), format_need(79.97 * 2**30, 80 * 2**30)
-    ('50.0', '79.97')
+    "all 80" of a plan that fits because the allocator returns cached blocks when the GPU is full.
+
+    >>> format_need(50 * 2**30, 80 * 2**30), format_need(79.97 * 2**30, 80 * 2**30), format_need(2**30, 2**30)
+    ('50.0', '79.97', 'all 1')
     """
     gib = need / GIB
+    if need == capacity:
+        return f"all {gib:.4g}"
     decimals = next((n for n in (1, 2) if round(gib, n) != round(capacity / GIB, n)), 3)
     return f"{gib:,.{decimals}f}"
 
 
-def format_room(nbytes: float) -> str:
-    """Memory that stays free [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
+def describe_room(room: float, allocated: float, context: float, capacity: float) -> str:
+    """What stays free of the memory of a GPU [bytes], cached blocks of the allocator aside if they fill it.
 
-    >>> format_room(1.5 * 2**30), format_room(12 * 2**20)
+    room: of the fullest GPU. allocated: by its tensors. context: of CUDA and libraries.
+    """
+    whole = f"{capacity / GIB:.4g} GiB"
+    if room > 0:
+        return f"{_format_room(room)} of {whole} stay free"
+    return f"{_format_room(capacity - allocated - context)} of {whole} stay free but for cached blocks"
+
+
+def _format_room(nbytes: float) -> str:
+    """Free memory [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
+
+    >>> _format_room(1.5 * 2**30), _format_room(12 * 2**20)
     ('1.5 GiB', '12 MiB')
     """
     return f"{nbytes / GIB:,.1f} GiB" if nbytes >= 0.1 * GIB else f"{nbytes / 2**20:,.0f} MiB"
