@@ -36,7 +36,7 @@ KINDS = {
     "B": KindLooks("backward, inputs", style.BRONZE, "\\\\\\\\"),
     "W": KindLooks("backward, weights", style.PINK, "xxxx"),
     "R": KindLooks("recompute", style.WINE, "||||"),
-    "O": KindLooks("optimizer", style.GREY, "...."),
+    "O": KindLooks("optimizer", style.GREY, ""),
 }
 AGAIN = KindLooks("recompute, inside a pass", style.WINE, "||||")
 WAIT: dict[str, Any] = {"facecolor": "white", "edgecolor": style.FAINT, "hatch": "......", "linewidth": 0.0}

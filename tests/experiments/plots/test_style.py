@@ -51,7 +51,9 @@ def test_shades_of_chunks_keep_the_kinds_apart() -> None:
     """In grey a shade of one kind may be one of another, so their hatches differ."""
     hatches = [looks.hatch for looks in KINDS.values()]
     plain = [kind for kind, looks in KINDS.items() if not looks.hatch]
-    assert plain == ["F"] and len(set(hatches)) == len(hatches)
+    assert plain == ["F", "O"] and len(set(hatches)) == len(hatches) - 1
+    darkest = lightness(style.shades(KINDS["F"].colour, 8)[0])
+    assert darkest - lightness(style.rgb(KINDS["O"].colour)) > 5
 
 
 def test_passes_without_hatch_are_told_apart() -> None:
