@@ -118,7 +118,9 @@ def predict(
     plot: Annotated[
         str | None,
         typer.Option(
-            "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into FOLDER/."
+            "--plot",
+            metavar="PATH",
+            help="Draw the timeline (.png, .svg or .pdf), or all figures into FOLDER/.",
         ),
     ] = None,
     trace: interchange.Trace = None,
@@ -416,7 +418,8 @@ def scale(
     ] = None,
     as_json: AsJson = False,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="PATH", help="Draw the scaling curve into a .png or .svg file.")
+        str | None,
+        typer.Option("--plot", metavar="PATH", help="Draw the scaling curve (.png, .svg or .pdf)."),
     ] = None,
     width: WidthOption = None,
 ) -> None:

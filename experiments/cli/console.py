@@ -19,7 +19,8 @@ from hardware.errors import MeshcastError, PlanError, escape_controls
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 """Exit codes."""
 
-IMAGE_SUFFIXES = (".png", ".svg")
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+"""Formats of figures."""
 
 
 class PlainUsage(TyperCommand):
@@ -113,7 +114,7 @@ def plot_files(
             remedy = f"Write {path.stem or names[0]}.png"
             if len(names) > 1:
                 remedy += f", or {path.stem or 'figures'}/ for all figures"
-            raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
+            raise PlanError(option, "a figure is drawn as .png, .svg or .pdf", remedy, plot)
         check_place(path, option)
         return {names[0]: path}
     if path.exists() and not path.is_dir():
@@ -122,6 +123,13 @@ def plot_files(
     for place in files.values() if path.is_dir() else [path]:
         check_place(place, option)
     return files
+
+
+def check_suffix(path: Path, suffixes: Sequence[str], what: str, option: str = "--out") -> None:
+    """Raises PlanError for a file whose name promises another format than `what` is written in."""
+    if path.suffix.lower() not in suffixes:
+        rule = f"{what} is written as {' or '.join(suffixes)}"
+        raise PlanError(option, rule, f"Write {path.stem or 'out'}{suffixes[0]}", str(path))
 
 
 def check_place(path: Path, option: str) -> None:

@@ -59,7 +59,7 @@ def compare(
     as_json: AsJson = False,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="PATH", help="Draw the parts of both steps into a .png or .svg file."),
+        typer.Option("--plot", metavar="PATH", help="Draw the parts of both steps into a .png, .svg or .pdf file."),
     ] = None,
     width: WidthOption = None,
 ) -> None:
@@ -97,7 +97,7 @@ def why(
     change: Changes = None,
     as_json: AsJson = False,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png or .svg file.")
+        str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png, .svg or .pdf file.")
     ] = None,
     width: WidthOption = None,
 ) -> None:

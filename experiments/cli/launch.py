@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from experiments.cli.console import check_place, emit, unwritable
+from experiments.cli.console import check_place, emit, to_json, unwritable
 from hardware.errors import PlanError, escape_controls
 from hardware.load import read_yaml
 
@@ -27,8 +27,9 @@ def import_launch(
     load_job(found.job, base=file.parent)  # a job that would be refused is refused here
     if as_json:
         emit(found.to_dict())
-        return
-    _write(render_job(found), out)
+    if out is not None or not as_json:
+        in_json = out is not None and out.suffix.lower() == ".json"  # which has no place for comments
+        _write(f"{to_json(found.job, indent=2)}\n" if in_json else render_job(found), out)
 
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
@@ -43,6 +44,31 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
         typer.echo(
             escape_controls(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True
         )
+
+
+def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
+    """Prints the settings of an existing launch file that a job changes."""
+    from simulator.job.launch.changed_settings import list_changed_settings
+    from simulator.job.launch.convert import EXPORTS, import_text
+    from simulator.job.launch.detect import read_launch_file
+    from simulator.job.load import load_job
+
+    text, form = read_launch_file(against)
+    if form not in EXPORTS:
+        rule = "its settings cannot be compared: such files are read, not written"
+        raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
+    after = load_job(job, changes)
+    written = after.as_written
+    try:
+        found = import_text(text, str(against), form, written["cluster"], folder=after.folder)
+    except PlanError:  # the file leaves the model to code
+        found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
+    before = load_job(found.job, base=after.folder)
+    listed = list_changed_settings(found, text, before, after)
+    for one in listed:
+        typer.echo(escape_controls(str(one)))
+    if not listed:
+        typer.echo(f"{against} says the same already")
 
 
 def tell_launch(job: Path, changes: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit, one_of
+from experiments.cli.console import AsJson, answering, check_place, check_suffix, emit, one_of
 from experiments.cli.launch import import_launch
 from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
@@ -312,6 +312,10 @@ def import_(
     with answering(as_json):
         if form not in (*LAUNCH_FORMS, *FORMS):
             raise PlanError("FORM", "there is no format of this name", nearest(form, (*LAUNCH_FORMS, *FORMS)), form)
+        if out is not None:
+            of_job = form in LAUNCH_FORMS
+            suffixes = (".yaml", ".yml", ".json") if of_job else (".json",)
+            check_suffix(out, suffixes, "a job" if of_job else "a measurement file")
         if form in LAUNCH_FORMS:
             others: dict[str, Any] = {"job": job, "calibration": calibration, "set": change, "operation": operation}
             others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.console import answering, check_place, emit, unwritable
-from experiments.cli.launch import export_launch
+from experiments.cli.launch import export_launch, print_changed_settings
 from hardware.errors import PlanError, nearest
 
 EXPORTS = ("schedule",)
@@ -48,9 +48,18 @@ def export(
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="JOB: change a field, e.g. plan.tp=4.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="JOB: print the settings of this launch file that it changes."),
+    ] = None,
 ) -> None:
     """Write a job as a launch file, or a schedule as a CSV file."""
     with answering():
+        if against is not None:
+            if to is not None or out is not None or kind in EXPORTS:
+                raise PlanError("--against", "it takes a JOB alone", "Write meshcast export job.yaml --against run.sh")
+            print_changed_settings(Path(kind), against, change or ())
+            return
         if to is not None:
             if kind in EXPORTS or (name, p, m, v) != (None,) * 4:
                 raise PlanError("--to", "it is for a job", "Write meshcast export job.yaml --to megatron", to)

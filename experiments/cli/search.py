@@ -89,7 +89,8 @@ def search(
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
     ] = None,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw their time and memory into a .png or .svg file.")
+        str | None,
+        typer.Option("--plot", metavar="FILE", help="Draw their time and memory into a .png, .svg or .pdf file."),
     ] = None,
     width: WidthOption = None,
     as_json: AsJson = False,
@@ -157,9 +158,10 @@ def search(
                 raise unwritable(path, error.strerror or str(error)) from None
         if jobs_to is not None:
             try:
-                _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
+                written = _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
             except OSError as error:
                 raise unwritable_folder(jobs_to, error.strerror or str(error), "--jobs-to") from None
+            typer.echo(f"wrote {', '.join(map(str, written)) or 'no job'}", err=True)
         if as_json:
             emit(result.to_dict())
         else:
@@ -252,10 +254,12 @@ def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
     return share
 
 
-def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> None:
-    """Writes jobs as NAME-1.yaml, NAME-2.yaml and so on."""
+def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> list[Path]:
+    """Writes jobs as NAME-1.yaml, NAME-2.yaml and so on; returns their paths."""
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
-    for number, one in enumerate(jobs, 1):
-        (folder / f"{name}-{number}.yaml").write_text(yaml.safe_dump(one, sort_keys=False))
+    paths = [folder / f"{name}-{number}.yaml" for number in range(1, len(jobs) + 1)]
+    for path, one in zip(paths, jobs, strict=True):
+        path.write_text(yaml.safe_dump(one, sort_keys=False))
+    return paths

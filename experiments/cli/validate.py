@@ -46,7 +46,7 @@ def validate(
     plot: Annotated[
         str | None,
         typer.Option(
-            "--plot", metavar="PATH", help="Draw forecast against measured into a .png or .svg file, or FOLDER/."
+            "--plot", metavar="PATH", help="Draw forecast against measured into a .png, .svg or .pdf file, or FOLDER/."
         ),
     ] = None,
     width: WidthOption = None,

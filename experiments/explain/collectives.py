@@ -59,10 +59,11 @@ class CollectiveGroup:
         }
 
 
-def tables_of_job(report: Report, stage: int | None = None) -> list[CollectiveGroup]:
+def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = False) -> list[CollectiveGroup]:
     """The collectives and sent messages of one pipeline device in a step, each timed as if it ran alone.
 
-    stage: the device; None: the one that computes longest. Raises PlanError for one that the plan does not have.
+    stage: the device; None: the one that computes longest. every_rank: whether large groups list every rank.
+    Raises PlanError for a stage that the plan does not have.
     """
     plan, flat = report.play.plan, report.play.step.flat
     device = report.device if stage is None else stage
@@ -73,7 +74,7 @@ def tables_of_job(report: Report, stage: int | None = None) -> list[CollectiveGr
         if flat.device[number] == device and (key := _key(report, device, op)):
             nbytes = int(getattr(op.work, "nbytes", 0))
             found[key][nbytes, flat.seconds[number] + flat.latency[number]] += 1
-    where = name_device(plan, device, "stage")
+    where = name_device(plan, device)
     tables = []
     for (operation, axes, ranks, library), lines in sorted(found.items(), key=str):
         calls = sum(lines.values())
@@ -84,7 +85,7 @@ def tables_of_job(report: Report, stage: int | None = None) -> list[CollectiveGr
             *([f"kernels of {library}, not NCCL; sizes are those of an all-to-all of the same tokens"] * bool(library)),
         ]
         rows = [TableLine(nbytes, seconds, count) for (nbytes, seconds), count in sorted(lines.items())]
-        tables.append(_group(report.job.cluster, operation, axes, ranks, rows, "uint8", comments))
+        tables.append(_group(report.job.cluster, operation, axes, ranks, rows, "uint8", comments, every_rank))
     return tables
 
 
@@ -104,7 +105,7 @@ def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tup
 
 
 def tables_of_cluster(
-    cluster: Cluster, operations: Iterable[str], gpus: int | None, sizes: Sequence[int]
+    cluster: Cluster, operations: Iterable[str], gpus: int | None, sizes: Sequence[int], every_rank: bool = False
 ) -> list[CollectiveGroup]:
     """The collectives of the first `gpus` GPUs of a cluster (None: of all) over a range of sizes [bytes].
 
@@ -123,7 +124,7 @@ def tables_of_cluster(
             price = _price(cluster, costs, operation, ranks, nbytes)
             lines.append(TableLine(nbytes, price.seconds + price.latency))
         comments = [f"forecast by meshcast {product_version()} for {cluster.name}", *costs.assumed]
-        tables.append(_group(cluster, operation, (), ranks, lines, "float", comments))
+        tables.append(_group(cluster, operation, (), ranks, lines, "float", comments, every_rank))
     return tables
 
 
@@ -146,9 +147,10 @@ def _group(
     lines: Sequence[TableLine],
     dtype: str,
     comments: Sequence[str],
+    every_rank: bool,
 ) -> CollectiveGroup:
     places = [(f"node-{rank // cluster.gpus_per_node}", rank % cluster.gpus_per_node) for rank in ranks]
-    table = NcclTable(TESTS[operation], places, cluster.gpu.name, lines, dtype, comments)
+    table = NcclTable(TESTS[operation], places, cluster.gpu.name, lines, dtype, comments, every_rank)
     return CollectiveGroup(operation, axes, ranks, table)
 
 

@@ -134,7 +134,7 @@ def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.nda
     devices = np.zeros(cluster.gpus, int)
     for device in range(plan.devices):
         devices[plan.device_ranks(device)] = device
-    return tuple(name_device(plan, device, "stage") for device in range(plan.devices)), devices
+    return tuple(name_device(plan, device) for device in range(plan.devices)), devices
 
 
 def list_rank_messages(

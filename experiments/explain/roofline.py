@@ -203,7 +203,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
         for key in ((axis, tier) for axis in EXPOSED for tier in TIERS)
         if key in nbytes
     )
-    name, memory = name_device(plan, owner, "stage"), float(cluster.gpu.memory_bandwidth)
+    name, memory = name_device(plan, owner), float(cluster.gpu.memory_bandwidth)
     return StepRoofline(owner, name, cluster.gpu.name, peaks, memory, links, kernels, network, metrics.step_time)
 
 

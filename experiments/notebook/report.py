@@ -6,8 +6,12 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from experiments.explain.communication_matrix import Grouping
+from experiments.plots.style import Width
+from hardware.errors import PlanError, nearest
+from simulator.costs.calibration.calibration import Calibration
 from simulator.report.breakdown import Breakdown
 from simulator.report.report import Report
 
@@ -20,24 +24,30 @@ if TYPE_CHECKING:
 class DrawnBreakdown(Breakdown):
     """The breakdown of the slowest stage: `parts` and `hidden` [s]; called, a figure of them."""
 
-    draw: Callable[[], Figure] | None = None
+    draw: Callable[[Width], Figure] | None = None
 
-    def __call__(self) -> Figure:
+    def __call__(self, width: Width = "page") -> Figure:
         """Draws the parts of the step as bars."""
         assert self.draw is not None
-        return self.draw()
+        return self.draw(width)
 
 
 class ForecastReport(Report):
     """The forecast of one job.
 
-    Figures are matplotlib's; ``report.timeline().savefig("timeline.svg")`` writes one.
+    Figures are matplotlib's; ``report.timeline().savefig("timeline.svg")`` writes one. Each takes the ``width`` that it
+    is made for: ``column`` of a paper (3.33 in), ``page`` (7 in, the default) or ``slide`` (13.33 in).
     """
 
+    calibration: Calibration | None = None
+    """Coefficients that the job was forecast with; None: those that ship with meshcast."""
+
     @classmethod
-    def of(cls, report: Report) -> ForecastReport:
+    def of(cls, report: Report, calibration: Calibration | None = None) -> ForecastReport:
         """The same forecast as `report`."""
-        return cls(report.play, report.unlike_steps)
+        made = cls(report.play, report.unlike_steps)
+        made.calibration = calibration
+        return made
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast predict``."""
@@ -56,17 +66,39 @@ class ForecastReport(Report):
         row = {"id": answer["id"], "status": answer["status"], **row_of(answer), "limits": answer["limits"]}
         return pandas.DataFrame([row])
 
-    def timeline(self) -> Figure:
+    def timeline(self, width: Width = "page") -> Figure:
         """Draws the step as a Gantt chart: a row for each pipeline stage."""
         from experiments.plots.timeline import timeline
 
-        return _draw(lambda: timeline(self))
+        return _draw(lambda: timeline(self), width)
 
-    def memory(self) -> Figure:
+    def memory(self, width: Width = "page") -> Figure:
         """Draws the memory of each stage at its peak, and of the fullest one through the step."""
         from experiments.plots.memory import memory
 
-        return _draw(lambda: memory(self))
+        return _draw(lambda: memory(self), width)
+
+    def roofline(self, width: Width = "page") -> Figure:
+        """Draws kernels below the roofs of their GPU, and communication below those of the links."""
+        from experiments.explain.roofline import step_roofline
+        from experiments.plots.roofline import roofline
+
+        found = step_roofline(self, calibration=self.calibration)
+        return _draw(lambda: roofline(self, found), width)
+
+    def communication(self, by: Grouping | None = None, width: Width = "page") -> Figure:
+        """Draws the bytes that ranks, nodes or stages send each other in a step.
+
+        by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
+        """
+        from experiments.explain.communication_matrix import communication_matrix
+        from experiments.plots.communication import choose_clear_grouping, communication
+
+        grouping: Grouping = by or choose_clear_grouping(self)
+        if grouping not in get_args(Grouping):
+            raise PlanError("by", "there is no grouping of this name", nearest(str(by), get_args(Grouping)), by)
+        found = communication_matrix(self, grouping, self.calibration)
+        return _draw(lambda: communication(self, found), width)
 
     @cached_property
     def breakdown(self) -> DrawnBreakdown:
@@ -74,32 +106,58 @@ class ForecastReport(Report):
         found = super().breakdown
         return DrawnBreakdown(found.step, found.parts, found.hidden, self._draw_breakdown)
 
-    def _draw_breakdown(self) -> Figure:
+    def _draw_breakdown(self, width: Width) -> Figure:
         from experiments.plots.breakdown import breakdown
 
-        return _draw(lambda: breakdown([("", self)]))
+        return _draw(lambda: breakdown([("", self)]), width)
 
 
-def _draw(make: Callable[[], Figure]) -> Figure:
-    """Makes a figure in the style of meshcast's plots, which a notebook shows even where pyplot is not in use."""
+def _draw(make: Callable[[], Figure], width: Width) -> Figure:
+    """Makes a figure in the style of meshcast's plots, which a notebook shows even where pyplot is not in use.
+
+    Raises PlanError for an unknown width.
+    """
     import matplotlib
 
     from experiments.plots import style
 
-    with matplotlib.rc_context(style.RC):
+    if width not in style.WIDTHS:
+        raise PlanError("width", "there is no width of this name", nearest(str(width), style.WIDTHS), width)
+    with matplotlib.rc_context(style.settings(width)):
         figure = make()
     # IPython asks the object itself for its picture; otherwise pyplot has to be imported before a figure is shown.
-    figure.__dict__["_repr_png_"] = partial(_to_png, figure)
+    figure.__dict__["_repr_png_"] = partial(_to_png, figure, width)
+    if style.WIDTHS[width].zoom != 1:  # laid out smaller than it is, see `experiments.plots.style`
+        figure.__dict__["savefig"] = partial(_save_enlarged, figure, width)
     return figure
 
 
-def _to_png(figure: Any) -> bytes:
+def _save_enlarged(figure: Figure, width: Width, target: Any, **options: Any) -> None:
+    """Writes a figure that is larger than its layout, as `savefig` does.
+
+    target: path or file. options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with
+    other options keep the size of the layout.
+    """
+    from matplotlib.figure import Figure
+
+    from experiments.plots import style
+    from experiments.plots.sheet import write_figure
+
+    if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
+        write_figure(figure, target, width)
+        return
+    options["dpi"] = options.get("dpi", style.DPI) * style.WIDTHS[width].zoom
+    Figure.savefig(figure, target, **options)
+
+
+def _to_png(figure: Any, width: Width) -> bytes:
     """The picture of a figure."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     from experiments.plots import style
 
     file = io.BytesIO()
-    with matplotlib.rc_context(style.RC):
-        figure.savefig(file, format="png", dpi=style.DPI)
+    with matplotlib.rc_context(style.settings(width)):
+        Figure.savefig(figure, file, format="png", dpi=style.DPI)
     return file.getvalue()

@@ -32,4 +32,5 @@ def simulate(
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
-    return ForecastReport.of(simulate_step(job, engine, skip, shared_work, calibration))
+    used = calibration or (shared_work.calibration if shared_work is not None else None)
+    return ForecastReport.of(simulate_step(job, engine, skip, shared_work, calibration), used)

@@ -32,7 +32,9 @@ from simulator.report.words import (
     describe_device,
     describe_microbatches,
     describe_plan,
+    describe_room,
     format_count,
+    format_need,
     format_number,
     format_seconds,
     is_unlike,
@@ -123,7 +125,7 @@ def page(
         Text(),
         memory(report, answer),
         Text(),
-        *_list_fitting(fitting or ()),
+        *_list_fitting(fitting or (), report.capacity),
         _field("limits", answer["limits"]),
         _field("interval", _describe_interval(report)),
     ]
@@ -147,12 +149,13 @@ def page(
     return Group(*parts)
 
 
-def _list_fitting(fitting: Sequence[FittingChange]) -> list[RenderableType]:
-    """The changes that make the plan fit, with step time and memory of each."""
+def _list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[RenderableType]:
+    """The changes that make the plan fit, with step time and memory of each. capacity: of a GPU [bytes]."""
     return [
         _field(
             "fits with" if i == 0 else "",
-            f"{one}: step {format_seconds(one.forecast.step_time)}, {one.forecast.peak_device / GIB:.1f} GiB",
+            f"{one}: step {format_seconds(one.forecast.step_time)}, "
+            f"{format_need(one.forecast.peak_device, capacity)} GiB",
         )
         for i, one in enumerate(fitting)
     ]
@@ -264,7 +267,7 @@ def _unlike_stages(plan: Plan) -> list[RenderableType]:
         pipeline, own = plan.pipeline_of(device)
         one = plan.every_pipeline[pipeline]
         layers = sum(one.layers[part] for part in range(one.parts) if own in one.holders(part))
-        name = name_device(plan, device, "stage")
+        name = name_device(plan, device)
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
     if plan.devices > STAGES:
         lines.insert(STAGES // 2, f"... {plan.devices - STAGES} more")
@@ -299,7 +302,7 @@ def headline(report: Report) -> RenderableType:
 def _name_slowest(report: Report) -> str:
     """The stage whose breakdown is shown."""
     plan = report.play.plan
-    return f"{name_device(plan, report.device, 'stage')}, the slowest" if is_unlike(plan) else SLOWEST
+    return f"{name_device(plan, report.device)}, the slowest" if is_unlike(plan) else SLOWEST
 
 
 def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
@@ -339,14 +342,16 @@ def draw_bar(share: float, width: int) -> str:
 def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     """Whether the plan fits, and the peak memory of every stage by category."""
     held = answer["memory"]
-    capacity, device = held["capacity_gib"], held["peak_device_gib"]
+    capacity = held["capacity_gib"]
     if answer["status"] == "fits":
-        verdict = Text(f"fits: {capacity - device:.1f} GiB of {capacity:.4g} GiB stay free", style="bold green")
+        context = report.job.framework.memory.context_gib * GIB
+        room = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
+        verdict = Text(f"fits: {room}", style="bold green")
     else:
         verdict = Text(f"does not fit: {report.missing}", style="bold red")
     sums = (
         f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
-        f"by the allocator, {device:.1f} on the device"
+        f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9)

@@ -43,6 +43,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "attention": {"facecolor": style.rgb(style.SKY), "edgecolor": "white", "hatch": "\\\\\\\\"},
     "memory_bound": {"facecolor": style.rgb(style.PINK), "edgecolor": "white", "hatch": "...."},
     **{axis: {"facecolor": style.rgb(colour), "edgecolor": "white"} for axis, colour in style.AXES.items()},
+    "tp": {"facecolor": style.rgb(style.AXES["tp"]), "edgecolor": "white", "hatch": "++++"},
     "copy": {"facecolor": style.rgb(style.BROWN), "edgecolor": "white", "hatch": "||||"},
     "bubble": WHITE,
     "optimizer": {"facecolor": style.rgb(style.GREY), "edgecolor": "white", "hatch": "xxxx"},
@@ -75,7 +76,7 @@ Named = Sequence[tuple[str, Report]]
 
 
 def draw(reports: Report | Named, path: str | Path, width: style.Width = "page") -> None:
-    """Draws one report, or several with their names, to a .png or .svg file.
+    """Draws one report, or several with their names, to a .png, .svg or .pdf file.
 
     Raises OSError if the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Plot of the communication matrix: the bytes that ranks, nodes or pipeline devices send each other in a step.
+"""Plot of the communication matrix: the bytes that ranks, nodes or stages send each other in a step.
 
 All axes together, and every axis of communication by itself. Rows send to columns. The scale of colours is logarithmic
 and common to all; white cells send nothing. Of a matrix with more cells than the paper resolves, a drawn cell is the
@@ -19,7 +19,7 @@ from experiments.plots import style
 from experiments.plots.gantt.bars import LANES
 from experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
 from simulator.report.report import Report
-from simulator.report.words import describe_plan
+from simulator.report.words import describe_plan, format_bytes
 
 LEFT, BELOW, BAR = 0.48, 0.4, 0.14
 """Room left of a matrix and below it, and height of the scale of colours [in]."""
@@ -34,16 +34,16 @@ DECADES = 6.0
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page", grouping: Grouping | None = None) -> None:
-    """Draws the matrix to a .png or .svg file. Raises OSError if it cannot be written.
+    """Draws the matrix to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
 
-    grouping: what a row is; by default the finest of at most `CLEAR` rows, or pipeline devices.
+    grouping: what a row is; by default the finest of at most `CLEAR` rows, or stages.
     """
     found = communication_matrix(report, grouping or choose_clear_grouping(report))
     save(lambda: communication(report, found), path, width)
 
 
 def choose_clear_grouping(report: Report) -> Grouping:
-    """The finest grouping of at most `CLEAR` rows, or pipeline devices if even nodes are more."""
+    """The finest grouping of at most `CLEAR` rows, or stages if even nodes are more."""
     cluster = report.job.cluster
     if cluster.gpus <= CLEAR:
         return "rank"
@@ -110,14 +110,6 @@ def communication(report: Report, found: CommunicationMatrix) -> Figure:
     return sheet.figure
 
 
-def format_bytes(nbytes: float) -> str:
-    """Formats bytes with the unit that suits the value."""
-    for size, unit in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= size:
-            return f"{nbytes / size:,.3g} {unit}"
-    return f"{nbytes:,.0f} B"
-
-
 def _choose_colours(found: CommunicationMatrix) -> tuple[Any, Any]:
     """Colours and their logarithmic scale, common to all matrices."""
     colours = LinearSegmentedColormap.from_list("bytes", [style.SKY, style.BLUE, "#00395c", "#00080f"])
@@ -157,11 +149,11 @@ def _draw_scale(sheet: Sheet, top: float, colours: Any, norm: Any) -> None:
     """Draws the scale of colours with at most five values."""
     wide = min(3.0, sheet.width - 2 * EDGE - 0.6)
     axes = sheet.axes(EDGE + 0.3, top, wide, BAR)
-    low, high = np.log2(norm.vmin), np.log2(norm.vmax)
+    low, high = np.log10(norm.vmin), np.log10(norm.vmax)
     axes.imshow(np.linspace(0, 1, 256)[None], cmap=colours, aspect="auto", extent=(low, high, 0, 1))
     every = max(1, int(np.ceil((high - low) / (wide / 0.62))))
     marks = [mark for mark in range(int(np.ceil(low)), int(np.floor(high)) + 1) if mark % every == 0]
     if len(marks) < 2:
         marks = [low, high]
-    axes.set_xticks(marks, [format_bytes(2.0**mark) for mark in marks])
+    axes.set_xticks(marks, [format_bytes(10.0**mark) for mark in marks])
     axes.set_yticks([])

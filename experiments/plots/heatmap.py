@@ -111,7 +111,7 @@ def draw(
     rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path,
     width: style.Width = "page",
 ) -> None:  # fmt: skip
-    """Draws a heatmap to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws a heatmap to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     found = group_cells(rows, x, y, value)
     save(lambda: heatmap(found, x, y, value, title, lines), path, width)
 

@@ -33,7 +33,7 @@ from experiments.plots.sheet import (
 from hardware.units import GIB
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_number, name_device
+from simulator.report.words import describe_plan, describe_room, format_need, format_number, name_device
 
 COLOURS = {
     "parameters": style.BLUE,
@@ -45,7 +45,7 @@ COLOURS = {
     "logits": style.PINK,
     "other": style.BROWN,
 }
-HATCHES = {"gradients": "////", "workspace": "....", "logits": "xxxx", "other": "----"}
+HATCHES = {"gradients": "////", "optimizer": "\\\\\\\\", "workspace": "....", "logits": "xxxx", "other": "----"}
 """Hatches of categories whose greys are like that of another."""
 WORDS = {"optimizer": "optimizer state", "buffers": "buffers in flight"}
 
@@ -97,7 +97,7 @@ class Bar:
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws both panels to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws both panels to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: memory(report), path, width)
 
 
@@ -107,15 +107,14 @@ def memory(report: Report) -> Figure:
     full = fullest_device(everyone)
     capacity, job = full.capacity, report.job
     who = f"{full.name}, the fullest," if len(everyone) > 1 else "a GPU"
-    title = (
-        f"{job.model.name} on {job.cluster.name}: {who} needs {format_gib(full.total)} and has {format_gib(capacity)}"
-    )
+    needs = f"needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
+    title = f"{job.model.name} on {job.cluster.name}: {who} {needs}"
     over = [bar for bar in everyone if bar.total > bar.capacity]
-    verdict = f"fits: {format_gib(capacity - full.total)} of {format_gib(capacity)} stay free"
+    verdict = f"fits: {describe_room(capacity - full.total, full.allocated, full.context, capacity)}"
     if over:
         verdict = f"does not fit: {format_gib(full.total - capacity)} more than the {format_gib(capacity)} of a GPU"
         if len(everyone) > 1:
-            verdict += f"; {len(over)} of {len(everyone)} devices are too full"
+            verdict += f"; {len(over)} of {len(everyone)} stages are too full"
     heading = make_heading(title, describe_plan(report.play.plan))
     verdict_lines = wrap_text(verdict, style.layout_width() - 2 * EDGE, style.TEXT, bold=bool(over))
     tall = TALL if style.layout_height() > 6 else LOW
@@ -136,9 +135,9 @@ def memory(report: Report) -> Figure:
         looks: dict[str, Any] = {"color": RED, "fontweight": "bold"} if over else {"color": style.FAINT}
         sheet.text(EDGE, heading.bottom - 0.06 + LINE * i, line, **looks)
 
-    where = "the device at its peak" if len(everyone) == 1 else "every device at its peak"
+    where = "the stage at its peak" if len(everyone) == 1 else "every stage at its peak"
     if len(shown) < len(everyone):
-        where = f"{len(shown)} of {len(everyone)} devices, each at its peak"
+        where = f"{len(shown)} of {len(everyone)} stages, each at its peak"
     draw_caption(sheet, first - 0.14, "a", where)
     sheet.text(sheet.width - FREE, first - 0.05, "GiB", ha="right", color=style.FAINT)
     draw_peaks(sheet.axes(left, first, sheet.width - left - RIGHT, row * len(shown)), shown, row)
@@ -165,7 +164,7 @@ def memory(report: Report) -> Figure:
 
 
 def device_bars(report: Report) -> list[Bar]:
-    """Memory of every device at its peak."""
+    """Memory of every stage at its peak."""
     context = report.job.framework.memory.context_gib * GIB
     found = []
     for device, (peak, need) in enumerate(zip(report.play.peaks, report.needs, strict=True)):

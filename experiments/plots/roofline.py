@@ -2,7 +2,8 @@
 
 Left: the rate of every kind of kernel against its FLOPs a byte of memory traffic; no kernel is faster than the peak of
 its number format, or than the memory bandwidth lets it be. Right: the same for the network (Williams et al. 2009 have
-the former): what an axis sends over the links of a tier in a step bounds the rate of the whole step.
+the former): what an axis sends over the links of a tier in a step bounds the rate of the whole step. As in the report,
+a point lies at the rate that the step attains, below its roof.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ PHASES = {"F": "forward", "B": "backward", "W": "weight gradient", "R": "recompu
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the rooflines to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the rooflines to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     found = step_roofline(report)
     save(lambda: roofline(report, found), path, width)
 
@@ -109,8 +110,8 @@ def roofline(report: Report, found: StepRoofline) -> Figure:
     note = note[0].upper() + note[1:]
     if network:
         note += (
-            f"{'Below' if narrow else 'Right'}: a point is the rate of the step if the links of its tier were always "
-            "busy with this axis; the line across is the rate of the step."
+            f"{'Below' if narrow else 'Right'}: a point is what an axis sends over the links of a tier, at the rate "
+            "of the whole step; above it, the rate that these links would admit."
         )
     few = [f"{one.axis} over {one.tier}" for one in found.network if one.busy_share < LEAST_SHARE]
     note += f" Not drawn, for it keeps links busy for less than {LEAST_SHARE:.1%}: {', '.join(few)}." if few else ""
@@ -231,7 +232,7 @@ def _write_on_slope(axes: Any, words: str, rate: float, left: float, low: float)
 
 
 def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
-    """Writes the numbers of kernels beside their points, each where it hits no other number."""
+    """Writes the numbers of kernels beside their points, each where it hits no other number and no roof."""
     taken: list[tuple[float, float]] = []
     height = axes.figure.get_size_inches()[1] * axes.get_position().height * 72
     width = axes.figure.get_size_inches()[0] * axes.get_position().width * 72
@@ -242,6 +243,7 @@ def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
     for i, one in enumerate(numbered, 1):
         x = (np.log(one.intensity) - x0) / (x1 - x0) * width
         y = (np.log(one.attained) - y0) / (y1 - y0) * height
+        roof = (np.log(one.roof) - y0) / (y1 - y0) * height
         tries = [
             (dx, dy) for r in (8, 15, 22, 30) for dx, dy in ((r, -2), (0, -r - 2), (-r, -2), (r, -r), (-r, -r), (0, r))
         ]
@@ -250,6 +252,7 @@ def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
                 (dx, dy)
                 for dx, dy in tries
                 if all(abs(x + dx - a) > 7 or abs(y + dy - b) > 8 for a, b in taken)
+                and abs(y + dy + 3 - roof) > 8
                 and 4 < x + dx < width - 6
                 and y + dy > 4
             ),
@@ -278,13 +281,14 @@ def _draw_network(axes: Any, found: StepRoofline, points: Sequence[NetworkPoint]
         )  # fmt: skip
     axes.axhline(attained, color=style.FAINT, linewidth=0.9, zorder=1)
     axes.annotate(
-        f"step {attained / 1e12:,.0f}", (right, attained), (-3, 2), textcoords="offset points", ha="right",
+        f"step {attained / 1e12:,.0f}", (right, attained), (-3, -3), textcoords="offset points", ha="right", va="top",
         fontsize=style.SMALL, color=style.FAINT,
     )  # fmt: skip
     for one in points:
         words = f"{LANES[one.axis]}{' comm.' if one.axis != 'copy' else ''}, {one.tier}: busy {one.busy_share:.1%}"
+        axes.plot([one.intensity] * 2, [attained, one.roof], color=style.AXES[one.axis], linewidth=0.7, zorder=3)
         axes.scatter(
-            [one.intensity], [one.roof], s=26, color=style.AXES[one.axis], marker=TIER_MARKERS[one.tier],
+            [one.intensity], [attained], s=26, color=style.AXES[one.axis], marker=TIER_MARKERS[one.tier],
             linewidths=0.4, edgecolors="white", zorder=4, label=words,
         )  # fmt: skip
     axes.set_xlim(left, right)

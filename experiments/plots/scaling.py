@@ -52,7 +52,7 @@ MOST_ROWS = 12
 
 
 def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
-    """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws a curve to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: scaling(curve), path, width)
 
 
@@ -188,7 +188,7 @@ def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
     sheet.figure.legend(
         *zip(*entries, strict=True),
         loc="upper left",
-        bbox_to_anchor=(0.0, 1 - top / sheet.height),
+        bbox_to_anchor=((EDGE - 0.4 * style.SMALL / 72) / sheet.width, 1 - top / sheet.height),
         ncols=columns,
         frameon=False,
         handlelength=2.2,

@@ -55,7 +55,7 @@ class ShownSchedule(NamedTuple):
     """A schedule with its rows.
 
     span: from its begin to its end, in slots or [s]. notes: what stands beside its name.
-    devices: number of all, of which some have rows.
+    devices: number of all, of which some have rows. noun: what a row is.
     """
 
     name: str
@@ -63,12 +63,13 @@ class ShownSchedule(NamedTuple):
     span: float
     notes: str
     devices: int
+    noun: str = "device"
 
 
 def draw(
     shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Path, width: style.Width = "page"
 ) -> None:
-    """Draws schedules to a .png or .svg file. Raises OSError if it cannot be written.
+    """Draws schedules to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
 
     slots: whether the time is in slots, of a forward pass each, and not in seconds.
     """
@@ -92,10 +93,10 @@ def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
     devices, span = report.play.program.devices, report.play.step.span
     rows = report_rows(report, choose_rows(devices, most))
     found, share = measure_occupation(rows, span), report.breakdown.parts["bubble"] / report.step_time
-    notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest device {share:.1%}"]
+    notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest stage {share:.1%}"]
     notes += [f"no kernel computes {found.waiting + found.between:.1%} of the time of all"]
     notes += describe_plan(report.play.plan)
-    return ShownSchedule(name, rows, span, ", ".join(notes), devices)
+    return ShownSchedule(name, rows, span, ", ".join(notes), devices, "stage")
 
 
 def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure:
@@ -111,9 +112,9 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
         note += " A slot is a forward pass of 1/p of the layers (p devices); backward takes one for inputs and one "
         note += "for weights. Activations: of 1/p of the layers each. Bubble: idle time of all devices up to the end."
     if chunks > 1:
-        note += " Shades: chunks of a device, the first one dark."
+        note += f" Shades: chunks of a {shown[0].noun}, the first one dark."
     wide = style.layout_width() - left_margin(rows) - 0.12
-    captions = [_break_caption(one) for one in shown]
+    captions = [_break_caption(one, 1) for one in shown]  # with room for the number of rows that are drawn
     above = [LINE * len(lines) + 0.1 for lines in captions]
     foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     room = style.layout_height() - heading.bottom - foot - sum(above)
@@ -136,7 +137,8 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     at = heading.bottom - 0.1
     unit = (1.0, "") if slots else time_unit(span)
     for one, panel, lines, extra in zip(shown, panels, captions, above, strict=True):
-        _write_caption(sheet, at + 0.16, lines, one, len(panel.rows))
+        own = _break_caption(one, len(panel.rows))
+        _write_caption(sheet, at + 0.16 + LINE * (len(lines) - len(own)), own, one)
         at += extra
         axes = sheet.axes(left_margin(rows), at, wide, panel.height)
         draw_panel(axes, panel, chunks, unit)
@@ -156,10 +158,11 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     return sheet.figure
 
 
-def _break_caption(one: ShownSchedule) -> list[str]:
-    """Breaks name and notes of a schedule into lines, with room for the number of devices."""
-    room = style.layout_width() - 2 * EDGE - text_width(f" ({one.devices} of {one.devices} devices)")
-    return wrap_text(f"{one.name}: {one.notes}", room, style.SMALL)
+def _break_caption(one: ShownSchedule, drawn: int) -> list[str]:
+    """Breaks name and notes of a schedule into lines. drawn: rows that are drawn, named if they are not all."""
+    more = f" ({drawn} of {one.devices} {one.noun}s)" if drawn != one.devices else ""
+    wider = text_width(one.name, style.SMALL, True) - text_width(one.name)  # in bold
+    return wrap_text(f"{one.name}: {one.notes}{more}", style.layout_width() - 2 * EDGE - wider, style.SMALL)
 
 
 def _choose_bars(
@@ -182,16 +185,14 @@ def _choose_bars(
     return False, [min(len(one.rows), each) for one in shown], bar
 
 
-def _write_caption(sheet: Sheet, y: float, lines: Sequence[str], one: ShownSchedule, drawn: int) -> None:
+def _write_caption(sheet: Sheet, y: float, lines: Sequence[str], one: ShownSchedule) -> None:
     """Writes the name of a schedule in bold, and its notes behind it."""
-    more = f" ({drawn} of {one.devices} devices)" if drawn < one.devices else ""
     looks: dict[str, Any] = {"fontsize": style.SMALL}
     for i, line in enumerate(lines):
-        given = line + (more if i == len(lines) - 1 else "")
         if i == 0 and line.startswith(one.name):
             sheet.text(EDGE, y, one.name, fontweight="bold", **looks)
             x = EDGE + text_width(one.name, style.SMALL, True)
-            sheet.text(x, y, given.removeprefix(one.name), color=style.FAINT, **looks)
+            sheet.text(x, y, line.removeprefix(one.name), color=style.FAINT, **looks)
         else:
-            sheet.text(EDGE, y, given, color=style.FAINT, **looks)
+            sheet.text(EDGE, y, line, color=style.FAINT, **looks)
         y += LINE

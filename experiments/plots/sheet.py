@@ -178,18 +178,45 @@ def time_unit(span: float) -> tuple[float, str]:
 
 def save(make: Callable[[], Figure], path: str | Path, width: style.Width = "page") -> None:
     """Makes a plot for a width and writes it. Raises OSError if the file cannot be written."""
-    zoom, meta = style.WIDTHS[width].zoom, style.metadata(str(path).lower())
     with matplotlib.rc_context(style.settings(width)):
-        figure = make()
-        if not str(path).lower().endswith("svg"):
-            # More dots an inch of the layout, and the same an inch of the finished plot.
-            figure.savefig(path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
-        elif zoom == 1:
-            figure.savefig(path, metadata=meta)
-        else:
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata=meta)
-            Path(path).write_text(_enlarge_svg(text.getvalue(), zoom), "utf-8")
+        write_figure(make(), path, width)
+
+
+def write_figure(figure: Figure, path: str | Path, width: style.Width = "page") -> None:
+    """Writes a plot in the format of the suffix, .png, .svg or .pdf. Raises OSError if the file cannot be written."""
+    zoom, suffix = style.WIDTHS[width].zoom, Path(path).suffix.lower()
+    meta = style.metadata(str(path).lower())
+    if suffix not in (".svg", ".pdf"):
+        # More dots an inch of the layout, and the same an inch of the finished plot.
+        Figure.savefig(figure, path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
+    elif zoom == 1:
+        Figure.savefig(figure, path, metadata=meta)
+    elif suffix == ".pdf":
+        _write_enlarged_pdf(figure, Path(path), zoom, meta)
+    else:
+        text = io.StringIO()
+        Figure.savefig(figure, text, format="svg", metadata=meta)
+        Path(path).write_text(_enlarge_svg(text.getvalue(), zoom), "utf-8")
+
+
+def _write_enlarged_pdf(figure: Figure, path: Path, zoom: float, meta: dict[str, Any]) -> None:
+    """Writes a PDF page that is enlarged as a whole: a larger page, and a scale before everything drawn on it."""
+    from matplotlib.backends.backend_mixed import MixedModeRenderer
+    from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
+
+    dpi, (wide, high) = figure.dpi, figure.get_size_inches()
+    file = PdfFile(path, metadata=meta)
+    figure.dpi = 72  # points of a PDF page an inch
+    try:
+        file.newPage(wide * zoom, high * zoom)
+        file.output(zoom, 0, 0, zoom, 0, 0, Op.concat_matrix)
+        renderer = MixedModeRenderer(figure, wide, high, dpi, RendererPdf(file, dpi, high, wide))
+        figure.draw(renderer)  # type: ignore[arg-type]
+        renderer.finalize()
+        file.finalize()
+    finally:
+        file.close()
+        figure.dpi = dpi
 
 
 def _enlarge_svg(text: str, zoom: float) -> str:

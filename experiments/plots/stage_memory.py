@@ -56,7 +56,7 @@ BASE_SHARE = 0.35
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the curves to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the curves to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: stage_memory(report), path, width)
 
 
@@ -64,7 +64,7 @@ def stage_memory(report: Report) -> Figure:
     """Returns the plot."""
     everyone = device_bars(report)
     full, job, span = fullest_device(everyone), report.job, report.play.step.span
-    title = f"{job.model.name} on {job.cluster.name}: tensors of every device through a step"
+    title = f"{job.model.name} on {job.cluster.name}: tensors of every stage through a step"
     heading = make_heading(title, describe_plan(report.play.plan))
     columns = 2 if len(everyone) > 16 and not style.is_narrow() else 1
     room = style.layout_height() - heading.bottom - 1.2
@@ -96,7 +96,7 @@ def stage_memory(report: Report) -> Figure:
     note += " Line: room of the GPU for tensors." if min(rooms) <= 1.25 * top else ""
     note += f" A GPU has {format_gib(full.capacity)}, which lies beyond it." if min(rooms) > 1.25 * top else ""
     if len(shown) < len(everyone):
-        note += f" {len(shown)} of {len(everyone)} devices."
+        note += f" {len(shown)} of {len(everyone)} stages."
     foot = 0.3 + legend_height(entries) + note_height(note) + 0.08
     sheet = Sheet(heading.bottom + tall * rows + foot)
     sheet.head(heading)

@@ -49,8 +49,8 @@ INK, FAINT, LINE = "#222222", "#6f6f6f", "#a6a6a6"
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
 SKY, YELLOW, GREY, BROWN = "#56b4e9", "#b79f00", "#555555", "#8c5a3c"
-VIOLET, TEAL, OLIVE, PINK, WINE, AMBER, STONE = (
-    "#5d3a9b", "#44aac4", "#808000", "#cc79a7", "#882255", "#c79500", "#7d7d7d",
+VIOLET, TEAL, OLIVE, PINK, WINE, AMBER, STONE, BRONZE = (
+    "#5d3a9b", "#44aac4", "#808000", "#cc79a7", "#882255", "#c79500", "#7d7d7d", "#a37800",
 )  # fmt: skip
 
 AXES = {"tp": VIOLET, "cp": TEAL, "ep": OLIVE, "dp": GREEN, "pp": INK, "copy": BROWN}
@@ -79,6 +79,7 @@ RC: Any = {
     "legend.fontsize": SMALL,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "meshcast",
+    "pdf.fonttype": 42,  # text stays text: publishers refuse bitmap fonts and those of type 3
     "figure.figsize": (PAGE, WIDTHS["page"].tallest),
 }
 """Settings of matplotlib for a page. Its figure size is the width of the layout, and the height it should keep to."""
@@ -151,4 +152,6 @@ def ink_on(colour: RGB) -> str:
 
 def metadata(path: str) -> dict[str, Any]:
     """Metadata of an image file without date and version, so that equal plots have equal bytes."""
+    if path.endswith("pdf"):
+        return {"CreationDate": None}
     return {"Date": None} if path.endswith("svg") else {"Software": None}

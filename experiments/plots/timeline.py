@@ -47,7 +47,7 @@ AXIS, CAPTION = 0.25, 0.2
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the timeline to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the timeline to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: timeline(report), path, width)
 
 
@@ -119,9 +119,9 @@ def describe_bubble(report: Report) -> list[str]:
 def describe_idle(found: Occupation, chunks: int) -> list[str]:
     """Notes below the legend: how the time of all devices is divided, and what numbers and shades are."""
     given = (
-        f"Time of all devices: {found.computing:.1%} kernels compute, {found.waiting:.1%} waits inside passes (the "
+        f"Time of all stages: {found.computing:.1%} kernels compute, {found.waiting:.1%} waits inside passes (the "
         f"short ones are not drawn), {found.between:.1%} between passes (white). Unlike the bubble, waits and white "
-        "include exposed communication, and the time in which faster devices wait."
+        "include exposed communication, and the time in which faster stages wait."
     )
     shades = f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)." if chunks > 1 else ""
     return [f"Numbers, where there is room: micro-batch.{shades}", given]
@@ -211,7 +211,7 @@ def _label_panel(axes: Any, panel: Panel, devices: int) -> None:
     axes.tick_params(axis="x", length=2.5, pad=2)
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
     axes.set_xlim(low, high)
-    more = f"{len(panel.rows)} of {devices} devices" if len(panel.rows) < devices else ""
+    more = f"{len(panel.rows)} of {devices} stages" if len(panel.rows) < devices else ""
     if panel.letter:
         words = f"{panel.words}, {more}" if more else panel.words
         for x, text, looks in ((0, panel.letter, {"fontweight": "bold"}), (9, words, {"color": style.FAINT})):

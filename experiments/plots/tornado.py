@@ -51,7 +51,7 @@ class StepRange(NamedTuple):
 
 
 def draw(found: Sensitivities, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the plot to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: tornado(found), path, width)
 
 

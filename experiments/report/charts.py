@@ -20,10 +20,12 @@ def to_hex(colour: str | style.RGB) -> str:
 
 
 def new_figure(height: int, x_label: str, y_label: str, tools: str = "pan,box_zoom,reset,save", **more: Any) -> Any:
-    """A figure as wide as the page. height: in pixels. more: of `bokeh.plotting.figure`."""
+    """A figure as wide as the page, or with a frame of fixed size. height: in pixels, 0 if that of its frame says it.
+    more: of `bokeh.plotting.figure`."""
     from bokeh.plotting import figure
 
-    found = figure(height=height, sizing_mode="stretch_width", min_width=200, tools=tools, **more)
+    size: dict[str, Any] = {"height": height, "sizing_mode": "stretch_width", "min_width": 200} if height else {}
+    found = figure(tools=tools, **(size | more))
     found.toolbar.logo = None
     found.outline_line_color = None
     found.grid.grid_line_color = GRID
@@ -52,15 +54,3 @@ def sequential(colour: str, count: int = 64) -> list[str]:
     steps = [i / (count - half - 1) for i in range(count - half)]
     deep = [tuple(a + (b - a) * at for a, b in zip(style.rgb(colour), dark, strict=True)) for at in steps]
     return [to_hex(one) for one in (*pale, *deep)]  # type: ignore[arg-type]
-
-
-def format_bytes(nbytes: float) -> str:
-    """Bytes in decimal units, as links are rated.
-
-    >>> format_bytes(1.5e12), format_bytes(0)
-    ('1.5 TB', '0 B')
-    """
-    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.3g} B"

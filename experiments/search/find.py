@@ -12,6 +12,7 @@ from experiments.search.fields import CLUSTER, has_open_fields, split_clusters
 from experiments.search.found import CountInterrupted
 from experiments.search.limits import LimitedSpace, Limits
 from experiments.search.objectives import check_objectives
+from experiments.search.output.notebook import ShownSearchResult
 from experiments.search.result import SearchResult, rank
 from experiments.search.search import Search
 from experiments.search.space import Space
@@ -82,13 +83,13 @@ def search(
         check_options_of_unlike(limits, robust, compare, runs)
         found = open_unlike(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
         proven = found.run(watch)
-        return SearchResult(rank(found), proven, tuple(found.forecasts))
+        return ShownSearchResult(rank(found), proven, tuple(found.forecasts))
     if runs is not None:
         raise PlanError("runs", "only pipelines of unlike stages have runs", "Leave it out, or add unlike=True", runs)
     made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
     given = load_plans(made, compare, made.space.base)
     certificate = run_on_workers(made, workers or count_cores(), watch)
-    return SearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
+    return ShownSearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
 
 
 def check_options(within: float, top: int, workers: int | None = None, dashes: str = "") -> None:

@@ -13,6 +13,7 @@ from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.found import FoundPlan, PlanSearch
 from hardware.units import GIB
 from simulator.job.load import load_job
+from simulator.report.words import describe_list
 from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
 from validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
 from validation.published.measured_range.envelope import published_envelope
@@ -90,9 +91,13 @@ class SearchResult:
     forecasts: Sequence[FoundPlan] = ()
     compared: Sequence[ComparedPlan] = ()
 
-    def _repr_html_(self) -> str:
-        """The table of the best plans."""
-        return str(self.to_frame().to_html(index=False))
+    def __repr__(self) -> str:
+        found = self.certificate
+        if not self.best:
+            return f"<SearchResult: {found.plans:,} plans, none found that fits>"
+        changes = ", ".join(f"{key} {describe_list(value)}" for key, value in self.best[0].changes.items())
+        words = f"{found.plans:,} plans, {len(self.best):,} listed, gap {found.gap:.2%}"
+        return f"<SearchResult: {words}; best {self.best[0].report.step_time:.4g} s a step with {changes}>"
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each of the best plans, in their order: the open fields, then the columns of a sweep."""

@@ -199,12 +199,22 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     return Document(data, text, where)
 
 
+def _name_neighbours(path: Path) -> str:
+    """What to write for a file that is not there: what its folder holds."""
+    found = sorted(one.name for one in path.parent.glob("*.y*ml"))[:4] if path.parent.is_dir() else []
+    if not found:
+        return "Name a YAML file that exists"
+    more = ", ..." if len(found) > 3 else ""
+    folder = "this folder" if path.parent == Path() else str(path.parent)
+    return f"Name a YAML file that exists; {folder} has {', '.join(found[:3])}{more}"
+
+
 def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError]) -> str:
     try:
         if not isinstance(path, Path):  # of an installed package, perhaps in a zip file
             return path.read_text("utf-8")
         if not path.exists():
-            raise Unreadable("no such file", "Name a YAML file that exists")
+            raise Unreadable("no such file", _name_neighbours(path))
         return read_text(path, DESCRIPTION)
     except Unreadable as e:
         raise e.error(error, where, "Name a YAML file, saved as UTF-8") from None

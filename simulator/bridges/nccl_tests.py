@@ -198,6 +198,14 @@ RANK = re.compile(
     r"#\s+Rank\s+(\d{1,9})(?:\s+Group\s+(\d{1,9}))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
 
+RANKS = re.compile(
+    r"#\s+Ranks\s+(\d{1,9}) to (\d{1,9})\s+Group\s+(\d{1,9}) on (\d{1,9}) hosts? (\S+).*\sdevices .*\[[^\]]*\]\s*(.*)"
+)
+"""A line of `nccl_tests_table` for all ranks of equal hosts."""
+
+MOST_RANKS = 10**6
+"""Most ranks of such a line."""
+
 
 def _tables(path: Path) -> Iterator[_Draft]:
     """A run for each table. A header after a table, or a new command, starts the next one."""
@@ -230,6 +238,13 @@ def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
             raise PlanError(where, rule, "Build nccl-tests with MPI=1 and run it again", f"Rank {number}")
         draft.numbers.add(number)
         draft.ranks.append((int(found[2] or 0), found[4].strip(), found[3]))
+    elif found := RANKS.match(line):
+        first, last, group, hosts = (int(found[n]) for n in range(1, 5))
+        ranks = last - first + 1
+        if not hosts or ranks < hosts or ranks % hosts or ranks > MOST_RANKS:
+            raise PlanError(where, f"{ranks} ranks are not on {hosts} equal hosts", REMEDY, found[0].strip())
+        draft.numbers |= {*range(first, last + 1)}
+        draft.ranks += [(group, found[6].strip(), f"{found[5]}+{n * hosts // ranks}") for n in range(ranks)]
     elif line.startswith("# Collective test starting:"):
         draft.test = _operation_of(line.partition(":")[2])
     elif found := re.search(r"nccl-library=(\d{1,9})", line):

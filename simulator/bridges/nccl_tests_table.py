@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat16": 2, "uint8": 1}
 """Bytes of an element by the words of nccl-tests."""
@@ -19,6 +20,9 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 SHARED = ("all_gather", "reduce_scatter", "alltoall")
 """Tests whose ``count`` is the share of one rank, and whose traffic is that of the other ranks."""
+
+LISTED = 16
+"""Most ranks with a line of their own; of a larger group, equal hosts share a line."""
 
 HEADER = """\
 #                                                              out-of-place                       in-place
@@ -52,6 +56,8 @@ class NcclTable:
         lines: sizes in ascending order.
         dtype: number format, in the words of nccl-tests.
         comments: lines for the head of the table.
+        every_rank: whether every rank has a line, as nccl-tests has it; otherwise equal hosts of more than `LISTED`
+            ranks share one, ``# Ranks 0 to 511 Group 0 on 64 hosts node-0 to node-63 devices 0 to 7 [0x00] name``.
     """
 
     test: str
@@ -60,6 +66,7 @@ class NcclTable:
     lines: Sequence[TableLine]
     dtype: str = "float"
     comments: Sequence[str] = ()
+    every_rank: bool = False
 
     @property
     def members(self) -> int:
@@ -78,14 +85,31 @@ class NcclTable:
 
     def render(self) -> str:
         """The text, with a line break at its end."""
-        ranks = [
-            f"#  Rank {rank:2} Group  0 Pid {rank:6} on {host:>10} device {gpu:2} [0x00] {self.device}"
-            for rank, (host, gpu) in enumerate(self.places)
-        ]
+        ranks = self._rank_lines() if self.every_rank or self.members <= LISTED else self._host_lines()
         rows = [self._row(line) for line in self.lines]
         head = [f"# Collective test starting: {self.test}_perf", *(f"# {text}" for text in self.comments)]
         end = f"# Avg bus bandwidth    : {self.mean_busbw:.6g}"
         return "\n".join([*head, "#", "# Using devices", *ranks, "#", HEADER, *rows, end, "#"]) + "\n"
+
+    def _rank_lines(self) -> list[str]:
+        return [
+            f"#  Rank {rank:2} Group  0 Pid {rank:6} on {host:>10} device {gpu:2} [0x00] {self.device}"
+            for rank, (host, gpu) in enumerate(self.places)
+        ]
+
+    def _host_lines(self) -> list[str]:
+        """A line for neighbouring hosts whose ranks have the same GPUs."""
+        hosts = [(host, [gpu for _, gpu in own]) for host, own in groupby(self.places, key=lambda place: place[0])]
+        lines, first = [], 0
+        for gpus, run in groupby(hosts, key=lambda host: host[1]):
+            names = [host for host, _ in run]
+            last = first + len(names) * len(gpus) - 1
+            where = f"{len(names)} hosts {names[0]} to {names[-1]}" if len(names) > 1 else f"1 host {names[0]}"
+            some = f"devices {gpus[0]} to {gpus[-1]}" if gpus == list(range(gpus[0], gpus[0] + len(gpus))) else ""
+            some = some or f"devices {','.join(map(str, gpus))}"
+            lines.append(f"#  Ranks {first} to {last} Group  0 on {where} {some} [0x00] {self.device}")
+            first = last + 1
+        return lines
 
     def _row(self, line: TableLine) -> str:
         count = line.nbytes // ELEMENT_BYTES[self.dtype] // (self.members if self.test in SHARED else 1)

@@ -468,3 +468,23 @@ ALWAYS = (
     check_steps,
 )
 """The checks of every plan that need no stages."""
+
+
+def check_stated_chunks(plan: Plan) -> None:
+    """A short plan that names a schedule of several chunks states how many."""
+    written, shape, layers = plan.job.as_written.get("plan", {}), plan.shape, plan.job.model.layers
+    schedule = written.get("schedule")
+    least = plan.schedule.least_chunks
+    if (
+        shape.v >= least
+        or schedule is None
+        or "chunks" in written
+        or (isinstance(schedule, Mapping) and "chunks" in schedule)
+    ):
+        return
+    counts = [n for n in range(least, layers + 1) if shape.p > 1 and layers % (shape.p * n) == 0]
+    remedy = f"Add chunks: {counts[0] if counts else least} to the plan"
+    if len(counts) > 1:
+        remedy += f"; {layers} layers / pp {shape.p} admit {', '.join(map(str, counts))}"
+    rule = f"it has at least {least} chunks (virtual stages) a device, and plan.chunks is not stated"
+    raise PlanError("plan.schedule", rule, f"{remedy}. Or leave schedule out", schedule)

@@ -31,6 +31,7 @@ from simulator.plan.checks import (
     check_noisy_steps,
     check_size,
     check_slices,
+    check_stated_chunks,
 )
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
@@ -115,6 +116,7 @@ class Resolver:
         check_decoder(plan)
         check_size(plan)
         check_noisy_steps(plan)
+        check_stated_chunks(plan)
         plan.schedule.check(plan.shape)
         return replace(plan, mesh=_place_devices(plan))
 

@@ -260,7 +260,7 @@ _TABLE = (
         label="HFU",
         sentence="hardware FLOPs utilization: executed FLOPs, recomputation included, over the same peak",
         form="{:.1%}",
-        headline=Headline("HFU", "{:.1%}".format, lambda _: "what the GPUs execute, recomputation included"),
+        headline=Headline("HFU", "{:.1%}".format, lambda _: "executed FLOPs: with recomputation, attention as masked"),
     ),
     Figure(
         name="peak_allocated_gib",

@@ -111,7 +111,7 @@ class Report(Metrics):
             by = self.play.peaks[worst].by
             top = max(by, key=lambda k: by[k])
             missing = self.excess[worst] / GIB
-            where = name_device(self.play.plan, worst, "stage")
+            where = name_device(self.play.plan, worst)
             return f"It does not fit: {where} needs {missing:.1f} GiB more than the GPU has, most of it {top}."
         parts, step, costs = self.breakdown.parts, self.step_time, self.costs
         worst_cost = max(costs, key=lambda k: costs[k])
@@ -231,7 +231,7 @@ class Report(Metrics):
         return [
             {
                 "stage": device,
-                **({"name": name_device(plan, device, "stage")} if is_unlike(plan) else {}),
+                **({"name": name_device(plan, device)} if is_unlike(plan) else {}),
                 **({"ranks": describe_device(plan, device)} if is_unlike(plan) else {}),
                 "peak_allocated_gib": peak.total / GIB,
                 "by": {category: peak.by.get(category, 0.0) / GIB for category in CATEGORIES},

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from hardware.units import GIB
 from simulator.job.job import LongPlan
 from simulator.plan.plan import Plan
 
@@ -45,13 +46,57 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def name_device(plan: Plan, device: int, noun: str = "device") -> str:
-    """A pipeline device as a person would name it: "replica 1, stage 0"; where all replicas are alike, "stage 0".
+def format_bytes(nbytes: float) -> str:
+    """Bytes sent, in decimal units as links are rated: bytes over a rate in GB/s are seconds. Memory is in GiB.
 
-    noun: for a device of equal replicas, ``device`` or ``stage``.
+    >>> format_bytes(1.5e12), format_bytes(0)
+    ('1.5 TB', '0 B')
     """
+    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.3g} B"
+
+
+def format_need(need: float, capacity: float) -> str:
+    """Memory that a plan needs [bytes], in GiB with as many decimals, one to three, as tell it from the capacity.
+
+    "all 80" of a plan that fits because the allocator returns cached blocks when the GPU is full.
+
+    >>> format_need(50 * 2**30, 80 * 2**30), format_need(79.97 * 2**30, 80 * 2**30), format_need(2**30, 2**30)
+    ('50.0', '79.97', 'all 1')
+    """
+    gib = need / GIB
+    if need == capacity:
+        return f"all {gib:.4g}"
+    decimals = next((n for n in (1, 2) if round(gib, n) != round(capacity / GIB, n)), 3)
+    return f"{gib:,.{decimals}f}"
+
+
+def describe_room(room: float, allocated: float, context: float, capacity: float) -> str:
+    """What stays free of the memory of a GPU [bytes], cached blocks of the allocator aside if they fill it.
+
+    room: of the fullest GPU. allocated: by its tensors. context: of CUDA and libraries.
+    """
+    whole = f"{capacity / GIB:.4g} GiB"
+    if room > 0:
+        return f"{_format_room(room)} of {whole} stay free"
+    return f"{_format_room(capacity - allocated - context)} of {whole} stay free but for cached blocks"
+
+
+def _format_room(nbytes: float) -> str:
+    """Free memory [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
+
+    >>> _format_room(1.5 * 2**30), _format_room(12 * 2**20)
+    ('1.5 GiB', '12 MiB')
+    """
+    return f"{nbytes / GIB:,.1f} GiB" if nbytes >= 0.1 * GIB else f"{nbytes / 2**20:,.0f} MiB"
+
+
+def name_device(plan: Plan, device: int) -> str:
+    """A pipeline device as a person would name it: "replica 1, stage 0"; where all replicas are alike, "stage 0"."""
     if not plan.pipelines:
-        return f"{noun} {device}"
+        return f"stage {device}"
     pipeline, own = plan.pipeline_of(device)
     name = name_replicas(plan, pipeline)
     return f"{name}, stage {own}" if plan.pipelines[pipeline].shape.p > 1 else name

@@ -232,10 +232,11 @@ class Schedule(Scheme):
     """
 
     family = "pipeline"
-    role = "pipeline schedule"
-    most_axes = 1
+    role, most_axes = "pipeline schedule", 1
     needs_durations: ClassVar[bool] = False
     """Whether its orders depend on the durations of passes."""
+    least_chunks: ClassVar[int] = 1
+    """Fewest chunks a device."""
     directions: int = 1
     """Ways through the devices; each has stages of its own, which hold the same parts of the model."""
     microbatches_per_forward: int = 1

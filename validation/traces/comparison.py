@@ -135,7 +135,10 @@ def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:
     at = -1 if step is None else step
     if not -len(marks) <= at < len(marks):
         raise PlanError("--step", f"the trace marks {len(marks)} steps", f"Write 0 to {len(marks) - 1}", step)
-    chosen = f"the trace marks {len(marks)} steps, this is step {at % len(marks)} (from 0)"
+    number, last = at % len(marks), len(marks) - 1
+    chosen = (
+        f"compared is step {number} of the {len(marks)} steps (0 to {last}) that the trace marks: --step takes another"
+    )
     return marks[at], [chosen] if len(marks) > 1 else []
 
 

@@ -14,10 +14,10 @@ from experiments.plots.style import Width
 from hardware.errors import PlanError, escape_controls, nearest
 
 OF_JOBS = {
-    "timeline": "every pass of the step and its communication, device by device",
+    "timeline": "every pass of the step and its communication, stage by stage",
     "breakdown": "where the time of the step goes; of several jobs beside each other",
-    "memory": "every device at its peak, and the fullest one through the step",
-    "stage-memory": "the memory of all devices through the step",
+    "memory": "every stage at its peak, and the fullest one through the step",
+    "stage-memory": "the memory of all stages through the step",
     "roofline": "kernels below the roofs of their GPU, communication below those of the links",
     "communication": "the bytes that ranks, nodes or stages send each other",
     "tornado": "the step with better and worse hardware, and with other values of assumed fields",
@@ -44,7 +44,7 @@ def plot(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="File, .png or .svg; KIND.png if not given."),
+        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png if not given."),
     ] = None,
     x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Sweep: varied field on the x axis.")] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Sweep: varied field on the y axis.")] = None,

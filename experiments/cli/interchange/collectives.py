@@ -39,6 +39,10 @@ def collectives(
     begin: Annotated[str, typer.Option("--begin", "-b", metavar="SIZE", help="Smallest size, e.g. 8 or 1M.")] = "1M",
     end: Annotated[str, typer.Option("--end", "-e", metavar="SIZE", help="Largest size.")] = "8G",
     factor: Annotated[int, typer.Option("--factor", "-f", metavar="N", help="Factor between two sizes.")] = 2,
+    every_rank: Annotated[
+        bool,
+        typer.Option("--every-rank", help="A line for each rank of large groups, too, where equal hosts share one."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the collectives of a job or cluster as nccl-tests does."""
@@ -56,7 +60,7 @@ def collectives(
         if job is not None:
             from simulator import load_job, simulate
 
-            found = tables_of_job(simulate(load_job(job, change or ())), stage)
+            found = tables_of_job(simulate(load_job(job, change or ())), stage, every_rank)
             found = [one for one in found if not operation or one.operation in operation]
         else:
             from hardware import load_cluster
@@ -65,7 +69,9 @@ def collectives(
             assert cluster is not None
             given = read_yaml(cluster, "--cluster", PlanError).data
             sizes = make_sizes(_bytes(begin, "--begin"), _bytes(end, "--end"), factor)
-            found = tables_of_cluster(load_cluster(given, "--cluster"), operation or list(known), gpus, sizes)
+            found = tables_of_cluster(
+                load_cluster(given, "--cluster"), operation or list(known), gpus, sizes, every_rank
+            )
         if as_json:
             emit({"tables": [one.to_dict() for one in found]})
         else:

@@ -33,7 +33,7 @@ def plan(
         bool, typer.Option("--optimum/--no-optimum", help="Search the certified optimum as well, for the regret.")
     ] = True,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg).")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg, .pdf).")
     ] = None,
     width: WidthOption = None,
     as_json: AsJson = False,

@@ -12,7 +12,7 @@ from experiments.planning.league.optimum import CertifiedOptimum
 from experiments.planning.league.rows import LeagueRow
 from experiments.planning.planner import find_planner
 from hardware.errors import PlanError, escape_controls
-from hardware.units import GIB
+from simulator.report.words import format_need
 
 HEADS = ("step s", "90%", "GiB", "regret", "own", "by", "objective s", "evaluated", "CPU s")
 BY = {
@@ -66,7 +66,7 @@ def _cells(row: LeagueRow) -> tuple[str, ...]:
     if report is None:
         return ("not executable", "", "", "", "", "", objective, evaluated)
     low, high = report.interval_90
-    memory = f"{report.peak_device / GIB:.1f}" + ("" if report.fits else " too large")
+    memory = format_need(report.peak_device, report.capacity) + ("" if report.fits else " too large")
     return (
         f"{report.step_time:.4g}",
         f"{low:.3g}-{high:.3g}",

@@ -48,7 +48,7 @@ def draw(
     path: str | Path,
     width: style.Width = "page",
 ) -> None:
-    """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the plot to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: regret_and_time(problem, rows, optimum), path, width)
 
 

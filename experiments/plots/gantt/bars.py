@@ -33,7 +33,7 @@ KINDS = {
     "Z": KindLooks("gradients of outputs", style.STONE, "----"),
     "F": KindLooks("forward", style.BLUE, ""),
     "BW": KindLooks("backward", style.ORANGE, "////"),
-    "B": KindLooks("backward, inputs", style.AMBER, "\\\\\\\\"),
+    "B": KindLooks("backward, inputs", style.BRONZE, "\\\\\\\\"),
     "W": KindLooks("backward, weights", style.PINK, "xxxx"),
     "R": KindLooks("recompute", style.WINE, "||||"),
     "O": KindLooks("optimizer", style.GREY, ""),
@@ -59,6 +59,9 @@ LEFT, RIGHT = 0.62, 0.12
 
 BINS = 1600
 """Columns of a lane of communication: ops are much shorter than print resolves."""
+
+FAINTEST = 0.3
+"""Opacity of a column in which communication is hardly busy; less would not be seen in print."""
 
 
 @dataclass
@@ -197,7 +200,8 @@ def _draw_lanes(axes: Any, panel: Panel, row: Row, top: float, ends: tuple[float
         if lane in row.lanes:
             image = np.empty((1, BINS, 4))
             image[..., :3] = style.rgb(style.AXES[lane])
-            image[0, :, 3] = busy_share(row.lanes[lane], edges)
+            share = busy_share(row.lanes[lane], edges)
+            image[0, :, 3] = np.where(share > 0, FAINTEST + (1 - FAINTEST) * share, 0.0)
             low = top + thin * k
             axes.imshow(
                 image, extent=(*ends, low + 0.8 * thin, low + 0.1 * thin), aspect="auto", interpolation="nearest",

@@ -17,6 +17,8 @@ from experiments.plots.sheet import EDGE, Sheet, text_width
 
 LEGEND_LINE = 0.15
 """Height of a line of the legend [in]."""
+PADDING = 0.4 * style.SMALL / 72
+"""Room that matplotlib leaves around the entries [in]."""
 SHOWN_SHADES = 5
 """Most shades of chunks in an entry."""
 
@@ -65,7 +67,7 @@ def legend_columns(entries: Sequence[LegendEntry]) -> int:
             at += count
         return width
 
-    room = style.layout_width() - EDGE
+    room = style.layout_width() - 2 * EDGE + PADDING
     return next((n for n in range(len(entries), 1, -1) if wide(n) <= room), 1)
 
 
@@ -91,7 +93,7 @@ def draw_legend(sheet: Sheet, entries: Sequence[LegendEntry], top: float) -> Any
         handles,
         [entry.words for entry in entries],
         loc="upper left",
-        bbox_to_anchor=(0.0, 1 - top / sheet.height),
+        bbox_to_anchor=((EDGE - PADDING) / sheet.width, 1 - top / sheet.height),
         ncols=legend_columns(entries),
         frameon=False,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},

@@ -33,12 +33,12 @@ FARTHEST = 3.0
 
 
 def draw_errors(held: Sequence[SampleComparison], goals: Goals, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the errors to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the errors to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: errors(held, goals), path, width)
 
 
 def draw_ratios(held: Sequence[SampleComparison], goals: Goals, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the ratios of all rows to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the ratios of all rows to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: ratios(held), path, width)
 
 

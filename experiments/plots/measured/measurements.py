@@ -30,7 +30,7 @@ KEY = 0.34
 def draw(
     rows: Sequence[Mapping[str, Any]], path: str | Path, width: style.Width = "page", files: Sequence[Any] = ()
 ) -> None:
-    """Draws rows with measurement and forecast to a .png or .svg file. Raises OSError if it cannot be written.
+    """Draws rows with measurement and forecast to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
 
     files: descriptions of the measurement files, with the times of forecast and measurement.
     """

@@ -72,12 +72,12 @@ def _pair(predicted: float, error: float) -> tuple[float, float]:
 
 
 def draw_times(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
-    """Draws step times to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws step times to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: compare_dots(step_time_dots(rows), "Step time", "s", len(rows)), path, width)
 
 
 def draw_memories(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
-    """Draws peak memory to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws peak memory to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: compare_dots(memory_dots(rows), "Peak memory of a GPU", "GiB", len(rows)), path, width)
 
 

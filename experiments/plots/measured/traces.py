@@ -68,7 +68,7 @@ BINS = 1600
 
 
 def draw(comparison: Comparison, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the comparison to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the comparison to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: traces(comparison), path, width)
 
 

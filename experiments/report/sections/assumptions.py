@@ -32,7 +32,7 @@ def make_section(report: Report) -> PageSection:
         ),
         table(["of", "figure", "value", "kind", "source"], rows, "sources"),
         details(
-            "Ranks of every pipeline device",
+            "Ranks of every pipeline stage",
             table(["", "ranks"], [[escape(cell) for cell in row] for row in list_devices(report)]),
         ),
         details("The job with all defaults filled", f"<pre>{escape_lines(job)}</pre>"),

@@ -37,7 +37,7 @@ def make_section(report: Report) -> PageSection:
                 f"{1e3 * part.hidden:,.1f}" if part.hidden else "",
             ]
         )
-    where = name_device(report.play.plan, report.device, "stage") if report.play.program.devices > 1 else ""
+    where = name_device(report.play.plan, report.device) if report.play.program.devices > 1 else ""
     words = f"Parts of the {format_seconds(step)} of a step" + (
         f" on {where}, which computes longest. " if where else ". "
     )

@@ -1,4 +1,4 @@
-"""Communication: bytes that ranks, nodes or pipeline devices send each other in a step, an image for every axis."""
+"""Communication: bytes that ranks, nodes or stages send each other in a step, an image for every axis."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import numpy as np
 
 from experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
 from experiments.plots import style
-from experiments.report.charts import format_bytes, new_figure, sequential
+from experiments.report.charts import new_figure, sequential
 from experiments.report.colours import AXIS_NAMES
 from experiments.report.html import escape, paragraph, table
 from experiments.report.page import PageSection
 from simulator.costs.calibration.calibration import Calibration
 from simulator.report.report import Report
+from simulator.report.words import format_bytes
 
 LEAST = 1e-9
 """Share of all bytes below which an axis gets no image: sums of norms."""
 
+SIDE = 300
+"""Side of a matrix [px]: rows and columns are the same, so it is square at any width of the page."""
+
 LEAST_SHADE = 1e-5
 """Share of the largest value that has the palest shade, with all smaller ones."""
-
-NOUNS = {"rank": "rank", "node": "node", "stage": "pipeline device"}
 
 
 def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
@@ -29,7 +31,7 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
         return PageSection("communication", "Communication", paragraph("One GPU: nothing is sent."))
     found = communication_matrix(report, calibration=calibration)
     total = float(found.total.sum())
-    noun = NOUNS[found.grouping]
+    noun = found.grouping
     if not total:
         return PageSection(
             "communication", "Communication", paragraph("The ranks of this plan send each other nothing.")
@@ -61,14 +63,13 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
         html.append(f"<div>{{{{matrix{number}}}}}</div>")
     scale = f'<div class="scale" style="background:linear-gradient(to right,{",".join(_palette()[::7])})"></div>'
     ends = f'<div class="ends"><span>{format_bytes(low)} or less</span><span>{format_bytes(high)}</span></div>'
-    grid = "grid two" if len(panels) in (1, 2, 4) else "grid"
     body = paragraph(words) + table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot)
-    body += scale + ends + f'<div class="{grid}">{"".join(html)}</div>' + _host(found)
+    body += scale + ends + f'<div class="grid square">{"".join(html)}</div>' + _host(found)
     return PageSection("communication", "Communication", body, figures)
 
 
 def _palette() -> list[str]:
-    return sequential(style.BLUE)
+    return sequential(style.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
 
 
 def _draw(
@@ -89,12 +90,15 @@ def _draw(
         ranges["x_range"] = Range1d(*bounds, bounds=bounds)
         ranges["y_range"] = Range1d(size - 0.5, -0.5, bounds=bounds)
     figure = new_figure(
-        360,
+        0,
         f"to {noun}",
         f"from {noun}",
         "pan,wheel_zoom,box_zoom,reset,save",
         title=title,
         active_scroll=None,
+        sizing_mode="fixed",
+        frame_width=SIDE,
+        frame_height=SIDE,
         **ranges,
     )
     image = np.where(matrix > 0, matrix, np.nan).astype(np.float32)

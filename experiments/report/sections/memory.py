@@ -1,4 +1,4 @@
-"""Memory: the peak of every pipeline device by category, beside the capacity of its GPU."""
+"""Memory: the peak of every pipeline stage by category, beside the capacity of its GPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RED = "#c1121f"
 def make_section(report: Report) -> PageSection:
     bars = list_bars(report)
     shown = [name for name in bars[0] if any(one[name] > 0.005 for one in bars)]
-    names = [name_device(report.play.plan, device, "stage") for device in range(len(bars))]
+    names = [name_device(report.play.plan, device) for device in range(len(bars))]
     words = (
-        "Peak memory of a GPU of every pipeline device, by what holds it at the moment of the peak of its tensors; "
+        "Peak memory of a GPU of every pipeline stage, by what holds it at the moment of the peak of its tensors; "
         "above it what the allocator holds beyond tensors, and what nvidia-smi shows besides. The line is the memory "
         "of the GPU."
     )
     peak = max(report.needs)
-    words += f" The fullest device needs {peak / GIB:,.1f} GiB"
+    words += f" The fullest stage needs {peak / GIB:,.1f} GiB"
     words += "." if report.fits else f"; the plan lacks memory: {report.missing}."
     rows = [
         [names[device], *(f"{one[name]:,.2f}" for name in shown), f"{sum(one.values()):,.2f}", f"{room:,.1f}"]
@@ -68,7 +68,7 @@ def _draw(report: Report, bars: list[dict[str, float]], shown: list[str], names:
     from bokeh.models import ColumnDataSource, HoverTool
 
     devices = list(range(len(bars)))
-    figure = new_figure(340, "pipeline device", "GiB", "xpan,xwheel_zoom,box_zoom,reset,save", active_scroll=None)
+    figure = new_figure(340, "stage", "GiB", "xpan,xwheel_zoom,box_zoom,reset,save", active_scroll=None)
     low = [0.0] * len(bars)
     for name in shown:
         high = [at + one[name] for at, one in zip(low, bars, strict=True)]

@@ -7,7 +7,7 @@ from experiments.report.page import PageSection
 from hardware.units import GIB
 from simulator.report.figures import FIGURES, name_contribution
 from simulator.report.report import Report
-from simulator.report.words import describe_microbatches, describe_plan, format_count
+from simulator.report.words import describe_microbatches, describe_plan, describe_room, format_count, format_need
 
 
 def make_lead(report: Report) -> str:
@@ -27,8 +27,10 @@ def make_section(report: Report) -> PageSection:
     for figure in FIGURES.values():
         if figure.headline and (value := figure.compute(report)):
             tiles.append(KeyFigure(figure.label, figure.headline.form(value), figure.remark(report)))
-    fits = "it fits" if report.fits else f"it does not fit: {report.missing}"
-    peak = f"{report.peak_device / GIB:,.1f} of {report.capacity / GIB:,.0f} GiB"
+    context = report.job.framework.memory.context_gib * GIB
+    room = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
+    fits = f"it fits: {room}" if report.fits else f"it does not fit: {report.missing}"
+    peak = f"{format_need(report.peak_device, report.capacity)} of {report.capacity / GIB:,.0f} GiB"
     tiles.append(KeyFigure("peak memory of a GPU", peak, fits, bad=not report.fits))
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
     parts = [

@@ -43,11 +43,11 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
     count = sum(len(one.begin) for one in found)
     ranks = report.job.cluster.gpus
     words = (
-        f"{count:,} actions of {devices:,} pipeline device{'s' if devices > 1 else ''}, which stand for all {ranks:,} "
-        "ranks: those of one device run alike. A rectangle reaches from the first kernel of an action to its last; "
+        f"{count:,} actions of {devices:,} pipeline stage{'s' if devices > 1 else ''}, which stand for all {ranks:,} "
+        "ranks: those of one stage run alike. A rectangle reaches from the first kernel of an action to its last; "
         "white is idle. Below each row: communication by axis, the more opaque the busier. Turn the wheel to zoom in "
-        "time, drag to move; with the tools at the right zoom over devices or into a box, or show the whole step "
-        "again. Hold the pointer over a rectangle for its stage, micro-batch and times."
+        "time, drag to move; with the tools at the right zoom over stages or into a box, or show the whole step "
+        "again. Hold the pointer over a rectangle for its virtual stage, micro-batch and times."
     )
     if report.play.window:
         words += " The schedule has no flush: shown is the run that was played, from an empty pipeline on."
@@ -79,7 +79,7 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
         made = figure.quad(
             "left", "right", "top", "bottom", source=columns, fill_color=colour, line_color=None, name=name
         )  # fmt: skip
-        tips = [("", "$name"), ("stage, micro-batch", "@stage, @microbatch")]
+        tips = [("", "$name"), ("virtual stage, micro-batch", "@stage, @microbatch")]
         tips += [("from, to", f"@left{{0,0.000}} to @right{{0,0.000}} {unit}")]
         if np.any(columns["again"]):
             tips.append(("of it recomputation", f"@again{{0,0.000}} {unit}"))
@@ -97,7 +97,7 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
     wheel = WheelZoomTool(dimensions="width")
     figure.add_tools(wheel, WheelZoomTool(dimensions="height"))
     figure.toolbar.active_scroll = wheel
-    names = [name_device(report.play.plan, device, "stage") for device in range(rows)]
+    names = [name_device(report.play.plan, device) for device in range(rows)]
     figure.yaxis.ticker = FixedTicker(ticks=[row + tall / 2 for row in range(rows)])
     code = "return names[Math.floor(tick)]"
     figure.yaxis.formatter = CustomJSTickFormatter(args={"names": names}, code=code)
@@ -162,6 +162,6 @@ def list_devices(report: Report) -> list[list[str]]:
     """Name and ranks of every pipeline device."""
     plan = report.play.plan
     return [
-        [name_device(plan, device, "stage"), describe_ranks(plan.device_ranks(device).tolist())]
+        [name_device(plan, device), describe_ranks(plan.device_ranks(device).tolist())]
         for device in range(plan.devices)
     ]

@@ -14,7 +14,7 @@ from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.comparison.membership import state_value
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, format_seconds
+from simulator.report.words import describe_list, format_need, format_seconds
 
 LEAST_SHARE = 0.02
 """Share of all differences between the parts of two steps from which a part has a row."""
@@ -45,7 +45,7 @@ def _describe_plan(one: ComparedPlan) -> Iterator[RenderableType]:
 def _head(one: ComparedPlan) -> Iterator[tuple[str, str]]:
     yield "compared", one.name
     yield "step", _describe_step(one)
-    memory = f"{one.report.peak_device / GIB:.1f} GiB"
+    memory = f"{format_need(one.report.peak_device, one.report.capacity)} GiB"
     yield "memory", memory + (f", the best plan {one.best.peak_device / GIB:.1f} GiB" if one.best else "")
     if not one.fits:
         yield "", "it does not fit in the memory that plans of the search may take"

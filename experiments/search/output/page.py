@@ -18,7 +18,7 @@ from experiments.search.result import RankedPlan, SearchResult, rank
 from experiments.search.workers import run_search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, describe_order, describe_value, format_seconds
+from simulator.report.words import describe_list, describe_order, describe_value, format_need, format_seconds
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
 
@@ -66,7 +66,7 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
             format_seconds(one.report.step_time),
             " to ".join(map(format_seconds, one.interval)),
             f"{one.report.mfu['palm']:.1%}",
-            f"{one.report.peak_device / GIB:.1f}",
+            format_need(one.report.peak_device, one.report.capacity),
             *(figure(one) for _, figure in more),
             *(values[name][i] for name in varying),
             *([why] if objective else []),

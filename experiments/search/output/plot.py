@@ -26,7 +26,7 @@ HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.
 
 
 def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the plot to a .png or .svg file. Raises OSError if it cannot be written."""
+    """Draws the plot to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
     save(lambda: time_and_memory(search, result), path, width)
 
 
@@ -144,7 +144,7 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
         axes.annotate(
             label,
             (1.0, height),
-            (0, 2),
+            (0, 3),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             ha="right",

@@ -11,10 +11,18 @@ from hardware import load_cluster
 from hardware.errors import PlanError, nearest
 from simulator.job.job import Job
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
-from simulator.job.launch.keys import compose_job, drop_inactive, flatten_job, flatten_model
+from simulator.job.launch.keys import (
+    compose_job,
+    drop_inactive,
+    find_preset_vocabulary,
+    flatten_job,
+    flatten_model,
+    nest,
+)
 from simulator.job.launch.programs.accelerate import ACCELERATE
 from simulator.job.launch.programs.deepspeed import DEEPSPEED
 from simulator.job.launch.programs.megatron import MEGATRON
+from simulator.job.launch.programs.megatron_model import NO_VOCABULARY
 from simulator.job.launch.programs.nemo import NEMO
 from simulator.job.launch.programs.torchtitan import TORCHTITAN
 from simulator.job.launch.table import Keys, Reading, Stated
@@ -70,9 +78,13 @@ def import_text(
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster, base=folder)
     _fill_batch(reading, loaded.gpus)
+    if "batch.sequence" not in keys and model is not None:
+        sequence = load_model(model, base=folder).seq
+        reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     with locate_errors(where, "", places):
+        _fill_vocabulary(reading)
         job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
     comments = {
@@ -92,6 +104,14 @@ def find_format(name: str) -> LaunchFormat:
     if name not in FORMATS:
         raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
     return FORMATS[name]
+
+
+def _fill_vocabulary(reading: Reading) -> None:
+    """A vocabulary that nothing tells: that of a preset of otherwise the same shape, if there is one."""
+    if reading.assumed.get("model.vocab", "").startswith(NO_VOCABULARY):
+        found = find_preset_vocabulary(nest(reading.keys, "model"))
+        if found is not None:
+            reading.assume("model.vocab", found[1], f"{NO_VOCABULARY}{found[1]:,} of {found[0]}, which has this shape")
 
 
 def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:

@@ -29,18 +29,27 @@ def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
         the file need not say them.
     Raises PlanError for a file of no program that is known.
     """
-    text = read_file(path, REMEDY, DESCRIPTION)
-    data = None if path.suffix.lower() in LAUNCH_SUFFIXES else read_yaml(text + "\n", str(path), PlanError).data
-    form = _find_form(data, text, path.suffix.lower() == ".toml")
-    if form is None:
-        known = ", ".join(one.program for one in FORMATS.values())
-        raise PlanError(str(path), f"it is no launch file of a program that meshcast reads: {known}", REMEDY)
+    text, form = read_launch_file(path)
     given = {}
     for change in changes:
         field, _, value = (word.strip() for word in change.partition("="))
         if field in ("model", "cluster"):
             given[field] = read_yaml(value, f"--set {field}", PlanError).data
     return import_text(text, str(path), form, folder=path.parent, **given)
+
+
+def read_launch_file(path: Path) -> tuple[str, str]:
+    """The content of a launch file, and the name of its format, found by its content.
+
+    Raises PlanError for a file of no program that is known.
+    """
+    text = read_file(path, REMEDY, DESCRIPTION)
+    data = None if path.suffix.lower() in LAUNCH_SUFFIXES else read_yaml(text + "\n", str(path), PlanError).data
+    form = _find_form(data, text, path.suffix.lower() == ".toml")
+    if form is None:
+        known = ", ".join(one.program for one in FORMATS.values())
+        raise PlanError(str(path), f"it is no launch file of a program that meshcast reads: {known}", REMEDY)
+    return text, form
 
 
 def _find_form(data: Any, text: str, is_toml: bool = False) -> str | None:

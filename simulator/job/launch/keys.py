@@ -292,6 +292,23 @@ def _usual(key: str, given: Mapping[str, Any]) -> Any:
     return None if field is None or field.is_required() else field.default
 
 
+def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
+    """Name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
+
+    Of several it is the one whose sequences have the length of the file's, or the next one.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    for file in sorted(PRESETS.glob("*.yaml")):
+        text = file.read_text("utf-8")
+        if re.search(rf"^hidden: {fields.get('hidden')}$", text, re.M) and re.search(
+            rf"^layers: {fields.get('layers')}$", text, re.M
+        ):
+            preset = load_model(file.stem)
+            if compose_model(fields | {"vocab": preset.vocab, "seq": preset.seq}) == file.stem:
+                found.setdefault(abs(preset.seq - fields.get("seq", preset.seq)), (file.stem, preset.vocab))
+    return found[min(found)] if found else None
+
+
 def compose_model(fields: dict[str, Any]) -> Any:
     """The name of a preset of this shape, if there is one; with its changes, if it differs in little; or the fields."""
     wanted = load_model(fields)

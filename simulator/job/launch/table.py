@@ -106,6 +106,7 @@ class SettingRow:
     words: values of the setting and the values of the key that they mean; values that are missing here are not
         understood. None: the value itself.
     silent: value of the key where the file does not have the setting: the program's default. It is not written.
+    demanded: whether it is written all the same, for the program does not start without it.
     """
 
     name: str
@@ -113,6 +114,7 @@ class SettingRow:
     kind: str = "count"
     words: Mapping[Any, Any] | None = None
     silent: Any = UNSTATED
+    demanded: bool = False
 
     def read(self, stated: Stated) -> Any:
         """The value of the key, or UNSTATED if the value of the setting has no place in a job."""
@@ -128,7 +130,7 @@ class SettingRow:
 
     def write(self, value: Any) -> Any:
         """The value of the setting; UNSTATED if it is left out, or if no value says this."""
-        if value == self.silent:
+        if value == self.silent and not self.demanded:
             return UNSTATED
         if self.words is None:
             return (

@@ -235,7 +235,7 @@ def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
             starts.append(begin[number])
     order = np.argsort(starts, kind="stable")
     place = np.searchsorted(np.asarray(starts)[order], moments, side="right") - 1
-    stage = name_device(plan, device, "stage")
+    stage = name_device(plan, device)
     known: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def frames(event: int, category: str) -> list[dict[str, Any]]:

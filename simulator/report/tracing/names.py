@@ -144,7 +144,8 @@ def group_ranks(work: Collective | Exchange, plan: Plan, device: int) -> list[in
     if isinstance(work, Collective) and work.ranks is not None:
         return sorted(int(rank) for rank in work.ranks)
     members = work.members if isinstance(work, Collective) else None
-    first = int(plan.device_ranks(device).min())
+    across = not (plan.pipelines or plan.stage_plans) and plan.pipeline_axis in plan.mesh.parts(work.axes)
+    first = 0 if across else int(plan.device_ranks(device).min())  # a group over all stages has the first one, too
     return [first + rank for rank in plan.mesh.ranks(work.axes, members)]
 
 

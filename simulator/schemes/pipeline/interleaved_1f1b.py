@@ -48,16 +48,18 @@ class Interleaved1F1B(Schedule):
         "arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021
     )
 
+    least_chunks = 2
+
     class Options(Schedule.Options, PassOverlap):
         group: int | None = Field(default=None, ge=1, strict=True)
         """Micro-batches that run through a chunk in a row; by default p."""
 
     def check(self, shape: PipelineShape) -> None:
         p, m, group = shape.p, shape.m, self.options.group
-        if shape.v < 2:
+        if shape.v < self.least_chunks:
             raise PlanError(
                 "plan.chunks",
-                f"{self.use} needs at least 2 chunks a device",
+                f"{self.use} needs at least {self.least_chunks} chunks a device",
                 "Set chunks: 2, or use pipeline/1f1b",
                 shape.v,
             )

@@ -89,6 +89,30 @@ def test_tables_of_a_job_hold_its_communication(job: Path, tmp_path: Path) -> No
     assert messages.places == ((0, 0), (1, 0))
 
 
+def test_equal_hosts_of_large_groups_share_a_line(tmp_path: Path) -> None:
+    words = ("collectives", "--cluster", "dgx-h100:64", "--operation", "all_reduce", "-b", "1G", "-e", "1G")
+    text, whole = run(*words).stdout, run(*words, "--every-rank").stdout
+    assert "#  Ranks 0 to 511 Group  0 on 64 hosts node-0 to node-63 devices 0 to 7 [0x00] h100-sxm" in text
+    assert len(text.splitlines()) < 16 and whole.count("#  Rank ") == 512
+    (short,), (long,) = read_back(text, tmp_path), read_back(whole, tmp_path)
+    assert short.members == long.members == 512 and short.places == long.places
+    assert [one.seconds for one in short.sizes] == [one.seconds for one in long.sizes]
+    some = run(*words, "--gpus", "20").stdout
+    assert "Ranks 0 to 15 Group  0 on 2 hosts node-0 to node-1" in some
+    assert "Ranks 16 to 19 Group  0 on 1 host node-2 devices 0 to 3" in some
+    assert read_back(some, tmp_path)[0].members == 20
+    (tmp_path / "odd.txt").write_text(text.replace("511", "510"), "utf-8")
+    assert "511 ranks are not on 64 equal hosts" in run("import", "nccl-tests", tmp_path / "odd.txt").stderr
+
+
+def test_a_group_over_all_stages_has_the_ranks_of_the_cluster(job: Path) -> None:
+    """The gradients' norm is summed over all of them, whichever stage is asked for."""
+    for stage in (0, 1):
+        tables = json.loads(run("collectives", job, "--stage", stage, "--json").stdout)["tables"]
+        (norm,) = (table for table in tables if "pp" in table["axes"] and table["operation"] == "all_reduce")
+        assert norm["ranks"] == list(range(16))
+
+
 def test_only_some_operations(job: Path) -> None:
     answer = json.loads(run("collectives", job, "--operation", "all_gather", "--json").stdout)
     assert {table["operation"] for table in answer["tables"]} == {"all_gather"}

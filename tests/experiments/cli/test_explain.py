@@ -65,7 +65,7 @@ def test_why_names_the_hardware_that_matters(job: Path, monkeypatch: pytest.Monk
         (("compare", "JOB", "nothing.yaml"), "no such file"),
         (("compare", "JOB", "--set", "plan.tp=3"), "plan"),
         (("why", "JOB", "--set", "plan.no=1"), "plan.no"),
-        (("why", "JOB", "--plot", "figure.gif"), ".png or .svg"),
+        (("why", "JOB", "--plot", "figure.gif"), ".png, .svg or .pdf"),
     ],
 )
 def test_what_cannot_be_explained_is_refused_in_one_message(job: Path, words: tuple[str, ...], message: str) -> None:

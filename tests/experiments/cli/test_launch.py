@@ -90,6 +90,63 @@ def test_a_job_is_written_and_is_read_again(folder: Path) -> None:
     assert yaml.safe_load((folder / "made-nemo.yaml").read_text())["model"]["tensor_model_parallel_size"] == 2
 
 
+def test_the_suffix_says_the_format(folder: Path) -> None:
+    """A job in JSON has no comments; a file that promises a table is refused."""
+    assert run("import", "megatron", "small.sh", "--out", "made.json").exit_code == 0
+    assert load_job(json.loads((folder / "made.json").read_text())).batch.micro == 2
+    for words in (["megatron", "small.sh"], ["nccl-tests", "small.sh"]):
+        found = run("import", *words, "--out", "made.csv")
+        assert found.exit_code == 2 and "is written as ." in found.stderr and not (folder / "made.csv").exists()
+    assert "Write made.yaml" in run("import", "megatron", "small.sh", "--out", "made.csv").stderr
+
+
+def test_a_model_beside_a_script_counts(folder: Path) -> None:
+    found = run("import", "megatron", "small.sh", "--model", "gpt2-124m", "--json")
+    assert found.exit_code == 0 and json.loads(found.stdout)["job"]["model"] == "gpt2-124m"
+
+
+def test_changed_settings_of_a_script(folder: Path) -> None:
+    """Only what differs in meaning: flags that stay, defaults and other names for the same are no changes."""
+    run("import", "megatron", "small.sh", "--out", "made.yaml")
+    assert run("export", "made.yaml", "--against", "small.sh").stdout == "small.sh says the same already\n"
+    changes = ["plan.tp=4", "plan.recompute=full", "batch.micro=1"]
+    found = run("export", "made.yaml", "--against", "small.sh", *(word for one in changes for word in ("--set", one)))
+    lines = found.stdout.splitlines()
+    assert lines[0].endswith("--tensor-model-parallel-size: 2 -> 4") and lines[0].startswith("small.sh:")
+    assert lines[1].endswith("--micro-batch-size: 2 -> 1")
+    assert "new  --recompute-granularity: add full" in lines and all(line.startswith("new") for line in lines[2:])
+    interleaved = "--bf16 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
+    (folder / "chunked.sh").write_text(SCRIPT.replace("--bf16", interleaved), "utf-8")
+    run("import", "megatron", "chunked.sh", "--out", "chunked.yaml")
+    found = run("export", "chunked.yaml", "--against", "chunked.sh", "--set", "plan.chunks=4")
+    old, *new = found.stdout.splitlines()
+    assert old.endswith("--num-layers-per-virtual-pipeline-stage: leave it out")
+    assert new == ["new  --num-virtual-stages-per-pipeline-rank: add 4"]
+    refused = run("export", "made.yaml", "--against", "fsdp.yaml")
+    assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
+
+
+def test_a_vocabulary_that_nothing_tells_is_that_of_the_shape(folder: Path) -> None:
+    """With the tokenizer of a folder, a script of the shape of Llama 3 8B has its vocabulary, not that of GPT-2."""
+    shape = (
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+        "--num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+        "--untie-embeddings-and-output-weights --max-position-embeddings 8192 --seq-length 4096 "
+        "--attention-dropout 0 --hidden-dropout 0 --tokenizer-type HuggingFaceTokenizer --bf16"
+    )
+    (folder / "llama.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {shape}\n", "utf-8")
+    found = run("import", "megatron", "llama.sh").stdout
+    assert "model: llama3-8b" in found and "128,256 of llama3-8b, which has this" in found
+    other = shape.replace("14336", "14592")
+    (folder / "other.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {other}\n", "utf-8")
+    assert answer("import", "megatron", "other.sh", "--json")["job"]["model"]["vocab"] == 50257
+
+
+def test_a_length_of_sequences_that_nothing_states_is_an_assumption(folder: Path) -> None:
+    found = answer("import", "deepspeed", "ds.json", "--model", "llama3-8b", "--json")
+    assert "batch.sequence" in found["assumed"] and found["job"]["batch"]["sequence"] == 8192
+
+
 @pytest.mark.parametrize("command", ["compare", "why", "scale"])
 def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
     more = {"compare": ["--set", "plan.tp=4"], "why": [], "scale": ["--gpus", "8,16"]}[command]

@@ -74,7 +74,7 @@ def test_jobs_side_by_side(job: Path) -> None:
         (("schedules", "job.yaml", "--p", "4"), "jobs have their own"),
         (("schedules", "1f1b", "--p", "4", "--m", "8", "--set", "plan.tp=4"), "it is for jobs"),
         (("schedules", "1f1b", "--p", "4", "--m", "8", "--why", "1,2"), "takes no such option"),
-        (("schedules", "1f1b", "--p", "4", "--m", "8", "--out", "a.pdf"), ".png or .svg"),
+        (("schedules", "1f1b", "--p", "4", "--m", "8", "--out", "a.jpg"), ".png, .svg or .pdf"),
         (("roofline", "job.yaml", "--by", "node"), "takes no such option"),
         (("communication", "job.yaml", "--by", "rack"), "there is no grouping"),
         (("timeline", "job.yaml", "job.yaml"), "is of one job"),

@@ -77,13 +77,35 @@ def test_a_frame_has_the_columns_and_values_of_a_sweep(report: meshcast.Report) 
     assert len(pandas.concat([own, own])) == 2
 
 
-@pytest.mark.parametrize("name", thinned(["breakdown", "memory", "timeline"], keep=3))
+@pytest.mark.parametrize("name", thinned(["breakdown", "memory", "timeline", "roofline", "communication"], keep=3))
 def test_figures(report: meshcast.Report, name: str, tmp_path: Path) -> None:
     figure = getattr(report, name)()
     assert isinstance(figure, Figure) and figure.axes
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # what IPython asks for
     figure.savefig(tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.33), ("page", 7.0), ("slide", 13.33)])
+def test_figures_are_as_wide_as_they_are_made_for(
+    report: meshcast.Report, width: Any, inches: float, tmp_path: Path
+) -> None:
+    figure = report.memory(width=width)
+    for suffix in ("pdf", "svg", "png"):
+        figure.savefig(tmp_path / f"figure.{suffix}")
+    (box,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", (tmp_path / "figure.pdf").read_bytes())
+    assert float(box) == pytest.approx(72 * inches, abs=0.5)
+    (points,) = re.findall(r'<svg [^>]*?width="([0-9.]+)pt"', (tmp_path / "figure.svg").read_text("utf-8"))
+    assert float(points) == pytest.approx(72 * inches, abs=0.5)
+    with pytest.raises(MeshcastError, match="no width of this name"):
+        report.roofline(width="poster")  # type: ignore[arg-type]
+
+
+def test_communication_by_stage(report: meshcast.Report) -> None:
+    words = [text.get_text() for text in report.communication(by="stage").texts]
+    assert any("between 2 stages" in word for word in words)
+    with pytest.raises(MeshcastError, match="no grouping of this name"):
+        report.communication(by="nodes")  # type: ignore[arg-type]
 
 
 def test_a_sweep_in_memory_and_in_a_file(tmp_path: Path) -> None:
@@ -105,7 +127,9 @@ def test_a_search_gives_reports_that_draw(tmp_path: Path) -> None:
     assert list(frame.step_time_s) == [plan.report.step_time for plan in found.best]
     assert isinstance(found.best[0].report, meshcast.Report)
     assert isinstance(found.best[0].report.timeline(), Figure)
-    assert "<table" in found._repr_html_() and len(frame) == len(found.best)
+    html = Text(found._repr_html_())
+    assert "plans in" in html.text and set(html.tags) == {"pre", "code", "span"} and len(frame) == len(found.best)
+    assert repr(found).startswith("<SearchResult: 4 plans, 2 listed, gap 0.00%; best ") and len(repr(found)) < 150
 
 
 def test_a_wrong_sweep_is_refused() -> None:

@@ -109,7 +109,7 @@ def test_command(results: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "none"), "--out", str(out)], "no such file"),
         ([str(results), "--why", "3"], "it names a value"),
         ([str(results), "--why", "3,9"], "no plan.pp of 9"),
-        ([str(results), "--out", str(tmp_path / "map.txt")], ".png or .svg"),
+        ([str(results), "--out", str(tmp_path / "map.txt")], ".png, .svg or .pdf"),
     ):
         done = CliRunner().invoke(app, ["plot", *words])
         assert done.exit_code == 2 and message in done.stderr, words

@@ -11,6 +11,7 @@ from experiments.explain.communication_matrix import communication_matrix
 from experiments.explain.roofline import step_roofline
 from experiments.plots import communication, memory, roofline, stage_memory
 from simulator import simulate
+from simulator.report.words import format_bytes
 from tests.experiments.plots.checks import draw_styled, shown_texts
 
 JOB: dict[str, Any] = {
@@ -50,8 +51,10 @@ def test_kernels_lie_below_their_roofs(report: Any) -> None:
     x, y = np.asarray(roof.get_xdata()), np.asarray(roof.get_ydata())
     assert y == pytest.approx(np.minimum(max(found.peaks.values()), x * found.memory_bandwidth))
     points_of_links = [one for one in found.network if one.busy_share >= roofline.LEAST_SHARE]
-    links = sorted((one.intensity, one.roof) for one in points_of_links)
-    assert np.array(sorted(offsets(network))) == pytest.approx(np.array(links))
+    links = sorted((one.intensity, one.attained) for one in points_of_links)
+    assert np.array(sorted(offsets(network))) == pytest.approx(np.array(links)), "where the report places them, too"
+    risers = sorted((line.get_xdata()[0], line.get_ydata()[1]) for line in network.lines if len(line.get_xdata()) == 2)
+    assert all((one.intensity, one.roof) in risers for one in points_of_links)
     words = " ".join(text.get_text() for text in shown_texts(figure))
     assert all(f"{tier} {rate / 1e9:,.4g} GB/s" in words for tier, rate in found.links.items()), "the network's roofs"
     for i, one in enumerate(drawn[: roofline.NUMBERED], 1):
@@ -69,7 +72,7 @@ def test_cells_are_the_bytes(report: Any) -> None:
         assert np.ma.filled(image, 0.0) == pytest.approx(matrix)
     words = " ".join(text.get_text() for text in shown_texts(figure))
     for axis, nbytes in found.sums.items():
-        assert f"{axis} {communication.format_bytes(nbytes)}" in words
+        assert f"{axis} {format_bytes(nbytes)}" in words
     assert "White: nothing is sent" in words
 
 
@@ -86,8 +89,7 @@ def test_the_finest_grouping_that_can_be_told_apart(report: Any) -> None:
 
 
 def test_bytes_have_units() -> None:
-    assert communication.format_bytes(3 * 2**40) == "3 TiB" and communication.format_bytes(1500) == "1.46 KiB"
-    assert communication.format_bytes(12) == "12 B"
+    assert format_bytes(3e12) == "3 TB" and format_bytes(1500) == "1.5 kB" and format_bytes(12) == "12 B"
 
 
 def test_curves_keep_the_peaks_of_all_devices(report: Any) -> None:

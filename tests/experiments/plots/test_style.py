@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ def test_shades_of_chunks_keep_the_kinds_apart() -> None:
     assert plain == ["F", "O"] and len(set(hatches)) == len(hatches) - 1
     darkest = lightness(style.shades(KINDS["F"].colour, 8)[0])
     assert darkest - lightness(style.rgb(KINDS["O"].colour)) > 5
+
+
+def test_passes_without_hatch_are_told_apart() -> None:
+    """Bars that are too low for a hatch: in a schedule with split backward passes the kinds have greys of their own."""
+    greys = sorted(lightness(style.rgb(KINDS[kind].colour)) for kind in "FBW")
+    assert all(b - a > 7 for a, b in pairwise(greys))
 
 
 def test_kinds_of_other_legends_are_told_apart() -> None:

@@ -98,6 +98,11 @@ def test_every_action_is_a_rectangle(report: Any) -> None:
     assert {"forward", "backward", "optimizer"} <= {*passes}
 
 
+def test_matrices_are_square(report: Any) -> None:
+    for figure in communication.make_section(report).figures.values():
+        assert figure.frame_width == figure.frame_height > 200
+
+
 def test_images_of_communication_have_one_scale(report: Any) -> None:
     figures = communication.make_section(report).figures
     assert len(figures) == 4  # all, tp, dp, pp

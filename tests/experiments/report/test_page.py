@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from experiments.report.charts import format_bytes, new_figure, sequential, to_hex
+from experiments.report.charts import new_figure, sequential, to_hex
 from experiments.report.html import BarPiece, bar, escape, table
 from experiments.report.page import PageSection, check_library, render_page
 from hardware.errors import PlanError
+from simulator.report.words import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
 

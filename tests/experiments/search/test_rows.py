@@ -92,7 +92,7 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
         (["--out", "plans.csv"], "--out is 'plans.csv': rows are written as .parquet. Write plans.parquet"),
         (["--out", "absent/plans.parquet"], "--out is 'absent/plans.parquet': the file cannot be written (there is no"),
         (["--out", "job.parquet"], "--out is 'job.parquet': the file exists and is not the result of a search"),
-        (["--plot", "plans.pdf"], "--plot is 'plans.pdf': a figure is drawn as .png or .svg. Write plans.png"),
+        (["--plot", "plans.jpg"], "--plot is 'plans.jpg': a figure is drawn as .png, .svg or .pdf. Write plans.png"),
         (
             ["--jobs-to", "job.parquet"],
             "--jobs-to is 'job.parquet': no files can be written into this folder (job.parquet",

@@ -211,6 +211,13 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
     "micro-batches do not interleave": ("batch.global", 12, P, "", ["multiples of pp = 2", "4 would work"]),
     "chunks without interleaving": ("plan.schedule", "1f1b", P, "plan.chunks", ["one chunk", "interleaved-1f1b"]),
     "interleaving without chunks": ("plan.chunks", 1, P, "plan.chunks", ["at least 2 chunks", "chunks: 2"]),
+    "interleaving, chunks unstated": (
+        "plan",
+        {"pp": 2, "schedule": "interleaved-1f1b"},
+        P,
+        "plan.schedule",
+        ["plan.chunks is not stated", "Add chunks: 2 to the plan", "8 layers / pp 2 admit 2, 4"],
+    ),
     "unknown schedule": ("plan.schedule", "1f1bb", P, "plan.schedule", ["no such schedule", "'1f1b'"]),
     "a path for a schedule": ("plan.schedule", "../data/ddp", P, "plan.schedule", ["no such schedule"]),
     "partition of too few": ("plan.partition", [4, 4], P, "plan.partition", ["4 stages", "2 entries"]),

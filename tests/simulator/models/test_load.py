@@ -62,8 +62,8 @@ EXACT = {
     "deepseek-v2": (235_741_434_880, "deepseek-ai/DeepSeek-V2"),
     "deepseek-v3": (671_026_419_200, "deepseek-ai/DeepSeek-V3, layers 0 to 60, scales of FP8 left out"),
     "kimi-k2": (1_026_408_232_448, "moonshotai/Kimi-K2-Base, scales of FP8 left out"),
-    "gpt-oss-20b": (20_914_757_184 - 24 * 64, "openai/gpt-oss-20b, less the sinks of attention"),
-    "gpt-oss-120b": (116_829_156_672 - 36 * 64, "openai/gpt-oss-120b, less the sinks of attention"),
+    "gpt-oss-20b": (20_914_757_184, "openai/gpt-oss-20b"),
+    "gpt-oss-120b": (116_829_156_672, "openai/gpt-oss-120b"),
     "gemma-2b": (2_506_172_416, "google/gemma-2b"),
     "gemma-7b": (8_537_680_896, "google/gemma-7b"),
 }

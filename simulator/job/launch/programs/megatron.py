@@ -67,7 +67,7 @@ WITHOUT_INFLUENCE = (
     r"|master_.*|node_rank|rdzv.*|max_restarts|local_ranks.*|tee|log_dir|role|manual_gc.*|empty_unused.*|check_.*|no_check_.*"
     r"|rerun_.*|error_injection.*|straggler.*|profile.*|use_pytorch_profiler|nvtx_.*|test_mode|disable_gloo.*"
     r"|ddp_average.*|no_gradient_reduce_div.*|cross_entropy_fusion_impl|te_rng_tracker|inference_.*|ckpt_convert.*|num_tokens_to_.*"
-    r"|model_provider|apply_wd.*|verify_integrity|async_strategy|softmax_type|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
+    r"|model_provider|apply_wd.*|verify_integrity|async_strategy|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
     r"|use_distributed_.*|train_samples|no_record.*|no_initialization|use_cpu_initialization|no_weight_decay.*|sbatch_.*"
     r"|override_.*|dataset.*|return_log.*|top_k|top_p|temperature|prompts?|max_tokens_to_oom|.*random_.*"
 )

@@ -26,6 +26,13 @@ SHAPE = (
     SettingRow("qk_layernorm", "model.qk_layernorm", "switch", ON, silent=False),
     SettingRow("qk_l2_norm", "model.qk_layernorm", "switch", {True: "l2"}),
     SettingRow("mtp_num_layers", "model.mtp", silent=0),
+    SettingRow(
+        "softmax_type",
+        "model.sinks",
+        "text",
+        {"vanilla": False, "off-by-one": False, "learnable": True},  # of which only the learnable one has parameters
+        silent=False,
+    ),
     SettingRow("vocab_size", "model.vocab"),
     SettingRow("padded_vocab_size", "model.vocab"),
 )
@@ -111,6 +118,10 @@ TOKENIZERS = {
 """Usual vocabularies of tokenizers, for files that do not state one; they are assumptions."""
 
 
+NO_VOCABULARY = "no --vocab-size is stated, and the tokenizer does not tell it; "
+"""Begin of the reason for a vocabulary that nothing tells."""
+
+
 def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     """Reads the shape of the model. rows: `COMMAND_LINE` or `CONFIGURATION`."""
     if (
@@ -151,12 +162,10 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     if "model.vocab" not in keys:
         tokenizer = reading.take("tokenizer_type")
         known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
-        why = (
-            f"the usual vocabulary of {tokenizer.value}"
-            if tokenizer and known
-            else "no vocabulary is stated; that of GPT-2"
-        )
-        reading.assume("model.vocab", known or 50257, why)
+        if tokenizer and known:
+            reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
+        else:
+            reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
 
 
 def _read_biases(reading: Reading) -> None:
@@ -167,7 +176,8 @@ def _read_biases(reading: Reading) -> None:
     qkv = reading.take_switch("add_qkv_bias", "qkv_bias")
     keys["model.qkv_bias"] = everywhere or qkv
     for key in ("model.proj_bias", "model.qkv_bias"):
-        reading.origins[key] = reading.origins["model.mlp_bias"]
+        if "model.mlp_bias" in reading.origins:  # not where the model is given beside the file
+            reading.origins[key] = reading.origins["model.mlp_bias"]
     if qkv:
         reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
 

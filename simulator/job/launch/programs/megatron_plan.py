@@ -13,7 +13,7 @@ from typing import Any
 from simulator.job.launch.table import ON, Reading, SettingRow, is_null, read_words
 
 DEGREES = (
-    SettingRow("micro_batch_size", "batch.micro", silent=1),
+    SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
     SettingRow("global_batch_size", "batch.global"),
     SettingRow("seq_length", "batch.sequence"),
     SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),

@@ -1,0 +1,16 @@
+"""The result of a search as a notebook shows it."""
+
+from __future__ import annotations
+
+from experiments.search.result import SearchResult
+
+
+class ShownSearchResult(SearchResult):
+    """A `SearchResult` that shows itself in notebooks as the page of ``meshcast search``."""
+
+    def _repr_html_(self) -> str:
+        """The page of ``meshcast search``."""
+        from experiments.notebook.html import to_html
+        from experiments.search.output.page import page
+
+        return to_html(page(self))
