@@ -47,6 +47,7 @@ FLOORS = [
     "simulator.report",
     "simulator.forecast",
     "simulator.bounds",
+    "simulator.runs",
     "simulator",
     "validation.traces",
     "validation.measurements",
