@@ -61,6 +61,7 @@ FLOORS = [
     "validation.claims",
     "validation.selfcheck",
     "experiments.sweeps",
+    "experiments.runs",
     "experiments.explain",
     "experiments.schema",
     "experiments.plots",

@@ -59,22 +59,23 @@ class Rate(ProgressColumn):
     """Points per second over the last half minute."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f} points/s" if task.speed else "")
+        return Text(f"{task.speed:,.3g} {task.description}/s" if task.speed else "")
 
 
 class Watch:
     """Progress bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
 
-    def __init__(self) -> None:
-        self.done = self.points = 0
-        columns = TextColumn("points"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
+    def __init__(self, word: str = "points") -> None:
+        """word: what is counted."""
+        self.done, self.points, self._word = 0, 0, word
+        columns = TextColumn(word), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
         console = Console(stderr=True)
         self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
 
     def __call__(self, done: int, points: int) -> None:
         self.done, self.points = done, points
         if not self.bar.task_ids:
-            self.bar.add_task("points", total=points, completed=done)
+            self.bar.add_task(self._word, total=points, completed=done)
             return
         self.bar.start()  # after the workers have started: a process with threads must not be forked
         self.bar.update(self.bar.task_ids[0], completed=done)

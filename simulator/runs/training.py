@@ -21,7 +21,7 @@ from simulator.runs.failures import Failure, FailureSource
 from simulator.runs.span import CheckpointTier, Span, make_span
 from simulator.runs.stragglers import Episodes, Jitter
 
-SPAN = 1024
+SPAN = 4096
 """Most steps of a span: their durations are drawn together."""
 
 TIMES = (
