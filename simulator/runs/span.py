@@ -78,7 +78,7 @@ def make_span(
 
     base: duration of a step without stragglers [s]. steps: that of every step of the span [s].
     last: the last step of the run, after which there are no pauses; None if it has no number.
-    since: time since the latest checkpoint of every tier [s].
+    since: time since the latest checkpoint of every tier [s]; infinity if there is none that may still be being written.
     evaluation: steps between two evaluations, and the duration of one [s].
     """
     numbers = done + 1 + np.arange(len(steps))

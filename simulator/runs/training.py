@@ -85,10 +85,13 @@ class SimulatedRun:
 
 
 class _Saved:
-    """Checkpoints of one tier: the latest that can be used, and those that are still being written."""
+    """Checkpoints of one tier: the latest that can be used, and those that are still being written.
+
+    since: when the latest one was taken, that may still be being written.
+    """
 
     def __init__(self, tier: CheckpointTier) -> None:
-        self.tier, self.latest, self.since = tier, Snapshot(), 0.0
+        self.tier, self.latest, self.since = tier, Snapshot(), -math.inf
         self._writing: list[tuple[float, Snapshot]] = []
 
     def add(self, taken: list[tuple[float, Snapshot]], now: float) -> None:
@@ -100,10 +103,10 @@ class _Saved:
         self._writing = self._writing[len(usable) :]
         self.latest = usable[-1] if usable else self.latest
 
-    def reset(self, state: Snapshot | None, now: float) -> None:
+    def reset(self, state: Snapshot | None) -> None:
         """Drops what is being written; a state becomes the latest checkpoint."""
         self._writing.clear()
-        self.latest, self.since = state or self.latest, now
+        self.latest, self.since = state or self.latest, -math.inf
 
 
 Waiting = Generator[Any, Any, Failure | None]
@@ -285,7 +288,7 @@ class Trainer:
         in_time = found is not None and not found.tier.every
         for saved in self._saved:
             ahead = saved.latest.done > state.done or in_time or (found is not None and saved.tier.load < found.tier.load)
-            saved.reset(state if ahead else None, self.env.now)
+            saved.reset(state if ahead else None)
         return found
 
     def _await_nodes(self) -> Waiting:
@@ -322,7 +325,7 @@ class Trainer:
             failure = yield from self._spend("checkpoint", saved.tier.stall + saved.tier.write)
             if failure is not None:
                 return failure
-            saved.reset(self.state, self.env.now)
+            saved.reset(self.state)
         load = regular[0].tier.load if regular else 0.0
         return (yield from self._spend("restart", setting.restart + load))
 
