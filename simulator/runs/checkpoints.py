@@ -91,7 +91,7 @@ def store_rates(cluster: Cluster, keys: Checkpoints) -> StoreRates:
         one = min(float(store.per_node or math.inf), ports)
     else:
         write = read = NODE_RATE * nodes
-        one = min(write, ports)
+        one = ports
         if keys.write_gb_per_s is None:
             assumed = f"a store that takes {NODE_RATE / 1e9:g} GB/s from every node (run.checkpoints.write_gb_per_s)"
     if keys.write_gb_per_s is not None:
