@@ -25,7 +25,7 @@ from hardware.load import Document, Fact, Value, catalog, explain, line_of, load
 from hardware.mixed import ByGroups
 from hardware.node import Node
 from hardware.reliability.components import Reliability
-from hardware.reliability.store import Store
+from hardware.reliability.store import CheckpointStore
 from hardware.shared import shared_instance
 from hardware.topology import Parts, Reach, reach
 
@@ -39,7 +39,7 @@ __all__ = [
     "Parts",
     "Reach",
     "Reliability",
-    "Store",
+    "CheckpointStore",
     "Tier",
     "Value",
     "catalog",

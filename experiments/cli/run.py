@@ -41,7 +41,9 @@ def run(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Parquet file, one row per run; the same command resumes it."),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the runs of an earlier command at --out.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the runs of an earlier command at --out.")
+    ] = False,
     plot: Annotated[
         str | None,
         typer.Option("--plot", metavar="PATH", help="Draw where the time goes, or with FOLDER/ the curves, too."),
@@ -56,7 +58,7 @@ def run(
         if out is not None:
             check_place(out, "--out")
         from experiments.pages.forecast import show
-        from experiments.pages.run import page
+        from experiments.pages.training.run import page
         from simulator import load_job, simulate
         from simulator.runs.inputs import make_run
 
@@ -70,7 +72,7 @@ def run(
             with _progress() as each:
                 drawn = draw_curves(planned, workers, each)
         for name, path in files.items():
-            from experiments.plots import runs as plots
+            from experiments.plots.training import runs as plots
 
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -116,6 +118,4 @@ def _progress() -> Iterator[Callable[[list], Iterator]]:  # type: ignore[type-ar
     from rich.progress import track
 
     console = Console(stderr=True)
-    yield lambda tasks: iter(
-        track(tasks, "curves", console=console, transient=True, disable=not console.is_terminal)
-    )
+    yield lambda tasks: iter(track(tasks, "curves", console=console, transient=True, disable=not console.is_terminal))

@@ -1,1 +1,1 @@
-"""Many simulated runs of a job: on all cores, stored and resumed, and curves over intervals, scales and failure rates."""
+"""Many simulated runs of a job: on all cores, stored and resumed; curves over intervals, scales, failures."""

@@ -189,7 +189,7 @@ def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
     if factor == 1:
         return plan
     scaled = job.to_dict()
-    sizes = job.plan.mesh[axis] * factor, job.batch.total * factor
+    sizes = job.plan.mesh[axis] * factor, (job.batch.total or 0) * factor
     if any(size != round(size) or size < 1 for size in sizes) or scaled["plan"].get("views"):
         return None
     scaled["plan"]["mesh"] = {**scaled["plan"]["mesh"], axis: round(sizes[0])}

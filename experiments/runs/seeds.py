@@ -32,23 +32,25 @@ Watch = Callable[[int, int], None]
 
 
 class Seeds(NamedTuple):
-    """Consecutive runs, with all that a worker needs. start, count: their numbers."""
+    """Consecutive runs, with all that a worker needs. start: number of the first one. runs: how many."""
 
     setting: RunSetting
     seed: int
     start: int
-    count: int
+    runs: int
 
 
 def simulate_seeds(task: Seeds) -> list[SimulatedRun]:
     """Simulates some of the runs of a job."""
-    return [simulate_run(task.setting, task.seed, task.start + i) for i in range(task.count)]
+    return [simulate_run(task.setting, task.seed, task.start + i) for i in range(task.runs)]
 
 
-def simulate_runs(plan: RunPlan, workers: int | None = None, watch: Watch = lambda done, runs: None) -> list[SimulatedRun]:
+def simulate_runs(
+    plan: RunPlan, workers: int | None = None, watch: Watch = lambda done, runs: None
+) -> list[SimulatedRun]:
     """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
     Raises PlanError if a worker is killed."""
-    tasks = _cut(plan, plan.seeds, range(-(-plan.seeds // CHUNK)), CHUNK)
+    tasks = _make_tasks(plan, plan.seeds, range(-(-plan.seeds // CHUNK)), CHUNK)
     found: list[SimulatedRun] = []
     with _open_map(workers, len(tasks)) as each:
         for runs in each(simulate_seeds, tasks):
@@ -66,10 +68,10 @@ def store_runs(
     restart: bool = False,
     watch: Watch = lambda done, runs: None,
 ) -> list[SimulatedRun]:
-    """Simulates all runs of a job into a Parquet file with a row for each; those that an earlier call has stored are not
-    simulated again.
+    """Simulates all runs of a job into a Parquet file with a row for each; those that an earlier call has stored are
+    not simulated again.
 
-    job: as plain data, as it was written. base: folder of its relative paths. restart: discards what is stored at `out`.
+    job: as plain data, as it was written. base: folder of its relative paths. restart: discards what `out` holds.
     Raises PlanError if rows cannot be written, or are those of another job.
     """
     chunk = max(CHUNK, -(-plan.seeds // MOST_CHUNKS))
@@ -78,7 +80,7 @@ def store_runs(
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)
         with _open_map(workers, len(todo)) as each:
-            answers = each(simulate_seeds, _cut(plan, plan.seeds, todo, chunk))
+            answers = each(simulate_seeds, _make_tasks(plan, plan.seeds, todo, chunk))
             for number, runs in zip(todo, answers, strict=True):
                 first = number * chunk
                 store.keep(number, [store.make_row(first + i, run) for i, run in enumerate(runs)])
@@ -87,7 +89,7 @@ def store_runs(
     return store.read_runs()
 
 
-def _cut(plan: RunPlan, runs: int, numbers: Iterable[int], size: int) -> list[Seeds]:
+def _make_tasks(plan: RunPlan, runs: int, numbers: Iterable[int], size: int) -> list[Seeds]:
     starts = [number * size for number in numbers]
     return [Seeds(plan.setting, plan.seed, start, min(size, runs - start)) for start in starts]
 

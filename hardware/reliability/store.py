@@ -11,7 +11,7 @@ StoreRate = Annotated[Value, quantity("bandwidth", per=("node",))]
 
 
 @catalog_model("stores")
-class Store(Strict):
+class CheckpointStore(Strict):
     """A store of checkpoints.
 
     Attributes:

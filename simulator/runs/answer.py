@@ -18,6 +18,20 @@ from simulator.runs.training import TIMES, SimulatedRun
 
 DAY = 86_400.0
 
+LABELS = {
+    "productive": "productive steps",
+    "lost_work": "lost work",
+    "checkpoint": "checkpoints",
+    "restart": "restarts",
+    "detection": "detection",
+    "straggling": "stragglers",
+    "waiting_for_spares": "waiting for spares",
+    "evaluation": "evaluation",
+    "data_stalls": "data stalls",
+    "elasticity": "missing replicas",
+}
+"""Names of `TIMES` on pages and plots."""
+
 BUSY = ("productive", "lost_work", "straggling", "elasticity")
 """Times in which steps run."""
 

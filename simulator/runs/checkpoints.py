@@ -64,11 +64,16 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
         # Schemes that shard weights keep no main copy of them beside the moments.
         ratios = [held / (parameters * each) for each in (moments + main, moments)]
         if report.job.adapters is None:
-            copies = max(1, round(min(ratios, key=lambda one: abs(one - round(one)) if one > 0.9 else 1.0)))
+            copies = max(1, round(min(ratios, key=_distance_to_whole)))
         else:
             parameters = held / (moments + main)
     saved = keys.bytes_per_parameter or float(BYTES.get(framework.main_weights, 4) + moments)
     return StateSize(parameters * saved, copies)
+
+
+def _distance_to_whole(ratio: float) -> float:
+    """How far a ratio is from a whole number; 1 for less than a whole copy."""
+    return abs(ratio - round(ratio)) if ratio > 0.9 else 1.0
 
 
 @dataclass(frozen=True)
@@ -122,16 +127,18 @@ def make_tiers(
             "sharded": (wrote, 0.0),
             "asynchronous": (to_host, wrote),
         }[keys.kind]
-        stall, write, loads = _stated(keys, stall, write, loads)
+        stall, write, loads = _replace_stated(keys, stall, write, loads)
         every = _interval(keys, stall, write, mtbf, step)
         return (CheckpointTier(every, stall, write, loads),)
     behind = CheckpointTier(max(1, math.ceil(max(keys.store_every_s, wrote) / step)), to_host, wrote, loads)
     if keys.kind == "just-in-time":
         if size.copies < 2:
             rule = "a checkpoint after a failure needs a second copy of every state, and the replicas shard theirs"
-            remedy = "Write plan.zero: 0, shard the states over a part of the replicas (plan.shard), or choose another kind"
+            remedy = (
+                "Write plan.zero: 0, shard the states over a part of the replicas (plan.shard), or choose another kind"
+            )
             raise PlanError("run.checkpoints.kind", rule, remedy, keys.kind)
-        stall, write, loads = _stated(keys, wrote, 0.0, loads)
+        stall, write, loads = _replace_stated(keys, wrote, 0.0, loads)
         return CheckpointTier(0, stall, write, loads, size.copies - 1), behind
     if cluster.nodes < keys.copies:
         rule = f"{keys.copies} copies of every part need as many nodes, and the cluster has {cluster.nodes}"
@@ -139,12 +146,12 @@ def make_tiers(
     network = cluster.scale_out.bandwidth
     sent = (keys.copies - 1) * part / network if keys.copies > 1 else 0.0
     fetched = size.nbytes / cluster.nodes / (network * cluster.gpus_per_node) if network else 0.0
-    stall, write, loads = _stated(keys, 0.0, to_host + sent, to_host + fetched)
+    stall, write, loads = _replace_stated(keys, 0.0, to_host + sent, to_host + fetched)
     every = keys.every_steps or max(1, math.ceil((keys.every_s or 0.0) / step))
     return CheckpointTier(every, stall, write, loads, keys.copies - 1), behind
 
 
-def _stated(keys: Checkpoints, stall: float, write: float, load_: float) -> tuple[float, float, float]:
+def _replace_stated(keys: Checkpoints, stall: float, write: float, load_: float) -> tuple[float, float, float]:
     """Times of a checkpoint, those that the job states in their places [s]. write: from the end of the stall on."""
     stall = stall if keys.stall_s is None else keys.stall_s
     write = write if keys.write_s is None else max(keys.write_s - stall, 0.0)

@@ -37,7 +37,7 @@ class ObservedLog:
 
 
 def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
-    """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake in it, with its line."""
+    """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its line."""
     try:
         text = read_text(path, DATA)
     except Unreadable as error:
@@ -47,7 +47,9 @@ def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
     for name in COLUMNS[:2]:
         if name not in heads:
             rule = f"the log has no column {name}, but {', '.join(heads[:8]) or 'no headings'}"
-            raise PlanError(f"{path}:1", rule, nearest(name, heads) if heads else "Write time_h,component,nodes,repair_h")
+            raise PlanError(
+                f"{path}:1", rule, nearest(name, heads) if heads else "Write time_h,component,nodes,repair_h"
+            )
     found: list[Failure] = []
     for row in rows:
         cells = {str(key).strip(): (value or "").strip() for key, value in row.items() if isinstance(value, str)}
@@ -67,7 +69,9 @@ def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequ
     if before and time * HOUR < before[-1].time:
         raise PlanError(f"{where} time_h", "times rise from row to row", "Sort the rows by time_h", cells["time_h"])
     if not cells["component"]:
-        raise PlanError(f"{where} component", "a failure has a component", "Write gpu, nic, node, software or another word")
+        raise PlanError(
+            f"{where} component", "a failure has a component", "Write gpu, nic, node, software or another word"
+        )
     lost = []
     for word in cells.get("nodes", "").split():
         if not word.isdecimal() or (nodes is not None and int(word) >= nodes):
@@ -106,8 +110,8 @@ class FittedRate:
 
     failures: number of them. mtbf: mean time [s], the estimate of greatest likelihood under exponential times: observed
     time over failures. low, high: 90 % interval of it. shape, scale: of the Weibull distribution of greatest likelihood
-    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential one; above 1.92 a shape of 1 is
-    outside of the 95 % interval.
+    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential one; above 1.92 a shape of 1
+    is outside of the 95 % interval.
     """
 
     component: str
@@ -140,7 +144,9 @@ def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:
     shape, scale, gain = 1.0, observed / count, 0.0
     if len(gaps) >= LEAST:
         shape, scale = fit_weibull(gaps, rest)
-        gain = _likelihood(gaps, rest, shape, scale) - _likelihood(gaps, rest, 1.0, float(gaps.sum() + rest) / len(gaps))
+        gain = _likelihood(gaps, rest, shape, scale) - _likelihood(
+            gaps, rest, 1.0, float(gaps.sum() + rest) / len(gaps)
+        )
     return FittedRate(name, count, observed / count, observed / high, observed / low, shape, scale, max(gain, 0.0))
 
 

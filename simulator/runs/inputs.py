@@ -1,4 +1,4 @@
-"""From a forecast to a run: every figure that a simulated run depends on, from the job, its forecast and the catalog."""
+"""From a forecast to a run: all that a simulated run depends on, from the job, its forecast and the catalog."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def make_run(report: Report) -> RunPlan:
         rule = "the run has no length"
         raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
     jitter = Jitter(stragglers.jitter, stragglers.distribution, stragglers.ranks or job.cluster.gpus)
-    step = report.step_time * jitter.expected()
+    step = report.step_time * jitter.mean_duration()
     sources = _list_sources(job, failures, rates)
     mtbf = _mean_time(sources)
     size, store = state_size(report, checkpoints), store_rates(job.cluster, checkpoints)

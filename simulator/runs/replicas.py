@@ -73,7 +73,7 @@ def drop_replicas(job: Job, axis: str, missing: int, batches: int) -> dict[str, 
             rule = "the experts are spread over replicas, none of which can be missing"
             raise PlanError("run.recovery.elastic", rule, "Write elastic: none, or a smaller ep")
         view[outer] = view[outer] // before * left
-    found["batch"]["global"] = job.batch.total // (batches * before) * each * left
+    found["batch"]["global"] = (job.batch.total or 0) // (batches * before) * each * left
     found["batch"].pop("microbatches", None)
     gpus = job.cluster.gpus // before * left
     cluster = job.cluster

@@ -1,7 +1,7 @@
 """A span: consecutive steps with the pauses after them, whose times are known before they pass.
 
-Nothing else happens within it, unless an event cuts it short: so many steps cost one event, and each of them still has a
-duration of its own.
+Nothing else happens within it, unless an event cuts it short: so many steps cost one event, and each of them still has
+a duration of its own.
 """
 
 from __future__ import annotations
@@ -57,12 +57,18 @@ class Span:
         """Duration [s]."""
         return float(self.ends[-1])
 
-    def cut(self, elapsed: float) -> Span:
+    def end_at(self, elapsed: float) -> Span:
         """The span up to the end of the step, or of the pauses, in which it is after so many seconds."""
         keep = min(int(np.searchsorted(self.ends, elapsed, side="left")) + 1, self.count)
-        parts = (self.steps, self.checkpoint, self.evaluation, self.step_ends, self.ends)
-        taken = tuple(at[at < keep] for at in self.taken)
-        return Span(self.base, *(one[:keep] for one in parts), taken)
+        return Span(
+            self.base,
+            self.steps[:keep],
+            self.checkpoint[:keep],
+            self.evaluation[:keep],
+            self.step_ends[:keep],
+            self.ends[:keep],
+            tuple(at[at < keep] for at in self.taken),
+        )
 
 
 def make_span(
@@ -78,7 +84,7 @@ def make_span(
 
     base: duration of a step without stragglers [s]. steps: that of every step of the span [s].
     last: the last step of the run, after which there are no pauses; None if it has no number.
-    since: time since the latest checkpoint of every tier [s]; infinity if there is none that may still be being written.
+    since: time since the latest checkpoint of every tier [s]; infinity: all are written.
     evaluation: steps between two evaluations, and the duration of one [s].
     """
     numbers = done + 1 + np.arange(len(steps))

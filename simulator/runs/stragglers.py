@@ -56,8 +56,8 @@ def _ratio(polynomials: tuple[tuple[float, ...], tuple[float, ...]], at: np.ndar
 class Jitter:
     """Durations of a step relative to its forecast, on the slowest of several ranks.
 
-    sigma: standard deviation of the duration on one rank; of its logarithm with lognormal. With exponential a rank takes
-        1 + sigma x, where x is exponentially distributed with mean 1.
+    sigma: standard deviation of the duration on one rank; of its logarithm with lognormal. With exponential a rank
+        takes 1 + sigma x, where x is exponentially distributed with mean 1.
     distribution: of the duration on one rank; its median is 1 with normal and lognormal.
     ranks: number of ranks, which vary independently.
     """
@@ -80,7 +80,7 @@ class Jitter:
         values = self.sigma * normal_quantile(exceeded)
         return np.exp(values) if self.distribution == "lognormal" else np.maximum(1.0 + values, 0.0)
 
-    def expected(self) -> float:
+    def mean_duration(self) -> float:
         """Mean duration of a step over its forecast: that of the slowest rank."""
         if self.sigma == 0.0:
             return 1.0

@@ -120,7 +120,7 @@ class _Pace(NamedTuple):
     data: bool = False
 
 
-class Trainer:
+class TrainingProcess:
     """The process of one run, and what it has done so far."""
 
     def __init__(self, setting: RunSetting, entropy: np.random.SeedSequence) -> None:
@@ -184,7 +184,7 @@ class Trainer:
                     self._book(span, began, self.env.now - began)
                     return stop.cause
                 self._note(stop.cause)
-                span = span.cut(self.env.now - began)
+                span = span.end_at(self.env.now - began)
 
     def _plan_span(self) -> Span:
         setting, done = self.setting, self.state.done
@@ -287,7 +287,9 @@ class Trainer:
         self.state = state
         in_time = found is not None and not found.tier.every
         for saved in self._saved:
-            ahead = saved.latest.done > state.done or in_time or (found is not None and saved.tier.load < found.tier.load)
+            ahead = (
+                saved.latest.done > state.done or in_time or (found is not None and saved.tier.load < found.tier.load)
+            )
             saved.reset(state if ahead else None)
         return found
 
@@ -379,7 +381,7 @@ def _latest(at: np.ndarray, moments: np.ndarray, now: float, write: float) -> li
 
 def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:
     """Simulates run `number`, counted from 0, of those with this seed: the same whoever simulates it, in any order."""
-    return Trainer(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run()
+    return TrainingProcess(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run()
 
 
 def without_failures(setting: RunSetting) -> RunSetting:

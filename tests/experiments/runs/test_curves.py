@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.plots import runs as plots
+from experiments.plots.training import runs as plots
 from experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from experiments.runs.seeds import simulate_runs
 from simulator import load_job, simulate

@@ -92,5 +92,7 @@ def test_rates_of_components(tmp_path: Path) -> None:
     (found,) = fit_rates(log)
     assert isinstance(found, FittedRate) and found.failures == 200
     assert found.mtbf == pytest.approx(log.observed / 200)
-    assert found.low < 36_000 < found.high and found.high / found.low == pytest.approx(math.exp(2 * 1.645 / 200**0.5), rel=0.03)
+    assert found.low < 36_000 < found.high and found.high / found.low == pytest.approx(
+        math.exp(2 * 1.645 / 200**0.5), rel=0.03
+    )
     assert found.shape == pytest.approx(1.0, abs=0.17) and 0 <= found.gain < 3.3  # three standard deviations, 1 %

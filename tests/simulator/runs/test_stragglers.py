@@ -34,7 +34,7 @@ def test_the_expected_maximum_is_that_of_theory(distribution, ranks: int) -> Non
     jitter = Jitter(0.1, distribution, ranks)
     known = theory(distribution, 0.1, ranks)
     drawn = jitter.draw(np.random.default_rng(1), 40_000)
-    assert jitter.expected() == pytest.approx(known, rel=2e-3)
+    assert jitter.mean_duration() == pytest.approx(known, rel=2e-3)
     # The excess over the forecast, not the whole duration, within 2 %.
     if ranks > 1:
         assert drawn.mean() - 1 == pytest.approx(known - 1, rel=0.02)
@@ -50,7 +50,7 @@ def test_draws_have_the_distribution_of_the_maximum_of_as_many() -> None:
 
 def test_without_jitter_steps_are_those_of_the_forecast() -> None:
     assert Jitter(0.0, "normal", 100).draw(np.random.default_rng(0), 3).tolist() == [1.0, 1.0, 1.0]
-    assert Jitter().expected() == 1.0
+    assert Jitter().mean_duration() == 1.0
 
 
 def test_waits_for_data_are_exponential_and_other_pauses_fixed() -> None:

@@ -13,21 +13,8 @@ from experiments.plots import style
 from experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
 from experiments.runs.curves import CurvePoint, RunCurves
 from simulator.report.words import describe_plan, format_seconds
-from simulator.runs.answer import RunAnswer
+from simulator.runs.answer import LABELS, RunAnswer
 from simulator.runs.training import TIMES
-
-NAMES = {
-    "productive": "productive steps",
-    "lost_work": "lost work",
-    "checkpoint": "checkpoints",
-    "restart": "restarts",
-    "detection": "detection",
-    "straggling": "stragglers",
-    "waiting_for_spares": "waiting for spares",
-    "evaluation": "evaluation",
-    "data_stalls": "data stalls",
-    "elasticity": "missing replicas",
-}
 
 COLOURS = (
     *(style.BLUE, style.ORANGE, style.YELLOW, style.GREEN, style.PURPLE),
@@ -83,10 +70,10 @@ def stacked_bar(answer: RunAnswer) -> Figure:
     y = _bar(sheet, answer, shown, left, top, width, "all of the time")
     lost = [name for name in shown if name != "productive"]
     y = _bar(sheet, answer, lost, left, y, width, f"what is not productive: {1 - answer.goodput:.2%}") if lost else y
-    names = max(text_width(NAMES[name]) for name in shown)
+    names = max(text_width(LABELS[name]) for name in shown)
     for name in shown:
         sheet.patch(left, y - 0.09, 0.14, 0.1, **LOOKS[name])
-        sheet.text(left + 0.2, y, NAMES[name], fontsize=style.SMALL)
+        sheet.text(left + 0.2, y, LABELS[name], fontsize=style.SMALL)
         seconds = answer.time_s[name]
         words = f"{seconds / 3600:,.4g} h, {seconds / answer.seconds:.2%}"
         sheet.text(left + 0.4 + names, y, words, fontsize=style.SMALL)
@@ -122,7 +109,9 @@ def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
         ("GPUs", curves.scale, lambda value: f"{value:,.0f}"),
     ]
     panels = [one for one in panels if len(one[1]) > 1]
-    note = "Points: mean of simulated runs; bars: nine of ten runs; line: Daly's formula, which knows neither spare nodes"
+    note = (
+        "Points: mean of simulated runs; bars: nine of ten runs; line: Daly's formula, which knows neither spare nodes"
+    )
     note += " nor stragglers. All points have the same random numbers."
     top, narrow = heading.bottom + 0.2, style.is_narrow()
     rows = len(panels) if narrow else 1

@@ -11,25 +11,11 @@ from rich.text import Text
 
 from experiments.runs.curves import CurvePoint, RunCurves
 from simulator.report.words import format_count, format_number, format_seconds
-from simulator.runs.answer import RunAnswer
+from simulator.runs.answer import LABELS, RunAnswer
 from simulator.runs.training import TIMES
 
 BAR = 30
 """Columns of the longest bar."""
-
-LABELS = {
-    "productive": "productive steps",
-    "lost_work": "lost work",
-    "checkpoint": "checkpoints",
-    "restart": "restarts",
-    "detection": "detection",
-    "straggling": "stragglers",
-    "waiting_for_spares": "waiting for spares",
-    "evaluation": "evaluation",
-    "data_stalls": "data stalls",
-    "elasticity": "missing replicas",
-}
-"""Names of `TIMES` on pages and plots."""
 
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
@@ -37,7 +23,9 @@ def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = 
     parts: list[RenderableType] = [Text(describe_run(answer), "bold"), Text(), headline(answer), Text(), times(answer)]
     if curves is not None:
         parts += [Text(), *curve_tables(answer, curves)]
-    assumed = [Text(f"assumed    {text}" if i == 0 else f"           {text}") for i, text in enumerate(answer.plan.assumed)]
+    assumed = [
+        Text(f"assumed    {text}" if i == 0 else f"           {text}") for i, text in enumerate(answer.plan.assumed)
+    ]
     parts += [Text(), *assumed]
     if out is not None:
         parts.append(Text(f"runs       {out}"))
