@@ -62,7 +62,7 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
     copies = 1
     if held:
         # Schemes that shard weights keep no main copy of them beside the moments.
-        ratios = [held / (parameters * each) for each in (moments + main, moments)]
+        ratios: list[float] = [held / (parameters * each) for each in (moments + main, moments)]
         if report.job.adapters is None:
             copies = max(1, round(min(ratios, key=_distance_to_whole)))
         else:

@@ -78,15 +78,15 @@ LOG = "time_h,component,nodes\n" + "".join(f"{7 * i},gpu,{i % 2}\n{7 * i + 3},so
 
 def test_rates_of_a_log_become_keys_of_a_job(job: Path, tmp_path: Path) -> None:
     log, keys = tmp_path / "failures.csv", tmp_path / "keys.yaml"
-    log.write_text(LOG + "300,end,\n", "utf-8")
+    log.write_text(LOG + "206,end,\n", "utf-8")
     assert run("import", "failure-log", log, "--out", keys).exit_code == 0
     components = read_yaml(keys).data["run"]["failures"]["components"]
-    assert components["gpu"] == {"per": "job", "mtbf_hours": pytest.approx(300 / 29), "shape": 20.0}
+    assert components["gpu"] == {"per": "job", "mtbf_hours": pytest.approx(206 / 29), "shape": 20.0}
     assert components["software"]["loses"] == "nothing"
     found = json.loads(run("import", "failure-log", log, "--gpus", 16, "--json").stdout)
-    assert found["run"]["failures"]["components"]["gpu"] == {"per": "gpu", "mtbf_hours": pytest.approx(16 * 300 / 29)}
+    assert found["run"]["failures"]["components"]["gpu"] == {"per": "gpu", "mtbf_hours": pytest.approx(16 * 206 / 29)}
     (low, high), count = found["fits"][0]["mtbf_interval_90_hours"], found["fits"][0]["failures"]
-    assert low < 300 / 29 < high and count == 29
+    assert low < 206 / 29 < high and count == 29
     change = json.dumps(found["run"]["failures"])
     assert run("run", job, "--set", f"run.failures={change}", "--set", "run.seeds=1").exit_code == 0
     assert run("import", "failure-log", log, "--rank", 3).exit_code == 2
