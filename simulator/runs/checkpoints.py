@@ -64,7 +64,7 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
         # Schemes that shard weights keep no main copy of them beside the moments.
         ratios: list[float] = [held / (parameters * each) for each in (moments + main, moments)]
         if report.job.adapters is None:
-            copies = max(1, round(min(ratios, key=_distance_to_whole)))
+            copies = max(1, round(sorted(ratios, key=_distance_to_whole)[0]))
         else:
             parameters = held / (moments + main)
     saved = keys.bytes_per_parameter or float(BYTES.get(framework.main_weights, 4) + moments)
