@@ -18,6 +18,7 @@ from rich.text import Text
 from experiments.sweeps.merge import merge
 from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import load_sweep, run
+from experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from hardware.errors import PlanError
 from simulator.report.figures import shown_in
@@ -99,7 +100,7 @@ STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
-    """The plans that fit with the highest `RANKED_BY`."""
+    """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("best", justify="right", style="bold")
     for name in fields:
@@ -107,12 +108,18 @@ def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
         head = f"{inside}.\n{last}" if inside else name
         table.add_column(head, justify="right", overflow="fold", vertical="bottom")
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
+    if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
+        figures = [figure for figure in figures if figure.name == "step_time_s"]
     for figure in figures:
         table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
+    simulated = [column for column in COLUMNS if column.name in rows[0]]
+    for column in simulated:
+        table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in fields)
         changed = ["" if word is None else describe_value(word) for word in words]
-        table.add_row(str(place), *changed, *(figure.cell(row[figure.name]) for figure in figures))
+        cells = [one.cell(row[one.name]) for one in (*figures, *simulated)]
+        table.add_row(str(place), *changed, *cells)
     return table
 
 
