@@ -118,7 +118,8 @@ def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in fields)
         changed = ["" if word is None else describe_value(word) for word in words]
-        cells = [one.cell(row[one.name]) for one in (*figures, *simulated)]
+        cells = [figure.cell(row[figure.name]) for figure in figures]
+        cells += [column.cell(row[column.name]) for column in simulated]
         table.add_row(str(place), *changed, *cells)
     return table
 
