@@ -82,7 +82,8 @@ def make_run(report: Report) -> RunPlan:
     if steps is None and run.days is None:
         rule = "the run has no length"
         raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
-    jitter = Jitter(stragglers.jitter, stragglers.distribution, stragglers.ranks or job.cluster.gpus)
+    ranks = stragglers.ranks or job.cluster.gpus
+    jitter = Jitter(stragglers.jitter, stragglers.distribution, ranks, _steps_between_barriers(report))
     step = report.step_time * jitter.mean_duration()
     sources = _list_sources(job, failures, rates)
     mtbf = _mean_time(sources)
@@ -112,6 +113,11 @@ def make_run(report: Report) -> RunPlan:
         *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []),
     ]
     return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, store, mtbf, tuple(assumed))
+
+
+def _steps_between_barriers(report: Report) -> int:
+    """Steps after which replicas wait for each other: the period of the data scheme."""
+    return max((scheme.period for scheme in report.play.plan.family("data")), default=1)
 
 
 def _first(stated: float | None, other: float) -> float:

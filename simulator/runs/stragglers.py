@@ -60,25 +60,43 @@ class Jitter:
         takes 1 + sigma x, where x is exponentially distributed with mean 1.
     distribution: of the duration on one rank; its median is 1 with normal and lognormal.
     ranks: number of ranks, which vary independently.
+    barrier: steps after which ranks wait for each other: 1, or more where replicas train on their own for a while. What
+        counts is then the mean duration of so many steps of a rank, which varies less: E[max over n of the sum of H] /
+        (H E[t]).
     """
 
     sigma: float = 0.0
     distribution: Distribution = "lognormal"
     ranks: int = 1
+    barrier: int = 1
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Durations of so many steps, each over the forecast."""
         if self.sigma == 0.0:
             return np.ones(count)
-        exceeded = -np.expm1(-rng.standard_exponential(count) / self.ranks)
-        return self.quantile(np.maximum(exceeded, np.finfo(float).tiny))
+        rounds = -(-count // self.barrier)
+        exceeded = -np.expm1(-rng.standard_exponential(rounds) / self.ranks)
+        return np.repeat(self.quantile(np.maximum(exceeded, np.finfo(float).tiny)), self.barrier)[:count]
 
     def quantile(self, exceeded: np.ndarray) -> np.ndarray:
-        """Duration on one rank that is exceeded with these probabilities, over the forecast."""
+        """Duration on one rank that is exceeded with these probabilities, over the forecast: of a step, or the mean of
+        those between two barriers.
+
+        The mean of several normal durations is normal. Of exponential ones it is gamma distributed, whose cube root is
+        nearly normal (Wilson and Hilferty 1931); of lognormal ones nearly lognormal, with their mean and variance
+        (Fenton 1960).
+        """
+        steps = self.barrier
         if self.distribution == "exponential":
-            return 1.0 - self.sigma * np.log(exceeded)
-        values = self.sigma * normal_quantile(exceeded)
-        return np.exp(values) if self.distribution == "lognormal" else np.maximum(1.0 + values, 0.0)
+            if steps == 1:
+                return 1.0 - self.sigma * np.log(exceeded)
+            root = 1 - 1 / (9 * steps) + normal_quantile(exceeded) / (3 * math.sqrt(steps))
+            return 1.0 + self.sigma * np.maximum(root, 0.0) ** 3
+        values = normal_quantile(exceeded)
+        if self.distribution == "normal":
+            return np.maximum(1.0 + self.sigma / math.sqrt(steps) * values, 0.0)
+        variance = math.log1p(math.expm1(self.sigma**2) / steps)
+        return np.exp((self.sigma**2 - variance) / 2 + math.sqrt(variance) * values)
 
     def mean_duration(self) -> float:
         """Mean duration of a step over its forecast: that of the slowest rank."""

@@ -142,3 +142,8 @@ def test_mistakes_are_told(run: dict[str, Any], words: str) -> None:
 def test_a_plan_with_one_replica_is_not_elastic() -> None:
     with pytest.raises(MeshcastError, match="has one"):
         plan({"recovery": {"elastic": "templates"}}, plan={"tp": 8, "pp": 4})
+
+
+def test_replicas_that_train_on_their_own_meet_after_a_period() -> None:
+    found = plan({"stragglers": {"jitter": 0.1}}, plan={"tp": 2, "dp_scheme": {"use": "local-sgd", "period": 16}})
+    assert found.setting.jitter.barrier == 16 and plan({}).setting.jitter.barrier == 1

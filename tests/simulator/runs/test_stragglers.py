@@ -58,3 +58,23 @@ def test_waits_for_data_are_exponential_and_other_pauses_fixed() -> None:
     assert Episodes(10.0, pause=4.0).draw_pause(rng) == 4.0
     waits = [Episodes(10.0, pause=4.0, data=True).draw_pause(rng) for _ in range(4000)]
     assert np.mean(waits) == pytest.approx(4.0, rel=0.05) and np.std(waits) == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("distribution", "sigma"), [("normal", 0.1), ("lognormal", 0.2), ("exponential", 0.1)])
+def test_ranks_that_meet_rarely_wait_less(distribution, sigma: float) -> None:
+    """Local SGD: the slow-down is E[max over n of the sum of H durations] / (H E[t]) and shrinks as H grows."""
+    rng, before = np.random.default_rng(7), 1e9
+    draws = {
+        "normal": lambda size: 1 + sigma * rng.standard_normal(size),
+        "lognormal": lambda size: np.exp(sigma * rng.standard_normal(size)),
+        "exponential": lambda size: 1 + sigma * rng.standard_exponential(size),
+    }
+    for steps in (1, 2, 8, 32):
+        jitter = Jitter(sigma, distribution, 64, steps)
+        known = float(draws[distribution]((2000, 64, steps)).mean(axis=2).max(axis=1).mean())
+        mean = Jitter(sigma, distribution, 1, steps).mean_duration()
+        assert jitter.mean_duration() - mean == pytest.approx(known - mean, rel=0.04)
+        drawn = jitter.draw(np.random.default_rng(2), 40_000 // steps * steps)
+        assert drawn.mean() == pytest.approx(jitter.mean_duration(), rel=0.01)
+        assert jitter.mean_duration() < before
+        before = jitter.mean_duration()

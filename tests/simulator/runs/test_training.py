@@ -231,6 +231,18 @@ def test_weibull_failures_beside_an_independent_simulation(shape: float) -> None
     assert goodput(setting, 12) == pytest.approx(known, rel=0.01)
 
 
+def test_a_failure_wastes_the_write_and_half_an_interval() -> None:
+    """Gemini's equation 1 (Wang et al. 2023, SOSP): t_ckpt + 1 / 2f + t_rtvl, for failures that are rare."""
+    write, every, load = 90.0, 30, 40.0
+    tiers = (CheckpointTier(every, 0.0, write, load),)
+    setting = RunSetting(Elasticity((5.0,)), 400_000, sources=(one(5000.0),), tiers=tiers)
+    runs = [simulate_run(setting, 2, number) for number in range(4)]
+    failures = sum(run.failures["node"] for run in runs)
+    wasted = sum(run.time_s["lost_work"] + run.time_s["restart"] for run in runs) / failures
+    # Failures before the first checkpoint after a recovery find an older one, as far back as they come themselves.
+    assert wasted == pytest.approx(write + every * 5.0 / 2 + load, rel=0.06)
+
+
 # ------------------------------------------------------------------------------------------- seeds
 
 
