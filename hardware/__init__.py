@@ -24,6 +24,8 @@ from hardware.link import Link
 from hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
 from hardware.mixed import ByGroups
 from hardware.node import Node
+from hardware.reliability.components import Reliability
+from hardware.reliability.store import CheckpointStore
 from hardware.shared import shared_instance
 from hardware.topology import Parts, Reach, reach
 
@@ -36,6 +38,8 @@ __all__ = [
     "Node",
     "Parts",
     "Reach",
+    "Reliability",
+    "CheckpointStore",
     "Tier",
     "Value",
     "catalog",

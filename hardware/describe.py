@@ -17,6 +17,8 @@ from hardware.gpu import GPU
 from hardware.link import Link
 from hardware.load import Fact, Value, catalog, load
 from hardware.node import Node
+from hardware.reliability.components import Reliability
+from hardware.reliability.store import CheckpointStore
 
 HEAD = """# The catalog
 
@@ -100,6 +102,7 @@ def page() -> str:
     for title, kind, columns in SECTIONS:
         parts += [f"## {title}\n", _table(kind, columns, sources), *_notes(kind, columns)]
     parts += ["## Clusters\n", _clusters()]
+    parts += ["## Reliability\n", _reliability(sources), "## Stores of checkpoints\n", _stores(sources)]
     listed = "\n".join(f"{number}. {text}" for text, number in sources.items())
     parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed_rows()]
     return "\n".join(parts)
@@ -188,6 +191,34 @@ def _clusters() -> str:
     return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
 
 
+def _reliability(sources: dict[str, int]) -> str:
+    """Failures of every component of an entry, and the times after a failure."""
+    rows = []
+    for name in catalog("reliability"):
+        entry: Reliability = load("reliability", name)
+        for component, one in entry.components.items():
+            counted = f"{_cell(one.failures, sources)} of {_cell(one.units, sources)}" if one.failures else ""
+            hours = f"{entry.mtbf(component) / 3600:,.0f}"
+            stated = _cell(one.mtbf, sources) or _cell(entry.observed, sources)
+            rows.append([f"`{name}`", f"`{component}`", one.per, counted, stated, hours, one.loses])
+        after = {"detection": entry.detection, "scheduling": entry.scheduling, "warm-up": entry.warm_up}
+        after["repair"] = entry.repair
+        rows.append(
+            [f"`{name}`", entry.title, "", "", ", ".join(f"{n} {_cell(v, sources)}" for n, v in after.items()), "", ""]
+        )
+    heads = ["entry", "component", "per", "failures of units", "observed for, or mean time", "MTBF of one [h]", "loses"]
+    return _rows(heads, rows)
+
+
+def _stores(sources: dict[str, int]) -> str:
+    rows = []
+    for name in catalog("stores"):
+        store: CheckpointStore = load("stores", name)
+        rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
+        rows.append([f"`{name}`", store.title, *rates])
+    return _rows(["store", "", "writing", "reading", "one node", "rates are of nodes"], rows)
+
+
 def _level(level: Level) -> str:
     """One level of a fabric: how many nodes it joins, and what it passes."""
     nodes = " + ".join(map(str, level.blocks)) if level.blocks else level.nodes or "all"
@@ -199,7 +230,7 @@ def _level(level: Level) -> str:
 def _assumed_rows() -> str:
     rows = [
         [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
-        for kind in ("gpus", "links", "nodes")
+        for kind in ("gpus", "links", "nodes", "reliability", "stores")
         for name in catalog(kind)
         for path, item in values(load(kind, name))
         if item.kind == "assumed"

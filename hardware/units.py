@@ -26,7 +26,7 @@ UNITS: dict[str, dict[str, float]] = {
     "bytes": _BYTES,
     "bandwidth": {f"{unit}/s": size for unit, size in (_BYTES | _BITS).items()},
     "flops": {"FLOP/s": 1.0, "GFLOP/s": GIGA, "TFLOP/s": TERA, "PFLOP/s": PETA, "EFLOP/s": EXA},
-    "time": {"s": 1.0, "ms": 1e-3, "us": MICRO, "µs": MICRO, "ns": 1e-9},
+    "time": {"s": 1.0, "ms": 1e-3, "us": MICRO, "µs": MICRO, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
     "frequency": {"Hz": 1.0, "kHz": KILO, "MHz": MEGA, "GHz": GIGA},
     "power": {"W": 1.0, "kW": KILO, "MW": MEGA},
     "count": {"": 1.0},

@@ -25,6 +25,7 @@ from simulator.job.framework import (
     framework_names,
     load_framework,
 )
+from simulator.job.run_keys import keys as run_keys
 from simulator.models.branches import Branch
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
@@ -59,6 +60,14 @@ JOB = [
     job.LongPlan,
     job.SchemeEntry,
     job.StagePlan,
+    run_keys.Failures,
+    run_keys.FailingComponent,
+    run_keys.Checkpoints,
+    run_keys.Recovery,
+    run_keys.RunStragglers,
+    run_keys.SlowEpisode,
+    run_keys.Evaluation,
+    run_keys.DataStalls,
 ]
 SPEC = [
     rows.Spec,

@@ -18,6 +18,7 @@ import typer
 from experiments.cli import explain as cli_explain
 from experiments.cli import measure as cli_measure
 from experiments.cli import report as cli_report
+from experiments.cli import run as cli_run
 from experiments.cli import schedule as cli_schedule
 from experiments.cli import search as cli_search
 from experiments.cli import selfcheck as cli_selfcheck
@@ -423,7 +424,7 @@ def scale(
     ] = None,
     width: WidthOption = None,
 ) -> None:
-    """Forecast a job on growing numbers of GPUs: the scaling curve, and where the bottleneck changes."""
+    """Forecast a job on growing numbers of GPUs: the scaling curve."""
     with answering(as_json):
         from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 
@@ -452,6 +453,7 @@ app.command()(cli_plan.plan)
 app.command()(cli_plot.plot)
 app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_report.report)
+app.command()(cli_run.run)
 app.command()(cli_search.search)
 app.command()(cli_selfcheck.check)
 app.command()(cli_validate.validate)

@@ -34,6 +34,7 @@ TAKES = {
 
 LAUNCH_FORMS = ("megatron", "torchtitan", "deepspeed", "nemo", "accelerate")
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
+FAILURE_LOG = "failure-log"
 IMPORTS = {
     "nccl-tests": ("operation", "members"),
     "kineto": ("rank",),
@@ -277,7 +278,7 @@ def import_(
         typer.Argument(
             metavar="PROGRAM",
             help="Of a launch file: megatron, torchtitan, deepspeed, nemo or accelerate; of measurements: nccl-tests, "
-            "kineto, megatron-log or torchtitan-log.",
+            "kineto, megatron-log or torchtitan-log; or failure-log: rates of failures.",
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch file or output of that program.")],
@@ -298,7 +299,7 @@ def import_(
     skip: Annotated[int | None, typer.Option("--skip", help="logs: lines to leave out as warm-up.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", help="torchtitan-log: tokens per step.")] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="launch files, torchtitan-log: number of GPUs.")
+        int | None, typer.Option("--gpus", min=1, help="launch files, torchtitan-log, failure-log: number of GPUs.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NODE:N", help="launch files: the cluster, e.g. dgx-h100:64.")
@@ -310,15 +311,22 @@ def import_(
 ) -> None:
     """Convert launch files and measurements of other programs."""
     with answering(as_json):
-        if form not in (*LAUNCH_FORMS, *FORMS):
-            raise PlanError("FORM", "there is no format of this name", nearest(form, (*LAUNCH_FORMS, *FORMS)), form)
+        known = (*LAUNCH_FORMS, *FORMS, FAILURE_LOG)
+        if form not in known:
+            raise PlanError("FORM", "there is no format of this name", nearest(form, known), form)
         if out is not None:
-            of_job = form in LAUNCH_FORMS
+            of_job = form not in FORMS
             suffixes = (".yaml", ".yml", ".json") if of_job else (".json",)
             check_suffix(out, suffixes, "a job" if of_job else "a measurement file")
+        others: dict[str, Any] = {"job": job, "calibration": calibration, "set": change, "operation": operation}
+        others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
+        if form == FAILURE_LOG:
+            _select_options(form, {**others, "cluster": cluster, "model": model}, ("gpus", "out"))
+            from experiments.cli.interchange.failures import import_failure_log
+
+            import_failure_log(file, gpus, out, as_json)
+            return
         if form in LAUNCH_FORMS:
-            others: dict[str, Any] = {"job": job, "calibration": calibration, "set": change, "operation": operation}
-            others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
             _select_options(form, others, ("gpus", "cluster", "model", "out"))
             import_launch(form, file, out, cluster, model, gpus, as_json)
             return

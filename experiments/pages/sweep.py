@@ -18,6 +18,7 @@ from rich.text import Text
 from experiments.sweeps.merge import merge
 from experiments.sweeps.output import parts_folder
 from experiments.sweeps.run import load_sweep, run
+from experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from hardware.errors import PlanError
 from simulator.report.figures import shown_in
@@ -59,22 +60,23 @@ class Rate(ProgressColumn):
     """Points per second over the last half minute."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f} points/s" if task.speed else "")
+        return Text(f"{task.speed:,.3g} {task.description}/s" if task.speed else "")
 
 
 class Watch:
     """Progress bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
 
-    def __init__(self) -> None:
-        self.done = self.points = 0
-        columns = TextColumn("points"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
+    def __init__(self, word: str = "points") -> None:
+        """word: what is counted."""
+        self.done, self.points, self._word = 0, 0, word
+        columns = TextColumn(word), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
         console = Console(stderr=True)
         self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
 
     def __call__(self, done: int, points: int) -> None:
         self.done, self.points = done, points
         if not self.bar.task_ids:
-            self.bar.add_task("points", total=points, completed=done)
+            self.bar.add_task(self._word, total=points, completed=done)
             return
         self.bar.start()  # after the workers have started: a process with threads must not be forked
         self.bar.update(self.bar.task_ids[0], completed=done)
@@ -98,7 +100,7 @@ STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
-    """The plans that fit with the highest `RANKED_BY`."""
+    """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("best", justify="right", style="bold")
     for name in fields:
@@ -106,12 +108,19 @@ def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
         head = f"{inside}.\n{last}" if inside else name
         table.add_column(head, justify="right", overflow="fold", vertical="bottom")
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
+    if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
+        figures = [figure for figure in figures if figure.name == "step_time_s"]
     for figure in figures:
         table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
+    simulated = [column for column in COLUMNS if column.name in rows[0]]
+    for column in simulated:
+        table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in fields)
         changed = ["" if word is None else describe_value(word) for word in words]
-        table.add_row(str(place), *changed, *(figure.cell(row[figure.name]) for figure in figures))
+        cells = [figure.cell(row[figure.name]) for figure in figures]
+        cells += [column.cell(row[column.name]) for column in simulated]
+        table.add_row(str(place), *changed, *cells)
     return table
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from experiments.sweeps.cluster import connect, forecast_on
 from experiments.sweeps.expressions import Expression, parse_constraint
 from experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
+from experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from experiments.sweeps.store import WHOLE, Row, Shard, Store
 from hardware.errors import Defect, MeshcastError, PlanError
 from simulator import load_job, simulate
@@ -179,7 +180,8 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
             return None
         report = simulate(load_job(apply_changes(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
         stated = report.to_dict()
-        return {**changes, "status": stated["status"], **row_of(stated), "limits": stated["limits"]}
+        simulated = forecast_run(report) if simulates_runs(chunk.job, changes) else {}
+        return {**changes, "status": stated["status"], **row_of(stated), **simulated, "limits": stated["limits"]}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
         return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}

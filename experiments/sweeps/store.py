@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.sweeps.fingerprint import Fingerprint, Inputs
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.output import Output, tell_changes
+from experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
 from hardware.errors import PlanError
 from simulator.report.figures import columns, shown_in
 from simulator.report.version import product_version
@@ -250,6 +251,7 @@ def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.
     given = {*job, *(name.split(".")[0] for name in fields)}
     figures = {figure.name: arrow_types()[figure.kind] for figure in columns(given)}
     text = pa.string()
+    figures |= {column.name: arrow_types()[float] for column in COLUMNS} if simulates_runs(job, fields) else {}
     names = {"index": pa.int64(), **fields, "status": text, "reason": text, **figures, "limits": text}
     return pa.schema(list(names.items()))
 
@@ -281,7 +283,10 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    simulated = RANKED_BY_RUN in pq.read_schema(out).names
+    ranked_by = RANKED_BY_RUN if simulated else RANKED_BY
     shown = ["index", *fields, *(figure.name for figure in shown_in("best"))]
+    shown += [column.name for column in COLUMNS] if simulated else []
     statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
     best: list[Row] = []
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
@@ -293,9 +298,9 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
                 reasons[same] += count
                 first.setdefault(same, reason if same != "other reasons" else same)
             fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
-            order = [(RANKED_BY, "descending"), ("index", "ascending")]
+            order = [(ranked_by, "descending"), ("index", "ascending")]
             found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
-            best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[RANKED_BY], row["index"]))
+            best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[ranked_by], row["index"]))
         rows = file.metadata.num_rows
     return {
         "meshcast": product_version(),
@@ -305,7 +310,7 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
         "rows": rows,
         "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
         "best": best,
-        "equal": count_equal(best),
+        "equal": 0 if simulated else count_equal(best),
         "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
     }
 

@@ -10,21 +10,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from hardware import Cluster
 from simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from simulator.job.framework import Format, Framework, QuantisedRecipe
 from simulator.job.published import Published
+from simulator.job.run_keys.keys import (
+    CheckpointKind,
+    Checkpoints,
+    DataStalls,
+    Evaluation,
+    Failures,
+    Recovery,
+    RunStragglers,
+    refuse_two_lengths,
+    short_for,
+)
 from simulator.models.adapters import Adapters, Target
 from simulator.models.model import Model
-
-
-def _short_for(key: str, given: Any) -> BeforeValidator:
-    """A single word is short for a mapping with that one key. given: the types of both forms."""
-    return BeforeValidator(
-        lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=given
-    )
 
 
 class Precision(JobPart):
@@ -217,7 +221,7 @@ class LongPlan(StageMesh):
 
 
 class RunLength(JobPart):
-    """Length, price and electricity of a training run."""
+    """Length, price and electricity of a training run, and what ``meshcast run`` simulates of it."""
 
     tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
     """Tokens to train on. Default: unknown, and no days, energy or money are forecast."""
@@ -230,10 +234,31 @@ class RunLength(JobPart):
     half of the power limit of a GPU."""
     carbon_kg_per_kwh: float | None = Field(default=None, strict=True, ge=0, le=5, allow_inf_nan=False)
     """CO2 of a kilowatt-hour of electricity [kg]. Default: unknown, and no CO2 is forecast."""
+    steps: Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)] | None = None
+    """Length of a simulated run in steps, in place of `tokens`."""
+    days: float | None = Field(default=None, strict=True, gt=0, le=3650, allow_inf_nan=False)
+    """Days after which a simulated run ends, whatever it has reached."""
+    seeds: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
+    """Number of simulated runs, each with random numbers of its own. Default: 32."""
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    """Of all their random numbers. Default: 0."""
+    failures: Annotated[Failures | None, short_for("rates", str | Failures | None)] = None
+    """Default: the rates of the catalog's llama3-405b."""
+    checkpoints: Annotated[Checkpoints | None, short_for("kind", CheckpointKind | Checkpoints | None)] = None
+    """Default: asynchronous."""
+    recovery: Recovery | None = None
+    stragglers: RunStragglers | None = None
+    evaluation: Evaluation | None = None
+    data_stalls: DataStalls | None = None
+
+    @model_validator(mode="after")
+    def _check_length(self) -> RunLength:
+        refuse_two_lengths(self.model_dump(include={"tokens", "steps"}))
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Tokens and price, and what is stated of electricity."""
-        stated = self.model_dump(exclude_none=True)
+        stated = self.model_dump(mode="json", exclude_none=True)
         return {"tokens": None, "price_per_gpu_hour": None, **stated}
 
 
@@ -280,9 +305,9 @@ class JobFile(JobPart):
     id: StrictStr | StrictInt | None = None
     model: Any
     cluster: Any
-    framework: Annotated[FrameworkChoice, _short_for("name", str | FrameworkChoice)] = FrameworkChoice()
+    framework: Annotated[FrameworkChoice, short_for("name", str | FrameworkChoice)] = FrameworkChoice()
     batch: Batch = Batch()
-    precision: Annotated[Precision, _short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
+    precision: Annotated[Precision, short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
     optimizer: Literal["adam"] = "adam"
     train: Train = Train()
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}

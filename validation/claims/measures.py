@@ -105,6 +105,29 @@ def _count_executed_tflops(report: Report) -> Quantity:
     return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
 
 
+RUN = ("goodput", "ettr", "failures", "mtbf_hours", "days", "wasted_s")
+"""Numbers of simulated runs: `wasted_s` is the time from the checkpoint to which a failure leads back until training is
+where it was, without detection and restart, per failure."""
+
+
+def _simulate_run(report: Report, name: str) -> Quantity:
+    """A number of the mean of the simulated runs of a job."""
+    from simulator.runs.answer import RunAnswer
+    from simulator.runs.inputs import make_run
+    from simulator.runs.training import simulate_run
+
+    plan = make_run(report)
+    if name == "mtbf_hours":
+        return plan.mtbf / 3600
+    answer = RunAnswer(plan, [simulate_run(plan.setting, plan.seed, number) for number in range(plan.seeds)])
+    failures = sum(answer.failures.values())
+    if name == "wasted_s":
+        pauses = answer.time_s["restart"] - failures * plan.setting.restart
+        return (answer.time_s["lost_work"] + max(pauses, 0.0)) / failures
+    known = {"goodput": answer.goodput, "ettr": answer.effective_ratio, "failures": failures, "days": answer.days}
+    return known[name]
+
+
 OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "shift"),
     "push_pull",
@@ -133,6 +156,7 @@ OF_REPORT = {
     "tokens_per_s": ReportMeasure(_sum_tokens, better="higher"),
     "model_tflops": ReportMeasure(_count_model_tflops, (("palm", "causal"),), better="higher"),
     "executed_tflops": ReportMeasure(_count_executed_tflops, better="higher"),
+    "run": ReportMeasure(_simulate_run, (RUN,), needed=1, better="higher"),
     "kernel_s": ReportMeasure(_sum_kernels, (KINDS, PHASES), needed=1),
     "sent_gib": ReportMeasure(_sum_sent, (EXPOSED, OPERATIONS), needed=1),
     "states_gib": ReportMeasure(_list_states, (CATEGORIES,)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from experiments.search.fields import CLUSTER
 from experiments.search.found import FoundPlan, PlanSearch
 from experiments.search.result import RankedPlan
+from experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
 from hardware.errors import PlanError
 from simulator.forecast.simulate import simulate
@@ -80,6 +81,8 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundP
         if status == "fits" and not found.fits:
             status, reason = "does-not-fit", "it leaves less of the memory of a GPU free than --memory-margin"
         row = {"index": index, **found.changes, "status": status, "reason": reason}
+        if known is not None and simulates_runs(search.space.job, found.changes):
+            row |= forecast_run(report)
         yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}
 
 

@@ -52,7 +52,12 @@ def test_commented_out_keys_of_the_first_job_are_valid(tmp_path: Path) -> None:
     for line in hidden:
         fields = read_yaml(line).data
         job = {"model": {"preset": "mixtral-8x7b", "layers": 4}, "cluster": "dgx-h100:2"}
-        job |= fields if fields.keys() <= JobFile.model_fields.keys() else {"plan": {"tp": 4, "pp": 2, **fields}}
+        if fields.keys() <= JobFile.model_fields.keys():
+            job |= fields
+        elif fields.keys() <= RunLength.model_fields.keys():
+            job |= {"run": fields}
+        else:
+            job |= {"plan": {"tp": 4, "pp": 2, **fields}}
         (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
         assert run("predict", tmp_path / "job.json").exit_code == 0, line
 

@@ -1,0 +1,77 @@
+"""``meshcast import failure-log``: rates of failures fitted to a log, as keys of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from experiments.cli.console import check_place, emit, unwritable
+
+if TYPE_CHECKING:
+    from simulator.runs.failure_log import FittedRate, ObservedLog
+
+SIGNIFICANT = 1.92
+"""Gain in log-likelihood from which a Weibull distribution is written: half of the 95 % quantile of chi-squared."""
+
+
+def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: bool) -> None:
+    """Prints the key `run.failures` of a job, or writes it into a file; with --json also the fits.
+
+    gpus: number of GPUs that the log is of; None: the rates are those of the job as a whole.
+    """
+    from simulator.runs.failure_log import fit_rates, read_failure_log
+
+    log = read_failure_log(file)
+    rates = fit_rates(log)
+    failures = {"rates": "none", "components": {one.component: make_component(one, log, gpus) for one in rates}}
+    fragment = {"run": {"failures": failures}}
+    if out is not None:
+        check_place(out, "--out")
+        try:
+            out.write_text(_render(fragment, rates), "utf-8")
+        except OSError as error:
+            raise unwritable(out, error.strerror or str(error), "--out") from None
+    if as_json:
+        emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(one) for one in rates]})
+    elif out is None:
+        typer.echo(_render(fragment, rates), nl=False)
+    else:
+        typer.echo(f"wrote {out}: {len(rates)} components", err=True)
+
+
+def make_component(rate: FittedRate, log: ObservedLog, gpus: int | None) -> dict[str, Any]:
+    """A component of `run.failures.components`. Of many GPUs together gaps say nothing of the shape of one of them."""
+    rows = [one for one in log.failures if one.component == rate.component]
+    found: dict[str, Any] = {"per": "gpu" if gpus else "job", "mtbf_hours": rate.mtbf * (gpus or 1) / 3600}
+    if gpus is None and rate.gain > SIGNIFICANT:
+        found["shape"] = min(max(rate.shape, 0.2), 20.0)
+    if sum(bool(one.nodes) for one in rows) * 2 < len(rows):
+        found["loses"] = "nothing"
+    return found
+
+
+def describe_fit(rate: FittedRate) -> dict[str, Any]:
+    """A fit in hours, for ``--json``."""
+    return {
+        "component": rate.component,
+        "failures": rate.failures,
+        "mtbf_hours": rate.mtbf / 3600,
+        "mtbf_interval_90_hours": [rate.low / 3600, rate.high / 3600],
+        "weibull_shape": rate.shape,
+        "weibull_scale_hours": rate.scale / 3600,
+        "log_likelihood_gain": rate.gain,
+    }
+
+
+def _render(fragment: dict[str, Any], rates: list[FittedRate]) -> str:
+    import yaml
+
+    notes = "".join(
+        f"# {one.component}: {one.failures} failures, one in {one.mtbf / 3600:.4g} hours "
+        f"({one.low / 3600:.4g} to {one.high / 3600:.4g}); Weibull shape {one.shape:.3g}, "
+        f"log-likelihood {one.gain:+.2f}\n"
+        for one in rates
+    )
+    return notes + yaml.safe_dump(fragment, sort_keys=False)

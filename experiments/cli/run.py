@@ -1,0 +1,121 @@
+"""``meshcast run``: a whole training run with failures, checkpoints and stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.console import AsJson, answering, check_place, emit, plot_files, unwritable
+from experiments.cli.drawing.width import WidthOption, choose_width
+from experiments.cli.launch import tell_launch
+
+if TYPE_CHECKING:
+    from simulator.runs.answer import RunAnswer
+    from simulator.runs.inputs import RunPlan
+
+NAMES = ("run", "curves")
+"""Figures of a folder of plots: where the time goes, and curves of goodput."""
+
+
+def run(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. run.days=54."),
+    ] = None,
+    curves: Annotated[
+        bool,
+        typer.Option(
+            "--curves", help="Goodput against checkpoint interval, failure rate and scale; what hardware is worth."
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Parquet file, one row per run; the same command resumes it."),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the runs of an earlier command at --out.")
+    ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="PATH", help="Draw where the time goes, or with FOLDER/ the curves, too."),
+    ] = None,
+    width: WidthOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a training run: failures, checkpoints, days and money."""
+    with answering(as_json):
+        files, paper = plot_files(plot, NAMES) if plot is not None else {}, choose_width(width, plot)
+        curves = curves or "curves" in files
+        if out is not None:
+            check_place(out, "--out")
+        from experiments.pages.forecast import show
+        from experiments.pages.training.run import page
+        from simulator import load_job, simulate
+        from simulator.runs.inputs import make_run
+
+        tell_launch(job, change or ())
+        planned = make_run(simulate(load_job(job, change or ())))
+        answer = _simulate(planned, job, change or (), workers, out, restart)
+        drawn = None
+        if curves:
+            from experiments.runs.curves import draw_curves
+
+            with _progress() as each:
+                drawn = draw_curves(planned, workers, each)
+        for name, path in files.items():
+            from experiments.plots.training import runs as plots
+
+            try:
+                path.parent.mkdir(exist_ok=True)
+                if name == NAMES[0]:
+                    plots.draw(answer, path, paper)
+                elif drawn is not None:
+                    plots.draw_run_curves(answer, drawn, path, paper)
+            except OSError as error:
+                raise unwritable(path, error.strerror or str(error)) from None
+        if as_json:
+            emit(answer.to_dict() | (drawn.to_dict() if drawn else {}))
+        else:
+            show(page(answer, drawn, out))
+
+
+def _simulate(
+    plan: RunPlan, job: Path, change: list[str] | tuple[str, ...], workers: int | None, out: Path | None, restart: bool
+) -> RunAnswer:
+    """Simulates all runs with a progress bar; with `out` into a file. An interruption says how to go on."""
+    from experiments.pages.sweep import Watch
+    from experiments.runs.seeds import simulate_runs, store_runs
+    from experiments.sweeps.output import parts_folder
+    from simulator.runs.answer import RunAnswer
+
+    watch = Watch("runs")
+    with ExitStack() as after:
+        after.callback(watch.bar.stop)
+        if out is None:
+            return RunAnswer(plan, simulate_runs(plan, workers, watch))
+        written = {**plan.job.as_written, "changes": [*change]}
+        try:
+            return RunAnswer(plan, store_runs(plan, written, job.parent, out, workers, restart, watch))
+        except KeyboardInterrupt:
+            kept = f"{watch.done:,} of {plan.seeds:,} runs are stored in {parts_folder(out)}"
+            typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
+            raise
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[list], Iterator]]:  # type: ignore[type-arg]
+    """Yields a function that shows progress over a list on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    yield lambda tasks: iter(track(tasks, "curves", console=console, transient=True, disable=not console.is_terminal))

@@ -1,0 +1,130 @@
+"""``meshcast run``: the page of a simulated run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.runs.curves import CurvePoint, RunCurves
+from simulator.report.words import format_count, format_number, format_seconds
+from simulator.runs.answer import LABELS, RunAnswer
+from simulator.runs.training import TIMES
+
+BAR = 30
+"""Columns of the longest bar."""
+
+
+def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
+    """The whole page. curves: those that were asked for. out: the file of the runs."""
+    parts: list[RenderableType] = [Text(describe_run(answer), "bold"), Text(), headline(answer), Text(), times(answer)]
+    if curves is not None:
+        parts += [Text(), *curve_tables(answer, curves)]
+    assumed = [
+        Text(f"assumed    {text}" if i == 0 else f"           {text}") for i, text in enumerate(answer.plan.assumed)
+    ]
+    parts += [Text(), *assumed]
+    if out is not None:
+        parts.append(Text(f"runs       {out}"))
+    return Group(*parts)
+
+
+def describe_run(answer: RunAnswer) -> str:
+    """The model, the cluster and the length, in one line."""
+    job, nodes = answer.plan.job, answer.plan.setting.spares
+    spares = f" with {nodes} spare node{'s' if nodes != 1 else ''}" if nodes is not None else ""
+    return f"{job.model.name} on {job.cluster}{spares}: mean of {len(answer.runs):,} simulated runs"
+
+
+def headline(answer: RunAnswer) -> Table:
+    """The figures of the run, a row each."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    plan, found = answer.plan, answer.to_dict()
+    low, high = found["days_interval_90"]
+    tokens = format_count(round(found["tokens"]))
+    table.add_row("days", f"{answer.days:,.4g}", f"nine of ten runs {low:,.4g} to {high:,.4g}; {tokens} tokens")
+    table.add_row("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
+    low, high = found["goodput_interval_90"]
+    table.add_row("goodput", f"{answer.goodput:.2%}", f"of the time is steps that are kept; {low:.2%} to {high:.2%}")
+    table.add_row("ETTR", f"{answer.effective_ratio:.2%}", "the same with stragglers: effective training time ratio")
+    counts = sorted(answer.failures.items(), key=lambda item: -item[1])
+    words = ", ".join(f"{name} {count:,.3g}" for name, count in counts)
+    mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and found["mtbf_hours"] else ""
+    table.add_row("failures", f"{sum(answer.failures.values()):,.4g}", mtbf + words)
+    for tier in found["checkpoints"]["tiers"]:
+        table.add_row("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
+    if "daly_s" in found["checkpoints"]:
+        each = found["checkpoints"]
+        words = f"best interval by Daly; {format_seconds(each['young_s'])} by Young; goodput {each['daly_goodput']:.2%}"
+        table.add_row("", format_seconds(each["daly_s"]), words)
+    if found["cost"] is not None:
+        low, high = found["cost_interval_90"]
+        table.add_row("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
+    carbon = "" if found["co2_t"] is None else f", {format_number(found['co2_t'])} t CO2"
+    table.add_row("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
+    if not plan.report.fits:
+        table.add_row("memory", "", "the plan does not fit: see meshcast predict")
+    return table
+
+
+def describe_tier(tier: dict[str, float | None]) -> str:
+    """How often checkpoints are made, and what they cost."""
+    every = "after a failure"
+    if tier["every_steps"]:
+        every = f"every {tier['every_steps']:,.0f} steps ({format_seconds(tier['every_s'] or 0.0)})"
+    costs = (f"{word} {format_seconds(tier[key] or 0.0)}" for word, key in COSTS.items())
+    return f"{every}, {', '.join(costs)}"
+
+
+COSTS = {"stops training": "stall_s", "usable after": "write_s", "loaded in": "load_s"}
+
+
+def times(answer: RunAnswer) -> Table:
+    """Where the time goes, with bars."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("where the time goes")
+    table.add_column("hours", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    for name in TIMES:
+        seconds = answer.time_s[name]
+        if seconds or name == TIMES[0]:
+            share = seconds / answer.seconds
+            bar = "█" * round(BAR * max(share, 0.0))
+            table.add_row(LABELS[name], f"{seconds / 3600:,.4g}", f"{share:.2%}", bar)
+    return table
+
+
+def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
+    """The curves as tables, the best interval, and what hardware is worth."""
+    step = answer.plan.report.step_time
+    parts: list[RenderableType] = []
+    if curves.interval:
+        parts.append(_table("interval", [(format_seconds(one.value), one) for one in curves.interval]))
+        best = curves.best_interval or 0.0
+        parts.append(Text(f"best interval by simulation: {format_seconds(best)}, {best / step:,.0f} steps"))
+    if curves.mtbf:
+        parts.append(_table("MTBF", [(f"x {one.value:g}", one) for one in curves.mtbf]))
+    if len(curves.scale) > 1:
+        parts.append(_table("GPUs", [(f"{one.value:,.0f}", one) for one in curves.scale]))
+    for one in curves.worth:
+        cost = "" if one.cost is None else f", cost {one.cost:+,.0f}"
+        parts.append(Text(f"{one.change}: goodput {one.goodput:+.2%}, days {one.days:+.3g}{cost}"))
+    return parts
+
+
+def _table(head: str, rows: list[tuple[str, CurvePoint]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (head, "goodput", "low", "high", "Daly", "days"):
+        table.add_column(name, justify="right")
+    for label, one in rows:
+        formula = "" if one.formula is None else f"{one.formula:.2%}"
+        low, high = one.interval
+        table.add_row(label, f"{one.goodput:.2%}", f"{low:.2%}", f"{high:.2%}", formula, f"{one.days:,.4g}")
+    return table

@@ -1,0 +1,224 @@
+"""Goodput of a run against the interval of its checkpoints, the rate of failures and the scale; what more hardware is
+worth.
+
+All points of a curve use the same random numbers, so that their differences are not those of luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.runs.seeds import simulate_runs
+from experiments.sweeps.scaling import resize_cluster
+from hardware.errors import MeshcastError
+from simulator.forecast.simulate import simulate
+from simulator.job.load import load_job
+from simulator.runs.answer import RunAnswer
+from simulator.runs.formulas import expected_goodput
+from simulator.runs.inputs import RunPlan, make_run
+from simulator.runs.training import RunSetting
+
+INTERVALS = (1 / 8, 1 / 4, 1 / 2, 1 / math.sqrt(2), 1.0, math.sqrt(2), 2.0, 4.0, 8.0)
+"""Intervals between checkpoints of a curve, over that of the run."""
+
+MTBF_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Numbers of replicas of a curve, over that of the job; the global batch grows with them."""
+
+MOST_SEEDS = 32
+"""Runs of a point, at most."""
+
+Each = Callable[[list[Any]], Iterator[Any]]
+"""Shows progress over the points of a curve."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A point of a curve.
+
+    value: interval [s], factor on the mean time between failures, or number of GPUs. goodput, interval: mean and
+    interval of nine of ten runs. formula: goodput by Daly's formula, None where it does not hold. days: mean length.
+    """
+
+    value: float
+    goodput: float
+    interval: tuple[float, float]
+    formula: float | None
+    days: float
+    cost: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "value": self.value,
+            "goodput": self.goodput,
+            "goodput_interval_90": list(self.interval),
+            "daly_goodput": self.formula,
+            "days": self.days,
+            "cost": self.cost,
+        }
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a change of the hardware is worth. days, cost: after it less before it; cost None without a price."""
+
+    change: str
+    days: float
+    goodput: float
+    cost: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"change": self.change, "days": self.days, "goodput": self.goodput, "cost": self.cost}
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """Curves of a run, each with its points in rising order; best_interval: the interval of highest goodput [s], None
+    without regular checkpoints."""
+
+    interval: tuple[CurvePoint, ...]
+    mtbf: tuple[CurvePoint, ...]
+    scale: tuple[CurvePoint, ...]
+    worth: tuple[Worth, ...]
+
+    @property
+    def best_interval(self) -> float | None:
+        return find_best(self.interval) if self.interval else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The key `curves` of ``run --json``."""
+        named = {"interval": self.interval, "mtbf": self.mtbf, "scale": self.scale}
+        curves = {name: [one.to_dict() for one in points] for name, points in named.items()}
+        worth = [one.to_dict() for one in self.worth]
+        return {"curves": curves, "best_interval_s": self.best_interval, "worth": worth}
+
+
+def find_best(points: tuple[CurvePoint, ...]) -> float:
+    """Interval of highest goodput: the vertex of the parabola through the best point and its neighbours, over the
+    logarithm of the interval."""
+    best = max(range(len(points)), key=lambda i: points[i].goodput)
+    if not 0 < best < len(points) - 1:
+        return points[best].value
+    (x0, y0), (x1, y1), (x2, y2) = ((math.log(one.value), one.goodput) for one in points[best - 1 : best + 2])
+    above = (x1 - x0) ** 2 * (y1 - y2) - (x1 - x2) ** 2 * (y1 - y0)
+    below = (x1 - x0) * (y1 - y2) - (x1 - x2) * (y1 - y0)
+    return math.exp(x1 - above / below / 2) if below else points[best].value
+
+
+def draw_curves(plan: RunPlan, workers: int | None = None, each: Each = iter) -> RunCurves:
+    """Simulates all curves of a run. each: called with the points of all curves."""
+    tasks: list[tuple[str, float, RunPlan | None]] = []
+    step = plan.report.step_time
+    intervals = dict.fromkeys(max(1, round(_every(plan.setting) * factor)) for factor in INTERVALS)
+    tasks += [("interval", every * step, _with_interval(plan, every)) for every in intervals if _every(plan.setting)]
+    if math.isfinite(plan.mtbf):
+        tasks += [("mtbf", factor, _with_mtbf(plan, factor)) for factor in MTBF_FACTORS]
+    tasks += [("scale", plan.job.cluster.gpus * factor, None) for factor in SCALES]
+    found: dict[str, list[CurvePoint]] = {"interval": [], "mtbf": [], "scale": []}
+    for name, value, changed in each(tasks):
+        at = changed if changed is not None else _at_scale(plan, value)
+        if at is not None:
+            found[name].append(_make_point(at, value, workers))
+    return RunCurves(tuple(found["interval"]), tuple(found["mtbf"]), tuple(found["scale"]), _find_worth(plan, workers))
+
+
+def _every(setting: RunSetting) -> int:
+    """Steps between two checkpoints of the tier that is made most often; 0 without any."""
+    return next((tier.every for tier in setting.tiers if tier.every), 0)
+
+
+def _answer(plan: RunPlan, workers: int | None) -> RunAnswer:
+    plan = replace(plan, seeds=min(plan.seeds, MOST_SEEDS))
+    return RunAnswer(plan, simulate_runs(plan, workers))
+
+
+def _make_point(plan: RunPlan, value: float, workers: int | None) -> CurvePoint:
+    answer, formula = _answer(plan, workers), None
+    tier = next((tier for tier in plan.setting.tiers if tier.every), None)
+    if tier is not None and math.isfinite(plan.mtbf):
+        restart = plan.setting.detection + plan.setting.restart + tier.load
+        formula = expected_goodput(tier.every * plan.report.step_time, tier.stall, restart, plan.mtbf)
+    low, high = answer.interval_90(lambda run: run.time_s["productive"] / run.seconds) or [math.nan] * 2
+    return CurvePoint(value, answer.goodput, (low, high), formula, answer.days, answer.mean(answer.cost_of))
+
+
+def _with_interval(plan: RunPlan, every: int) -> RunPlan:
+    """The run with another interval of the checkpoints that are made most often."""
+    tiers, changed = [], False
+    for tier in plan.setting.tiers:
+        tiers.append(replace(tier, every=every) if tier.every and not changed else tier)
+        changed = changed or bool(tier.every)
+    return replace(plan, setting=replace(plan.setting, tiers=tuple(tiers)))
+
+
+def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
+    """The run with other keys of parts of `run`; the forecast stays."""
+    job = plan.job.to_dict()
+    run = {key: value for key, value in job["run"].items() if value is not None}
+    job |= {"run": {**run, **{name: {**run.get(name, {}), **keys} for name, keys in changes.items()}}}
+    job["cluster"] = plan.job.cluster
+    job.pop("published", None)
+    report = type(plan.report)(replace_job(plan, load_job(job, base=plan.job.folder)), plan.report.unlike_steps)
+    return make_run(report)
+
+
+def replace_job(plan: RunPlan, job: Any) -> Any:
+    """The played step of a run under a job that differs in keys of `run` alone."""
+    play = plan.report.play
+    return replace(play, plan=replace(play.plan, job=play.plan.job.model_copy(update={"run": job.run})))
+
+
+def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan | None:
+    """The run with other mean times between failures, and the interval of checkpoints that the job states or that is
+    best then."""
+    known = plan.job.run.failures.mtbf_factor if plan.job.run.failures else 1.0
+    return _change(plan, failures={"mtbf_factor": known * factor})
+
+
+def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
+    """The run on another number of GPUs with as many replicas; None where the plan does not divide them."""
+    job = plan.job
+    axis = next((one.over[0] for one in job.plan.schemes if one.use.startswith("data/") and one.over), None)
+    factor = gpus / job.cluster.gpus
+    if axis is None or job.cluster.groups or job.plan.has_stages or job.plan.replicas:
+        return plan if factor == 1 else None
+    if factor == 1:
+        return plan
+    scaled = job.to_dict()
+    sizes = job.plan.mesh[axis] * factor, (job.batch.total or 0) * factor
+    if any(size != round(size) or size < 1 for size in sizes) or scaled["plan"].get("views"):
+        return None
+    scaled["plan"]["mesh"] = {**scaled["plan"]["mesh"], axis: round(sizes[0])}
+    scaled["batch"]["global"] = round(sizes[1])
+    scaled["cluster"] = resize_cluster(job.cluster, round(gpus))
+    if scaled["run"].get("tokens") is not None:
+        scaled["run"]["tokens"] *= factor  # as many steps
+    scaled.pop("published", None)
+    try:
+        return make_run(simulate(load_job(scaled, base=job.folder)))
+    except MeshcastError:
+        return None
+
+
+def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
+    """What one spare node more and a store of twice the rate are worth."""
+    before, found = _answer(plan, workers), []
+    changed = [("a store of twice the rate", _faster_store(plan))] if plan.setting.tiers else []
+    if plan.setting.spares is not None:
+        more = replace(plan, setting=replace(plan.setting, spares=plan.setting.spares + 1))
+        changed.insert(0, ("one spare node more", more))
+    for name, one in changed:
+        after = _answer(one, workers)
+        costs = [answer.mean(answer.cost_of) for answer in (before, after)]
+        cost = None if costs[0] is None or costs[1] is None else costs[1] - costs[0]
+        found.append(Worth(name, after.days - before.days, after.goodput - before.goodput, cost))
+    return tuple(found)
+
+
+def _faster_store(plan: RunPlan) -> RunPlan:
+    keys = plan.job.run.checkpoints
+    return _change(plan, checkpoints={"bandwidth_factor": 2 * (keys.bandwidth_factor if keys else 1.0)})

@@ -1,0 +1,166 @@
+"""Simulates the runs of a job, on this process or several: the same runs whatever their number, or in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.store import Row, Store, arrow_types
+from hardware.errors import PlanError
+from simulator.forecast.workers import count_cores, open_pool
+from simulator.report.version import product_version
+from simulator.runs.failures import FailingUnits, FailureLog
+from simulator.runs.inputs import RunPlan
+from simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK = 8
+"""Runs that are simulated and stored together: seconds of work, which an interruption loses."""
+
+MOST_CHUNKS = 10_000
+
+Watch = Callable[[int, int], None]
+"""Called after every chunk with the number of finished runs and of all runs."""
+
+
+class Seeds(NamedTuple):
+    """Consecutive runs, with all that a worker needs. start: number of the first one. runs: how many."""
+
+    setting: RunSetting
+    seed: int
+    start: int
+    runs: int
+
+
+def simulate_seeds(task: Seeds) -> list[SimulatedRun]:
+    """Simulates some of the runs of a job."""
+    return [simulate_run(task.setting, task.seed, task.start + i) for i in range(task.runs)]
+
+
+def simulate_runs(
+    plan: RunPlan, workers: int | None = None, watch: Watch = lambda done, runs: None
+) -> list[SimulatedRun]:
+    """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
+    Raises PlanError if a worker is killed."""
+    tasks = _make_tasks(plan, plan.seeds, range(-(-plan.seeds // CHUNK)), CHUNK)
+    found: list[SimulatedRun] = []
+    with _open_map(workers, len(tasks)) as each:
+        for runs in each(simulate_seeds, tasks):
+            found += runs
+            watch(len(found), plan.seeds)
+    return found
+
+
+def store_runs(
+    plan: RunPlan,
+    job: dict[str, Any],
+    base: Path,
+    out: Path,
+    workers: int | None = None,
+    restart: bool = False,
+    watch: Watch = lambda done, runs: None,
+) -> list[SimulatedRun]:
+    """Simulates all runs of a job into a Parquet file with a row for each; those that an earlier call has stored are
+    not simulated again.
+
+    job: as plain data, as it was written. base: folder of its relative paths. restart: discards what `out` holds.
+    Raises PlanError if rows cannot be written, or are those of another job.
+    """
+    chunk = max(CHUNK, -(-plan.seeds // MOST_CHUNKS))
+    store = SeedStore(out, job, base, plan, chunk, restart)
+    if not store.finished:
+        todo = [number for number in store.chunks if number not in store.kept]
+        watch(store.points_kept, store.points)
+        with _open_map(workers, len(todo)) as each:
+            answers = each(simulate_seeds, _make_tasks(plan, plan.seeds, todo, chunk))
+            for number, runs in zip(todo, answers, strict=True):
+                first = number * chunk
+                store.keep(number, [store.make_row(first + i, run) for i, run in enumerate(runs)])
+                watch(store.points_kept, store.points)
+        store.join()
+    return store.read_runs()
+
+
+def _make_tasks(plan: RunPlan, runs: int, numbers: Iterable[int], size: int) -> list[Seeds]:
+    starts = [number * size for number in numbers]
+    return [Seeds(plan.setting, plan.seed, start, min(size, runs - start)) for start in starts]
+
+
+@contextmanager
+def _open_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[list[SimulatedRun]]]]:
+    """Yields a `map` over processes, or over this one alone."""
+    number = min(workers or count_cores(), tasks)
+    if number <= 1:
+        yield map
+        return
+    try:
+        with open_pool(number) as pool:
+            yield pool.map
+    except BrokenExecutor:
+        rule = "a worker was killed, most likely for lack of memory"
+        raise PlanError("--workers", rule, "Run it again with fewer workers", workers) from None
+
+
+class SeedStore(Store):
+    """The rows of the runs of one job on disk, a row for each run."""
+
+    def __init__(self, out: Path, job: dict[str, Any], base: Path, plan: RunPlan, chunk: int, restart: bool) -> None:
+        self.components = _name_components(plan.setting)
+        numbers = tuple({"number": number} for number in range(plan.seeds))
+        super().__init__(out, Sweep(job, base, (numbers,), name="run"), chunk, restart)
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """Columns: number of the run, its steps, its duration by use, failures by component."""
+        import pyarrow as pa
+
+        kinds = arrow_types()
+        names = {"index": pa.int64(), "steps": kinds[int], **{f"{name}_s": kinds[float] for name in TIMES}}
+        names |= {f"failures_{name}": kinds[int] for name in self.components}
+        about = {"version": product_version(), "fingerprint": self.fingerprint, "points": self.sweep.points}
+        about |= {"chunk": self.chunk, "job": self.sweep.job}
+        return pa.schema(list(names.items())).with_metadata({"meshcast": json.dumps(about)})
+
+    def make_row(self, number: int, run: SimulatedRun) -> Row:
+        """The row of one run."""
+        times = {f"{name}_s": run.time_s[name] for name in TIMES}
+        failures = {f"failures_{name}": run.failures.get(name, 0) for name in self.components}
+        return {"index": number, "steps": run.steps, **times, **failures}
+
+    def read_runs(self) -> list[SimulatedRun]:
+        """All runs from the result."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            rows = pq.read_table(self.out, use_threads=False).to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            rule = f"{self.out} is damaged ({error})"
+            raise PlanError("--out", rule, "Simulate it again with --restart, or restore the file") from None
+        return [
+            SimulatedRun(
+                {name: row[f"{name}_s"] for name in TIMES},
+                {name: row[f"failures_{name}"] for name in self.components if row[f"failures_{name}"]},
+                row["steps"],
+            )
+            for row in rows
+        ]
+
+
+def _name_components(setting: RunSetting) -> Sequence[str]:
+    """Names of all components that may fail, sorted."""
+    found = set[str]()
+    for source in setting.sources:
+        if isinstance(source, FailingUnits):
+            found.add(source.component)
+        elif isinstance(source, FailureLog):
+            found.update(one.component for one in source.entries)
+    return sorted(found)

@@ -1,0 +1,82 @@
+"""Failure rates of the parts of a cluster as somebody observed them, and what happens after a failure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hardware.load import Count, Strict, Time, catalog_model
+
+Unit = Literal["gpu", "nic", "node", "switch", "job"]
+"""What fails: one GPU, one network port, one node, one leaf switch; or the job as a whole."""
+
+Loss = Literal["node", "nothing"]
+"""What a failure takes from the job: the node, until it is repaired; or nothing, so that the same nodes start again."""
+
+UNITS: tuple[Unit, ...] = ("gpu", "nic", "node", "switch", "job")
+
+
+class ObservedFailures(Strict):
+    """Failures of one kind, as counted in a run or stated as a mean.
+
+    Attributes:
+        per: the unit whose failures were counted.
+        failures: their number; with `units` and `Reliability.observed` it gives the mean time between failures.
+        units: number of units observed.
+        mtbf: mean time between failures of one unit [s], where the source states it instead.
+        loses: what a failure takes from the job.
+    """
+
+    per: Unit
+    failures: Count | None = None
+    units: Count | None = None
+    mtbf: Time | None = None
+    loses: Loss = "node"
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> ObservedFailures:
+        if (self.failures is None) != (self.units is None) or (self.failures is None) == (self.mtbf is None):
+            raise ValueError("a rate is a number of failures and of units, or a mean time. Give both counts, or `mtbf`")
+        return self
+
+
+@catalog_model("reliability")
+class Reliability(Strict):
+    """Failure rates of a cluster.
+
+    Attributes:
+        observed: time in which the failures were counted [s]; None where means are stated.
+        components: failures by kind.
+        detection: from a failure until it is known and its node is found [s].
+        scheduling: from there until all processes run again [s], without loading a checkpoint.
+        warm_up: from a loaded checkpoint to the first step of usual duration [s].
+        repair: until a node that was lost is back [s].
+    """
+
+    name: str
+    title: str = ""
+    observed: Time | None = None
+    components: Annotated[dict[str, ObservedFailures], Field(min_length=1)]
+    detection: Time
+    scheduling: Time
+    warm_up: Time
+    repair: Time
+    note: str = ""
+
+    def __hash__(self) -> int:  # `components` is a dict; equal entries have equal names
+        return hash(self.name)
+
+    @model_validator(mode="after")
+    def _check_observed(self) -> Reliability:
+        if self.observed is None and any(one.failures is not None for one in self.components.values()):
+            raise ValueError("failures are counted in a time. Give `observed`")
+        return self
+
+    def mtbf(self, component: str) -> float:
+        """Mean time between failures of one unit of a component [s]."""
+        found = self.components[component]
+        if found.mtbf is not None:
+            return float(found.mtbf)
+        assert self.observed is not None and found.failures is not None and found.units is not None
+        return float(self.observed * found.units / found.failures)

@@ -1,0 +1,1 @@
+"""Training runs of days or months: steps with stragglers, failures, checkpoints, recovery, by discrete events."""

@@ -1,0 +1,159 @@
+"""What many simulated runs of a job have in common: their length, where the time goes, failures, money and energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simulator.report.energy import KWH
+from simulator.report.version import product_version
+from simulator.runs.formulas import daly_interval, expected_goodput, young_interval
+from simulator.runs.inputs import RunPlan
+from simulator.runs.training import TIMES, SimulatedRun
+
+DAY = 86_400.0
+
+LABELS = {
+    "productive": "productive steps",
+    "lost_work": "lost work",
+    "checkpoint": "checkpoints",
+    "restart": "restarts",
+    "detection": "detection",
+    "straggling": "stragglers",
+    "waiting_for_spares": "waiting for spares",
+    "evaluation": "evaluation",
+    "data_stalls": "data stalls",
+    "elasticity": "missing replicas",
+}
+"""Names of `TIMES` on pages and plots."""
+
+BUSY = ("productive", "lost_work", "straggling", "elasticity")
+"""Times in which steps run."""
+
+QUANTILES = (0.05, 0.95)
+"""Ends of an interval that holds nine of ten runs."""
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """The answer of ``meshcast run``. runs: those with numbers 0, 1, 2, ..."""
+
+    plan: RunPlan
+    runs: Sequence[SimulatedRun]
+
+    @cached_property
+    def time_s(self) -> dict[str, float]:
+        """Mean time of a run by its use [s]."""
+        return {name: math.fsum(run.time_s[name] for run in self.runs) / len(self.runs) for name in TIMES}
+
+    @cached_property
+    def seconds(self) -> float:
+        """Mean duration of a run [s]."""
+        return math.fsum(run.seconds for run in self.runs) / len(self.runs)
+
+    @property
+    def days(self) -> float:
+        return self.seconds / DAY
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time that is steps which are kept, at their forecast duration."""
+        return self.time_s["productive"] / self.seconds
+
+    @property
+    def effective_ratio(self) -> float:
+        """Effective training time ratio: steps which are kept at the duration that they had, over the time."""
+        return (self.time_s["productive"] + self.time_s["straggling"]) / self.seconds
+
+    @property
+    def steps(self) -> float:
+        """Mean number of steps of a run."""
+        return math.fsum(run.steps for run in self.runs) / len(self.runs)
+
+    @property
+    def failures(self) -> dict[str, float]:
+        """Mean number of failures of a run by component."""
+        names = sorted({name for run in self.runs for name in run.failures})
+        return {name: math.fsum(run.failures.get(name, 0) for run in self.runs) / len(self.runs) for name in names}
+
+    def cost_of(self, run: SimulatedRun) -> float | None:
+        """Price of a run; None if the job states no price."""
+        price, cluster = self.plan.job.run.price_per_gpu_hour, self.plan.job.cluster
+        if price is None:
+            return None
+        gpus = cluster.gpus + (self.plan.setting.spares or 0) * cluster.gpus_per_node
+        return run.seconds / 3600 * gpus * price
+
+    def energy_of(self, run: SimulatedRun) -> float:
+        """Energy of a run, of nodes and data centre [MWh]."""
+        busy = math.fsum(run.time_s[name] for name in BUSY)
+        joules = busy * self.plan.busy_watts + (run.seconds - busy) * self.plan.idle_watts
+        return joules / KWH / 1000
+
+    def mean(self, of: Callable[[SimulatedRun], float | None]) -> float | None:
+        """Mean over all runs; None if a run has no such figure."""
+        found = [of(run) for run in self.runs]
+        return math.fsum(one for one in found if one is not None) / len(found) if None not in found else None
+
+    def interval_90(self, of: Callable[[SimulatedRun], float | None]) -> list[float] | None:
+        """Interval that holds nine of ten runs; None if a run has no such figure."""
+        found = [one for run in self.runs if (one := of(run)) is not None]
+        return [float(one) for one in np.quantile(found, QUANTILES)] if len(found) == len(self.runs) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON answer."""
+        plan, carbon = self.plan, self.plan.job.run.carbon_kg_per_kwh
+        energy = self.mean(self.energy_of) or 0.0
+        return {
+            "id": plan.job.id,
+            "meshcast": product_version(),
+            "days": self.days,
+            "days_interval_90": self.interval_90(lambda run: run.seconds / DAY),
+            "goodput": self.goodput,
+            "goodput_interval_90": self.interval_90(lambda run: run.time_s["productive"] / run.seconds),
+            "effective_training_time_ratio": self.effective_ratio,
+            "time_s": self.time_s,
+            "failures": self.failures,
+            "cost": self.mean(self.cost_of),
+            "cost_interval_90": self.interval_90(self.cost_of),
+            "energy_mwh": energy,
+            "co2_t": None if carbon is None else energy * carbon,
+            "seeds": len(self.runs),
+            "steps": self.steps,
+            "tokens": self.steps * plan.report.tokens,
+            "step_time_s": plan.report.step_time,
+            "step_interval_90_s": list(plan.report.interval_90),
+            "mtbf_hours": plan.mtbf / 3600 if math.isfinite(plan.mtbf) else None,
+            "checkpoints": self.describe_checkpoints(),
+            "status": "fits" if plan.report.fits else "does-not-fit",
+            "assumed": list(plan.assumed),
+        }
+
+    def describe_checkpoints(self) -> dict[str, Any]:
+        """Size, times and interval of the checkpoints, with the best intervals by formulas."""
+        plan, found = self.plan, dict[str, Any]()
+        regular = [tier for tier in plan.setting.tiers if tier.every]
+        found["gb"] = plan.size.nbytes / 1e9 if plan.setting.tiers else None
+        found["tiers"] = [
+            {
+                "every_steps": tier.every or None,
+                "every_s": tier.every * plan.report.step_time or None,
+                "stall_s": tier.stall,
+                "write_s": tier.write,
+                "load_s": tier.load,
+            }
+            for tier in plan.setting.tiers
+        ]
+        if regular and math.isfinite(plan.mtbf):
+            stall, setting = regular[0].stall, plan.setting
+            restart = setting.detection + setting.restart + regular[0].load
+            found["young_s"] = young_interval(stall, plan.mtbf)
+            found["daly_s"] = daly_interval(stall, plan.mtbf)
+            interval = regular[0].every * plan.report.step_time
+            found["daly_goodput"] = expected_goodput(interval, stall, restart, plan.mtbf)
+        return found

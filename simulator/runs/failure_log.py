@@ -1,0 +1,186 @@
+"""Logs of failures as CSV, to replay them and to fit rates to them.
+
+A log has a row of headings and one row for each failure: ``time_h`` since the beginning [hours], in rising order;
+``component``; and, as far as they are known, ``nodes`` (numbers of the nodes that the job lost, from 0, separated by
+spaces; empty: it lost none) and ``repair_h`` (hours until they were back). Further columns are left alone. A last row
+with the component ``end`` says how long was observed; without it that is the time of the last failure.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hardware.documents.input_file import DATA, Unreadable, read_text
+from hardware.errors import PlanError, nearest
+from simulator.runs.failures import Failure
+
+COLUMNS = ("time_h", "component", "nodes", "repair_h")
+END = "end"
+"""Component of the row that ends a log."""
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class ObservedLog:
+    """A log. failures: in the order of time. observed: time that it covers [s]."""
+
+    failures: tuple[Failure, ...]
+    observed: float
+
+
+def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
+    """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its line."""
+    try:
+        text = read_text(path, DATA)
+    except Unreadable as error:
+        raise PlanError(str(path), str(error), "Name a CSV file with the columns time_h and component") from None
+    rows = csv.DictReader(io.StringIO(text))
+    heads = [name.strip() for name in rows.fieldnames or ()]
+    for name in COLUMNS[:2]:
+        if name not in heads:
+            rule = f"the log has no column {name}, but {', '.join(heads[:8]) or 'no headings'}"
+            raise PlanError(
+                f"{path}:1", rule, nearest(name, heads) if heads else "Write time_h,component,nodes,repair_h"
+            )
+    found: list[Failure] = []
+    for row in rows:
+        cells = {str(key).strip(): (value or "").strip() for key, value in row.items() if isinstance(value, str)}
+        found.append(_read_row(cells, f"{path}:{rows.line_num}", nodes, found))
+    observed = found[-1].time if found else 0.0
+    if found and found[-1].component == END:
+        found.pop()
+    if any(one.component == END for one in found):
+        raise PlanError(str(path), "failures follow the row that ends the log", "Move that row to the end")
+    if not found:
+        raise PlanError(str(path), "the log has no failures", "Write a row for each, or failures: none")
+    return ObservedLog(tuple(found), observed)
+
+
+def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequence[Failure]) -> Failure:
+    time = _read_number(cells["time_h"], where, "time_h")
+    if before and time * HOUR < before[-1].time:
+        raise PlanError(f"{where} time_h", "times rise from row to row", "Sort the rows by time_h", cells["time_h"])
+    if not cells["component"]:
+        raise PlanError(
+            f"{where} component", "a failure has a component", "Write gpu, nic, node, software or another word"
+        )
+    lost = []
+    for word in cells.get("nodes", "").split():
+        if not word.isdecimal() or (nodes is not None and int(word) >= nodes):
+            rule = f"nodes are numbers from 0{f' to {nodes - 1:,}' if nodes else ''}, separated by spaces"
+            raise PlanError(f"{where} nodes", rule, "Correct it, or leave it empty if the job lost no node", word)
+        lost.append(int(word))
+    repair = cells.get("repair_h", "")
+    seconds = _read_number(repair, where, "repair_h") * HOUR if repair else None
+    return Failure(time * HOUR, cells["component"], tuple(lost), seconds)
+
+
+def _read_number(text: str, where: str, column: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1e6:
+        raise PlanError(f"{where} {column}", "hours are numbers from 0 to 1,000,000", "Correct it", text)
+    return found
+
+
+def write_failure_log(failures: Iterable[Failure]) -> str:
+    """A log with these failures."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for one in failures:
+        repair = "" if one.repair is None else repr(one.repair / HOUR)
+        rows.writerow([repr(one.time / HOUR), one.component, " ".join(map(str, one.nodes)), repair])
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class FittedRate:
+    """Distribution of the time between two failures of a component, of all its parts together.
+
+    failures: number of them. mtbf: mean time [s], the estimate of greatest likelihood under exponential times: observed
+    time over failures. low, high: 90 % interval of it. shape, scale: of the Weibull distribution of greatest likelihood
+    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential one; above 1.92 a shape of 1
+    is outside of the 95 % interval.
+    """
+
+    component: str
+    failures: int
+    mtbf: float
+    low: float
+    high: float
+    shape: float
+    scale: float
+    gain: float
+
+
+LEAST = 3
+"""Gaps that a Weibull distribution is fitted to at least."""
+
+
+def fit_rates(log: ObservedLog) -> list[FittedRate]:
+    """Rates of every component of a log."""
+    names = list(dict.fromkeys(one.component for one in log.failures))
+    return [_fit(name, [one.time for one in log.failures if one.component == name], log.observed) for name in names]
+
+
+def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:
+    count = len(times)
+    # Gaps between failures, the first from the beginning on; the time after the last one is a gap that has not ended.
+    gaps = np.diff(np.array([0.0, *times]))
+    gaps = gaps[gaps > 0]
+    rest = max(observed - times[-1], 0.0)
+    low, high = _poisson_interval(count)
+    shape, scale, gain = 1.0, observed / count, 0.0
+    if len(gaps) >= LEAST:
+        shape, scale = fit_weibull(gaps, rest)
+        gain = _likelihood(gaps, rest, shape, scale) - _likelihood(
+            gaps, rest, 1.0, float(gaps.sum() + rest) / len(gaps)
+        )
+    return FittedRate(name, count, observed / count, observed / high, observed / low, shape, scale, max(gain, 0.0))
+
+
+def fit_weibull(gaps: np.ndarray, rest: float = 0.0) -> tuple[float, float]:
+    """Shape and scale [s] of greatest likelihood. gaps: times that have ended. rest: one that has not, 0: none.
+
+    The shape k solves sum(t^k ln t) / sum(t^k) - 1 / k = mean(ln t of the ended gaps), whose left side rises with k.
+    """
+    longest = float(max(gaps.max(), rest))
+    every = np.append(gaps, rest) / longest if rest > 0 else gaps / longest
+    logs, target = np.log(every), float(np.log(gaps / longest).mean())
+
+    def excess(k: float) -> float:
+        weights = every**k
+        return float((weights * logs).sum() / weights.sum()) - 1 / k - target
+
+    low, high = 1e-3, 1.0
+    while excess(high) < 0 and high < 1e4:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    shape = (low + high) / 2
+    return shape, longest * float((every**shape).sum() / len(gaps)) ** (1 / shape)
+
+
+def _likelihood(gaps: np.ndarray, rest: float, shape: float, scale: float) -> float:
+    ended = np.log(shape / scale) + (shape - 1) * np.log(gaps / scale) - (gaps / scale) ** shape
+    return float(ended.sum()) - (rest / scale) ** shape
+
+
+def _poisson_interval(count: int) -> tuple[float, float]:
+    """90 % interval of the mean of a Poisson number (Wilson and Hilferty's cubes of a chi-squared quantile)."""
+    z = 1.6449
+    low = count * (1 - 1 / (9 * count) - z / (3 * math.sqrt(count))) ** 3
+    high = (count + 1) * (1 - 1 / (9 * (count + 1)) + z / (3 * math.sqrt(count + 1))) ** 3
+    return max(low, 1e-9), high

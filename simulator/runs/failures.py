@@ -1,0 +1,96 @@
+"""When parts of the cluster fail: renewal processes with exponential or Weibull times, and logs that are replayed.
+
+n parts with exponential times of mean M fail together as a Poisson process of rate n / M. With Weibull times of shape k
+every part has a clock of its own: its time has the scale M / Gamma(1 + 1/k), and a part that fails is replaced by a new
+one, whose clock begins at 0.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Failure(NamedTuple):
+    """A failure.
+
+    time: when it happens, from the beginning of the run [s].
+    component: the kind of part that fails.
+    nodes: the nodes that the job loses, by their places in it; none if the same nodes start again.
+    repair: time until they are back [s]; None: drawn.
+    """
+
+    time: float
+    component: str
+    nodes: tuple[int, ...] = ()
+    repair: float | None = None
+
+
+class FailureSource(Protocol):
+    """Failures in the order of time; of one run."""
+
+    def failures(self, rng: np.random.Generator) -> Iterator[Failure]: ...
+
+
+class FailingUnits(NamedTuple):
+    """Parts of one kind that fail.
+
+    component: name. units: their number. mtbf: mean time between failures of one [s]. shape: of the Weibull
+    distribution, 1: exponential. lost: nodes that one failure takes. nodes: all nodes of the job, over which the parts
+    are spread evenly in their order.
+    """
+
+    component: str
+    units: int
+    mtbf: float
+    shape: float
+    lost: int
+    nodes: int
+
+    @property
+    def rate(self) -> float:
+        """Failures of all parts together per second, in the long run."""
+        return self.units / self.mtbf
+
+    def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
+        """Failures of one run, without end."""
+        for time, unit in self._poisson(rng) if self.shape == 1.0 else self._renewals(rng):
+            yield Failure(time, self.component, self.nodes_of(unit))
+
+    def _poisson(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        time = 0.0
+        while True:
+            for gap, unit in zip(rng.exponential(1 / self.rate, 64), rng.integers(self.units, size=64), strict=True):
+                time += gap
+                yield float(time), int(unit)
+
+    def _renewals(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        scale = self.mtbf / math.gamma(1 + 1 / self.shape)
+        clocks = [(float(time), unit) for unit, time in enumerate(scale * rng.weibull(self.shape, self.units))]
+        heapq.heapify(clocks)
+        while True:
+            time, unit = clocks[0]
+            yield time, unit
+            heapq.heapreplace(clocks, (time + scale * float(rng.weibull(self.shape)), unit))
+
+    def nodes_of(self, unit: int) -> tuple[int, ...]:
+        """The nodes that a failure of a part takes: its own, and those after it."""
+        if not self.lost:
+            return ()
+        first = unit * self.nodes // self.units
+        first = min(first, max(self.nodes - self.lost, 0))
+        return tuple(range(first, min(first + self.lost, self.nodes)))
+
+
+class FailureLog(NamedTuple):
+    """Failures that have happened, for a replay."""
+
+    entries: Sequence[Failure]
+
+    def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
+        """The failures of the log, the same in every run; rng is not used."""
+        return iter(self.entries)

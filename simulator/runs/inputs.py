@@ -1,0 +1,192 @@
+"""From a forecast to a run: all that a simulated run depends on, from the job, its forecast and the catalog."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hardware.cluster import Cluster
+from hardware.errors import PlanError
+from hardware.load import load
+from hardware.reliability.components import Reliability, Unit
+from simulator.costs.power import power_model
+from simulator.job.job import Job
+from simulator.job.run_keys.keys import Checkpoints, Failures, Recovery, RunStragglers
+from simulator.report.report import Report
+from simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
+from simulator.runs.failure_log import read_failure_log
+from simulator.runs.failures import FailingUnits, FailureLog, FailureSource
+from simulator.runs.replicas import make_elasticity
+from simulator.runs.stragglers import Episodes, Jitter
+from simulator.runs.training import RunSetting
+
+SEEDS = 32
+"""Simulated runs of a job that does not state their number."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run that can be simulated.
+
+    report: forecast of its steps. setting: all figures of a simulated run. seeds, seed: number of runs, and of their
+    random numbers. size, rates: of checkpoints and their store. mtbf: mean time between failures of the job [s].
+    assumed: a sentence each.
+    """
+
+    report: Report
+    setting: RunSetting
+    seeds: int
+    seed: int
+    size: StateSize
+    rates: StoreRates
+    mtbf: float
+    assumed: tuple[str, ...]
+
+    @property
+    def job(self) -> Job:
+        return self.report.job
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that are paid for, spare ones included."""
+        return self.job.cluster.nodes + (self.setting.spares or 0)
+
+    @property
+    def busy_watts(self) -> float:
+        """Power of all nodes while steps run [W]."""
+        return self.report.energy.watts + self._watts_of_spares
+
+    @property
+    def idle_watts(self) -> float:
+        """Power of all nodes while training stands still [W]."""
+        energy = self.report.energy
+        return self.job.cluster.gpus * (self._idle_gpu + energy.beside) * energy.pue + self._watts_of_spares
+
+    @property
+    def _idle_gpu(self) -> float:
+        return power_model(self.job.cluster.gpu).idle_watts
+
+    @property
+    def _watts_of_spares(self) -> float:
+        energy, gpus = self.report.energy, (self.setting.spares or 0) * self.job.cluster.gpus_per_node
+        return gpus * (self._idle_gpu + energy.beside) * energy.pue
+
+
+def make_run(report: Report) -> RunPlan:
+    """The run of a job. Raises PlanError for a run without a length, and for keys that its plan does not admit."""
+    job, run = report.job, report.job.run
+    failures, recovery = run.failures or Failures(), run.recovery or Recovery()
+    checkpoints, stragglers = run.checkpoints or Checkpoints(), run.stragglers or RunStragglers()
+    rates = load("reliability", "llama3-405b" if failures.rates == "none" else failures.rates)
+    steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
+    if steps is None and run.days is None:
+        rule = "the run has no length"
+        raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
+    ranks = stragglers.ranks or job.cluster.gpus
+    jitter = Jitter(stragglers.jitter, stragglers.distribution, ranks, _steps_between_barriers(report))
+    step = report.step_time * jitter.mean_duration()
+    sources = _list_sources(job, failures, rates)
+    mtbf = _mean_time(sources)
+    size, store = state_size(report, checkpoints), store_rates(job.cluster, checkpoints)
+    detection = _first(recovery.detection_s, rates.detection)
+    scheduling, warm_up = _first(recovery.scheduling_s, rates.scheduling), _first(recovery.warm_up_s, rates.warm_up)
+    setting = RunSetting(
+        elasticity=make_elasticity(report, recovery),
+        steps=steps,
+        horizon=math.inf if run.days is None else run.days * 86_400,
+        jitter=jitter,
+        episodes=_list_episodes(job, stragglers, failures),
+        sources=sources,
+        tiers=make_tiers(checkpoints, size, store, job.cluster, mtbf, step),
+        detection=detection,
+        restart=scheduling + warm_up,
+        spares=recovery.spares,
+        repair=recovery.repair_hours * 3600 if recovery.repair_hours is not None else float(rates.repair),
+        evaluation=(run.evaluation.every_steps, run.evaluation.seconds) if run.evaluation else None,
+    )
+    assumed = [
+        *([f"failures at the rates of {rates.title} (run.failures)"] if run.failures is None else []),
+        *([f"{checkpoints.kind} checkpoints (run.checkpoints)"] if run.checkpoints is None else []),
+        *([store.assumed] if store.assumed and setting.tiers and checkpoints.write_s is None else []),
+        *_name_recovery(recovery, rates),
+        *(["another node at once for every one that fails (run.recovery.spares)"] if recovery.spares is None else []),
+        *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []),
+    ]
+    return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, store, mtbf, tuple(assumed))
+
+
+def _steps_between_barriers(report: Report) -> int:
+    """Steps after which replicas wait for each other: the period of the data scheme."""
+    return max((scheme.period for scheme in report.play.plan.family("data")), default=1)
+
+
+def _first(stated: float | None, other: float) -> float:
+    return float(other) if stated is None else stated
+
+
+def _name_recovery(recovery: Recovery, rates: Reliability) -> list[str]:
+    unstated = {
+        "detection": (recovery.detection_s, rates.detection),
+        "scheduling": (recovery.scheduling_s, rates.scheduling),
+        "warm_up": (recovery.warm_up_s, rates.warm_up),
+    }
+    found = [f"{name} {float(value):g} s" for name, (stated, value) in unstated.items() if stated is None]
+    return [f"after a failure: {', '.join(found)} (run.recovery)"] if found else []
+
+
+def count_units(cluster: Cluster, per: Unit, nodes_per_switch: int) -> int:
+    """Number of parts of a cluster that fail or are slow."""
+    ports = int(cluster.node.nics.count) if cluster.node.nics else 1
+    return {
+        "gpu": cluster.gpus,
+        "nic": cluster.nodes * ports,
+        "node": cluster.nodes,
+        "switch": -(-cluster.nodes // nodes_per_switch),
+        "job": 1,
+    }[per]
+
+
+def _list_sources(job: Job, failures: Failures, rates: Reliability) -> tuple[FailureSource, ...]:
+    """Everything that fails."""
+    if failures.log is not None:
+        return (FailureLog(read_failure_log(job.folder / failures.log, job.cluster.nodes).failures),)
+    cluster, found = job.cluster, dict[str, FailingUnits]()
+    if failures.rates != "none":
+        for name, one in rates.components.items():
+            units = count_units(cluster, one.per, failures.nodes_per_switch)
+            lost = _nodes_lost(None, one.per, one.loses, failures)
+            mtbf = rates.mtbf(name) * failures.mtbf_factor
+            found[name] = FailingUnits(name, units, mtbf, 1.0, lost, cluster.nodes)
+    for name, own in failures.components.items():
+        units = count_units(cluster, own.per, failures.nodes_per_switch)
+        lost = _nodes_lost(own.nodes, own.per, own.loses, failures)
+        mtbf = own.mtbf_hours * 3600 * failures.mtbf_factor
+        found[name] = FailingUnits(name, units, mtbf, own.shape, lost, cluster.nodes)
+    return tuple(found.values())
+
+
+def _nodes_lost(stated: int | None, per: Unit, loses: str, failures: Failures) -> int:
+    if loses == "nothing":
+        return 0
+    return stated or (failures.nodes_per_switch if per == "switch" else 1)
+
+
+def _mean_time(sources: tuple[FailureSource, ...]) -> float:
+    """Mean time between failures of the job [s]; infinity without failures."""
+    rate = 0.0
+    for one in sources:
+        if isinstance(one, FailingUnits):
+            rate += one.rate
+        elif isinstance(one, FailureLog) and one.entries:
+            rate += len(one.entries) / one.entries[-1].time
+    return 1 / rate if rate else math.inf
+
+
+def _list_episodes(job: Job, stragglers: RunStragglers, failures: Failures) -> tuple[Episodes, ...]:
+    found = []
+    for one in stragglers.episodes.values():
+        units = count_units(job.cluster, one.per, failures.nodes_per_switch)
+        found.append(Episodes(one.every_hours * 3600 / units, one.minutes * 60, one.slowdown, one.pause_s))
+    if (stalls := job.run.data_stalls) is not None:
+        found.append(Episodes(stalls.every_hours * 3600, pause=stalls.seconds, data=True))
+    return tuple(found)

@@ -1,0 +1,389 @@
+"""One training run by discrete events: a SimPy process that trains, and processes that interrupt it.
+
+Between two events whole spans of steps pass at once (`simulator.runs.span`). A failure ends a span at once: training
+goes back to the latest checkpoint that the failure left, and the steps since then are lost. Slow episodes, pauses and
+nodes that come back act from the end of the running step on. Failures happen at any time, also during recovery, which
+then begins anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from simulator.runs.elastic import Elasticity
+from simulator.runs.failures import Failure, FailureSource
+from simulator.runs.span import CheckpointTier, Span, make_span
+from simulator.runs.stragglers import Episodes, Jitter
+
+SPAN = 4096
+"""Most steps of a span: their durations are drawn together."""
+
+TIMES = (
+    *("productive", "lost_work", "checkpoint", "restart", "detection", "straggling", "waiting_for_spares"),
+    *("evaluation", "data_stalls", "elasticity"),
+)
+"""Where the time of a run goes; they add up to its duration."""
+
+
+@dataclass(frozen=True)
+class RunSetting:
+    """All figures that a simulated run depends on.
+
+    steps: its length; None if `horizon` alone ends it. horizon: time after which it ends [s].
+    elasticity: durations of steps, and what happens while nodes are missing.
+    tiers: checkpoints, those that load fastest first.
+    detection: from a failure until it is known [s]. restart: until training goes on, without loading a checkpoint [s].
+    spares: nodes that wait; None: as many as are needed. repair: mean time until a lost node is back [s].
+    evaluation: steps between two evaluations, and the duration of one [s].
+    """
+
+    elasticity: Elasticity
+    steps: int | None
+    horizon: float = math.inf
+    jitter: Jitter = field(default_factory=Jitter)
+    episodes: tuple[Episodes, ...] = ()
+    sources: tuple[FailureSource, ...] = ()
+    tiers: tuple[CheckpointTier, ...] = ()
+    detection: float = 0.0
+    restart: float = 0.0
+    spares: int | None = None
+    repair: float = 86_400.0
+    evaluation: tuple[int, float] | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Duration of a step as forecast [s]."""
+        return self.elasticity.step_s[0]
+
+
+class Snapshot(NamedTuple):
+    """A state of training: steps done, and what they took beyond the forecast, for stragglers and for missing nodes."""
+
+    done: int = 0
+    straggling: float = 0.0
+    elasticity: float = 0.0
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """How one run went. time_s: by `TIMES`. failures: by component. steps: that it has done."""
+
+    time_s: dict[str, float]
+    failures: dict[str, int]
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """Its duration [s]."""
+        return math.fsum(self.time_s.values())
+
+
+class _Saved:
+    """Checkpoints of one tier: the latest that can be used, and those that are still being written.
+
+    since: when the latest one was taken, that may still be being written.
+    """
+
+    def __init__(self, tier: CheckpointTier) -> None:
+        self.tier, self.latest, self.since = tier, Snapshot(), -math.inf
+        self._writing: list[tuple[float, Snapshot]] = []
+
+    def add(self, taken: list[tuple[float, Snapshot]], now: float) -> None:
+        """Adds checkpoints, each with the time at which it was taken; those that are written by now can be used."""
+        if taken:
+            self.since = taken[-1][0]
+        self._writing += [(time + self.tier.write, state) for time, state in taken]
+        usable = [state for time, state in self._writing if time <= now + 1e-9]
+        self._writing = self._writing[len(usable) :]
+        self.latest = usable[-1] if usable else self.latest
+
+    def reset(self, state: Snapshot | None) -> None:
+        """Drops what is being written; a state becomes the latest checkpoint."""
+        self._writing.clear()
+        self.latest, self.since = state or self.latest, -math.inf
+
+
+Waiting = Generator[Any, Any, Failure | None]
+"""A part of the process that returns the failure which cut it short."""
+
+
+class _Pace(NamedTuple):
+    """An event that acts from the end of the running step on. pause: to stop for [s]. data: to wait for data."""
+
+    pause: float = 0.0
+    data: bool = False
+
+
+class TrainingProcess:
+    """The process of one run, and what it has done so far."""
+
+    def __init__(self, setting: RunSetting, entropy: np.random.SeedSequence) -> None:
+        self.setting, self.env = setting, simpy.Environment()
+        jitter, repair, *others = entropy.spawn(2 + len(setting.sources) + len(setting.episodes))
+        self._jitter, self._repairs = np.random.default_rng(jitter), np.random.default_rng(repair)
+        self.times = dict.fromkeys(TIMES, 0.0)
+        self.failures: dict[str, int] = {}
+        self.state = Snapshot()
+        self._saved = [_Saved(tier) for tier in setting.tiers]
+        self._missing: set[int] = set()
+        self._spares = setting.spares or 0
+        self._slowdowns: list[float] = []
+        self._pauses: list[_Pace] = []
+        self._ended = self._arrived = False
+        self._process = self.env.process(self._train())
+        streams = iter(np.random.default_rng(one) for one in others)
+        for source in setting.sources:
+            self.env.process(self._fail(source, next(streams)))
+        for episodes in setting.episodes:
+            self.env.process(self._slow_down(episodes, next(streams)))
+        if setting.horizon < math.inf:
+            self.env.process(self._end())
+
+    def run(self) -> SimulatedRun:
+        """Runs to the end."""
+        self.env.run(until=self._process)
+        state, step = self.state, self.setting.step_s
+        self.times["productive"] = state.done * step
+        self.times["straggling"] += state.straggling
+        self.times["elasticity"] += state.elasticity
+        return SimulatedRun(self.times, self.failures, state.done)
+
+    # ------------------------------------------------------------------------------------ training
+
+    @property
+    def _finished(self) -> bool:
+        return self._ended or self.state.done == self.setting.steps
+
+    def _train(self) -> Generator[Any, Any, None]:
+        while not self._finished:
+            failure = yield from self._advance()
+            while self._pauses and failure is None and not self._finished:
+                pace = self._pauses.pop()
+                failure = yield from self._spend("data_stalls" if pace.data else "straggling", pace.pause)
+            if self._arrived and failure is None and not self._finished:
+                failure = yield from self._rejoin()
+            if failure is not None:
+                yield from self._recover(failure)
+
+    def _advance(self) -> Waiting:
+        """Trains a span of steps."""
+        span, began = self._plan_span(), self.env.now
+        while True:
+            try:
+                yield self.env.timeout(max(began + span.total - self.env.now, 0.0))
+                self._book(span, began, math.inf)
+                return None
+            except simpy.Interrupt as stop:
+                if isinstance(stop.cause, Failure):
+                    self._book(span, began, self.env.now - began)
+                    return stop.cause
+                self._note(stop.cause)
+                span = span.end_at(self.env.now - began)
+
+    def _plan_span(self) -> Span:
+        setting, done = self.setting, self.state.done
+        count = SPAN if setting.steps is None else min(SPAN, setting.steps - done)
+        base = setting.elasticity.step_seconds(self._missing)
+        steps = setting.jitter.draw(self._jitter, count) * (base * max(self._slowdowns, default=1.0))
+        since = tuple(self.env.now - saved.since for saved in self._saved)
+        return make_span(base, steps, done, setting.steps, setting.tiers, since, setting.evaluation)
+
+    def _book(self, span: Span, began: float, elapsed: float) -> None:
+        """Books the steps and pauses of a span that passed in `elapsed` seconds; infinity: all of them."""
+        done = int(np.searchsorted(span.step_ends, elapsed, side="right"))
+        complete = int(np.searchsorted(span.ends, elapsed, side="right"))
+        self.times["checkpoint"] += float(span.checkpoint[:complete].sum())
+        self.times["evaluation"] += float(span.evaluation[:complete].sum())
+        if done > complete:
+            inside = elapsed - float(span.step_ends[complete])
+            saving = min(inside, float(span.checkpoint[complete]))
+            self.times["checkpoint"] += saving
+            self.times["evaluation"] += inside - saving
+        elif complete < span.count:
+            self.times["lost_work"] += elapsed - (float(span.ends[complete - 1]) if complete else 0.0)
+        before, beyond = self.state, span.base - self.setting.step_s
+        straggling = before.straggling + np.cumsum(span.steps[:done] - span.base)
+        for saved, at in zip(self._saved, span.taken, strict=True):
+            moments = began + span.step_ends[at] + span.checkpoint[at]
+            taken = [
+                (time, Snapshot(before.done + i + 1, float(straggling[i]), before.elasticity + (i + 1) * beyond))
+                for i, time in _latest(at, moments, self.env.now, saved.tier.write)
+            ]
+            saved.add(taken, self.env.now)
+        if done:
+            self.state = Snapshot(before.done + done, float(straggling[-1]), before.elasticity + done * beyond)
+
+    def _spend(self, name: str, seconds: float) -> Waiting:
+        """Lets time pass that is booked under a name."""
+        began = self.env.now
+        while True:
+            try:
+                yield self.env.timeout(max(began + seconds - self.env.now, 0.0))
+                self.times[name] += seconds
+                return None
+            except simpy.Interrupt as stop:
+                if isinstance(stop.cause, Failure):
+                    self.times[name] += self.env.now - began
+                    return stop.cause
+                self._note(stop.cause)
+
+    def _note(self, cause: Any) -> None:
+        """Notes an event that acts later."""
+        if isinstance(cause, _Pace) and cause.pause:
+            self._pauses.append(cause)
+
+    # ------------------------------------------------------------------------------------ recovery
+
+    def _recover(self, first: Failure) -> Generator[Any, Any, None]:
+        """Goes on after a failure, and after those that happen meanwhile."""
+        failure: Failure | None = first
+        setting, load, restarts = self.setting, 0.0, False
+        while failure is not None:
+            self.failures[failure.component] = self.failures.get(failure.component, 0) + 1
+            self._lose(failure)
+            save = 0.0
+            if not self._keeps_work(failure):
+                saved = self._restore(failure)
+                restarts = True
+                load = max(load, saved.tier.load if saved else 0.0)
+                save = saved.tier.stall if saved and not saved.tier.every else 0.0
+            failure = yield from self._spend("detection", setting.detection)
+            if failure is None and save:
+                failure = yield from self._spend("checkpoint", save)
+            if failure is None:
+                failure = yield from self._await_nodes()
+            if failure is None and not self._ended:
+                pause = setting.restart + load if restarts else setting.elasticity.reconfigure
+                failure = yield from self._spend("restart", pause)
+
+    def _lose(self, failure: Failure) -> None:
+        if self.setting.spares is None and self.setting.elasticity.policy == "none":
+            return
+        for node in failure.nodes:
+            self._missing.add(node)
+            self.env.process(self._repair(failure))
+
+    def _keeps_work(self, failure: Failure) -> bool:
+        """Whether only the running step is lost."""
+        elasticity = self.setting.elasticity
+        return elasticity.keeps_states and bool(failure.nodes) and elasticity.goes_on(self._missing)
+
+    def _restore(self, failure: Failure) -> _Saved | None:
+        """Goes back to the latest checkpoint that a failure has left, or to the beginning."""
+        left = [saved for saved in self._saved if saved.tier.survives >= len(failure.nodes)]
+        for saved in left:
+            if not saved.tier.every:  # healthy replicas save the state of the last complete step
+                saved.latest = self.state
+        found = max(left, key=lambda saved: saved.latest.done, default=None)
+        state, now, step = found.latest if found else Snapshot(), self.state, self.setting.step_s
+        lost = now.straggling - state.straggling + now.elasticity - state.elasticity
+        self.times["lost_work"] += (now.done - state.done) * step + lost
+        self.state = state
+        in_time = found is not None and not found.tier.every
+        for saved in self._saved:
+            ahead = (
+                saved.latest.done > state.done or in_time or (found is not None and saved.tier.load < found.tier.load)
+            )
+            saved.reset(state if ahead else None)
+        return found
+
+    def _await_nodes(self) -> Waiting:
+        """Takes spare nodes; waits for repairs if the run cannot go on without them."""
+        self._take_spares()
+        while self._missing and not self.setting.elasticity.goes_on(self._missing) and not self._ended:
+            began = self.env.now
+            try:
+                yield self.env.timeout(math.inf)
+            except simpy.Interrupt as stop:
+                self.times["waiting_for_spares"] += self.env.now - began
+                if isinstance(stop.cause, Failure):
+                    return stop.cause
+                self._note(stop.cause)
+            self._take_spares()
+        return None
+
+    def _take_spares(self) -> None:
+        self._arrived = False
+        if self.setting.spares is None:
+            self._missing.clear()
+        for node in sorted(self._missing)[: self._spares]:
+            self._missing.remove(node)
+            self._spares -= 1
+
+    def _rejoin(self) -> Waiting:
+        """Takes nodes that have come back into the run."""
+        setting, policy = self.setting, self.setting.elasticity
+        self._take_spares()
+        if policy.keeps_states:
+            return (yield from self._spend("restart", policy.reconfigure))
+        regular = [saved for saved in self._saved if saved.tier.every]
+        for saved in regular[:1]:
+            failure = yield from self._spend("checkpoint", saved.tier.stall + saved.tier.write)
+            if failure is not None:
+                return failure
+            saved.reset(self.state)
+        load = regular[0].tier.load if regular else 0.0
+        return (yield from self._spend("restart", setting.restart + load))
+
+    # -------------------------------------------------------------------- processes that interrupt
+
+    def _interrupt(self, cause: Any) -> None:
+        if self._process.is_alive:
+            self._process.interrupt(cause)
+
+    def _fail(self, source: FailureSource, rng: np.random.Generator) -> Generator[Any, Any, None]:
+        for failure in source.failures(rng):
+            yield self.env.timeout(max(failure.time - self.env.now, 0.0))
+            active = tuple(node for node in failure.nodes if node not in self._missing)
+            if active or not failure.nodes:
+                self._interrupt(failure._replace(nodes=active))
+
+    def _slow_down(self, episodes: Episodes, rng: np.random.Generator) -> Generator[Any, Any, None]:
+        while True:
+            yield self.env.timeout(float(rng.exponential(episodes.every)))
+            self.env.process(self._pass_episode(episodes, episodes.draw_pause(rng), float(rng.exponential())))
+
+    def _pass_episode(self, episodes: Episodes, pause: float, share: float) -> Generator[Any, Any, None]:
+        if episodes.slowdown > 1:
+            self._slowdowns.append(episodes.slowdown)
+        self._interrupt(_Pace(pause, episodes.data))
+        if episodes.slowdown > 1:
+            yield self.env.timeout(share * episodes.seconds)
+            self._slowdowns.remove(episodes.slowdown)
+            self._interrupt(_Pace())
+
+    def _repair(self, failure: Failure) -> Generator[Any, Any, None]:
+        drawn = float(self._repairs.exponential(self.setting.repair))
+        yield self.env.timeout(drawn if failure.repair is None else failure.repair)
+        self._spares += 1
+        if self._missing:
+            self._arrived = True
+            self._interrupt(_Pace())
+
+    def _end(self) -> Generator[Any, Any, None]:
+        yield self.env.timeout(self.setting.horizon)
+        self._ended = True
+        self._interrupt(_Pace())
+
+
+def _latest(at: np.ndarray, moments: np.ndarray, now: float, write: float) -> list[tuple[int, float]]:
+    """Checkpoints that were taken, as (step of the span, time): the latest that is written, and those after it."""
+    taken = int(np.searchsorted(moments, now + 1e-9, side="right"))
+    written = int(np.searchsorted(moments + write, now + 1e-9, side="right"))
+    return [(int(at[i]), float(moments[i])) for i in range(max(written - 1, 0), taken)]
+
+
+def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:
+    """Simulates run `number`, counted from 0, of those with this seed: the same whoever simulates it, in any order."""
+    return TrainingProcess(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run()
+
+
+def without_failures(setting: RunSetting) -> RunSetting:
+    """The same run on a cluster that never fails."""
+    return replace(setting, sources=())

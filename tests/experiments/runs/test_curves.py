@@ -1,0 +1,86 @@
+"""Curves of goodput, the best interval, and what hardware is worth."""
+
+import math
+from typing import Any
+
+import pytest
+
+from experiments.plots.training import runs as plots
+from experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
+from experiments.runs.seeds import simulate_runs
+from simulator import load_job, simulate
+from simulator.runs.answer import RunAnswer
+from simulator.runs.inputs import RunPlan, make_run
+
+JOB: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": "dgx-h100:4",
+    "batch": {"global": 128},
+    "run": {
+        "days": 1,
+        "seeds": 12,
+        "price_per_gpu_hour": 2,
+        "failures": {"rates": "none", "components": {"node": {"per": "node", "mtbf_hours": 4}}},
+        "checkpoints": {"kind": "sharded", "stall_s": 20},
+        "recovery": {"detection_s": 60, "scheduling_s": 30, "warm_up_s": 30, "spares": 1, "repair_hours": 2},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> RunPlan:
+    return make_run(simulate(load_job(JOB)))
+
+
+@pytest.fixture(scope="module")
+def curves(plan: RunPlan) -> RunCurves:
+    return draw_curves(plan, 1)
+
+
+def point(value: float, goodput: float) -> CurvePoint:
+    return CurvePoint(value, goodput, (goodput, goodput), None, 1.0, None)
+
+
+def test_the_best_interval_lies_between_points() -> None:
+    values = [2.0**k for k in range(8)]
+    points = tuple(point(value, 0.9 - 0.01 * math.log(value / 11.0) ** 2) for value in values)
+    assert find_best(points) == pytest.approx(11.0)
+    assert find_best(points[:3]) == 4.0
+
+
+def test_the_best_interval_is_near_dalys(curves: RunCurves, plan: RunPlan) -> None:
+    daly = RunAnswer(plan, simulate_runs(plan, 1)).describe_checkpoints()["daly_s"]
+    assert 0.4 < (curves.best_interval or 0.0) / daly < 2.5
+    ends = curves.interval[0].goodput, curves.interval[-1].goodput
+    assert max(one.goodput for one in curves.interval) > max(ends)
+
+
+def test_fewer_failures_and_fewer_gpus_are_better(curves: RunCurves) -> None:
+    rising = [one.goodput for one in curves.mtbf]
+    assert rising == sorted(rising)
+    assert [one.value for one in curves.scale] == [8, 16, 32, 64, 128]
+    assert curves.scale[0].goodput > curves.scale[-1].goodput
+
+
+def test_spare_nodes_and_a_faster_store_are_worth_something(curves: RunCurves) -> None:
+    spare, store = curves.worth
+    assert spare.change.startswith("one spare") and spare.goodput > 0.01
+    assert spare.cost == pytest.approx(2 * 8 * 24, rel=0.02)
+    assert store.goodput >= 0
+
+
+def test_without_failures_there_is_no_curve_of_their_rate() -> None:
+    job = {**JOB, "run": {"steps": 100, "seeds": 1, "failures": "none", "checkpoints": "none"}}
+    found = draw_curves(make_run(simulate(load_job(job))), 1)
+    assert found.interval == found.mtbf == found.worth == () and found.best_interval is None
+
+
+def test_the_plots_are_drawn_alike_each_time(curves: RunCurves, plan: RunPlan, tmp_path) -> None:
+    answer = RunAnswer(plan, simulate_runs(plan, 1))
+    for width in ("column", "page", "slide"):
+        for name in ("one", "two"):
+            plots.draw(answer, tmp_path / f"{name}.svg", width)
+            plots.draw_run_curves(answer, curves, tmp_path / f"{name}-curves.svg", width)
+        assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+        text = (tmp_path / "one-curves.svg").read_text("utf-8")
+        assert text == (tmp_path / "two-curves.svg").read_text("utf-8") and "goodput" in text

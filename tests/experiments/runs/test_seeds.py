@@ -1,0 +1,82 @@
+"""Many runs: the same on one process or several, stored, resumed after an interruption."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.runs import seeds
+from experiments.runs.seeds import simulate_runs, store_runs
+from hardware.errors import PlanError
+from simulator import load_job, simulate
+from simulator.runs.answer import RunAnswer
+from simulator.runs.inputs import RunPlan, make_run
+
+JOB: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": "dgx-h100:2",
+    "run": {"steps": 20_000, "seeds": 40, "failures": {"mtbf_factor": 1e-3}, "price_per_gpu_hour": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> RunPlan:
+    return make_run(simulate(load_job(JOB)))
+
+
+def test_workers_change_nothing(plan: RunPlan, tmp_path: Path) -> None:
+    alone = simulate_runs(plan, 1)
+    assert simulate_runs(plan, 3) == alone and len(alone) == 40
+    files = []
+    for workers in (1, 3):
+        out = tmp_path / f"{workers}.parquet"
+        assert store_runs(plan, JOB, Path(), out, workers) == alone
+        files.append(out.read_bytes())
+    assert files[0] == files[1]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_command_goes_on_without_loss(plan: RunPlan, tmp_path: Path, monkeypatch) -> None:
+    whole, cut = tmp_path / "whole.parquet", tmp_path / "cut.parquet"
+    known = store_runs(plan, JOB, Path(), whole, 1)
+
+    def stop(done: int, runs: int) -> None:
+        if done >= 16:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        store_runs(plan, JOB, Path(), cut, 1, watch=stop)
+    assert not cut.exists() and len(list((tmp_path / "cut.parquet.parts").glob("0*.parquet"))) == 2
+    simulated: list[int] = []
+    simulate_seeds = seeds.simulate_seeds
+    monkeypatch.setattr(seeds, "simulate_seeds", lambda task: simulated.append(task.start) or simulate_seeds(task))
+    assert store_runs(plan, JOB, Path(), cut, 1) == known
+    assert simulated == [16, 24, 32] and cut.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "cut.parquet.parts").exists()
+    simulated.clear()
+    assert store_runs(plan, JOB, Path(), cut, 1) == known and simulated == []
+
+
+def test_runs_of_another_job_are_not_mixed(plan: RunPlan, tmp_path: Path) -> None:
+    out = tmp_path / "runs.parquet"
+    store_runs(plan, JOB, Path(), out, 1)
+    other = {**JOB, "run": {**JOB["run"], "steps": 10_000}}
+    with pytest.raises(PlanError, match="job"):
+        store_runs(plan, other, Path(), out, 1)
+    assert len(store_runs(plan, other, Path(), out, 1, restart=True)) == 40
+
+
+def test_the_answer_is_that_of_the_runs(plan: RunPlan) -> None:
+    runs = simulate_runs(plan, 1)
+    answer = RunAnswer(plan, runs)
+    found = answer.to_dict()
+    assert sum(found["time_s"].values()) == pytest.approx(found["days"] * 86_400)
+    assert found["goodput"] == found["time_s"]["productive"] / (found["days"] * 86_400)
+    assert found["days_interval_90"][0] < found["days"] < found["days_interval_90"][1]
+    assert found["cost"] == pytest.approx(found["days"] * 24 * 16 * 2)
+    kwh = found["energy_mwh"] * 1000
+    assert answer.plan.idle_watts < kwh * 3.6e6 / (found["days"] * 86_400) < answer.plan.busy_watts
+    assert found["failures"].keys() <= {"gpu", "nic", "network", "host", "maintenance", "software"}

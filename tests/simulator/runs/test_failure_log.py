@@ -1,0 +1,98 @@
+"""Logs of failures: read, replayed, and rates fitted to them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hardware.errors import MeshcastError
+from simulator import load_job, simulate
+from simulator.runs.failure_log import FittedRate, fit_rates, fit_weibull, read_failure_log, write_failure_log
+from simulator.runs.failures import Failure
+from simulator.runs.inputs import make_run
+from simulator.runs.training import simulate_run
+
+LOG = """time_h,component,nodes,repair_h,remark
+1.5,gpu,3,24,replaced
+2.25,software,,,NCCL timeout
+10,switch,0 1 2,4.5,
+100,end,,,
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "failures.csv"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_log_is_read_and_written(tmp_path: Path) -> None:
+    log = read_failure_log(write(tmp_path, LOG), 4)
+    assert log.observed == 100 * 3600
+    assert log.failures[0] == Failure(5400.0, "gpu", (3,), 86_400.0) and log.failures[1].nodes == ()
+    assert read_failure_log(write(tmp_path, write_failure_log(log.failures))).failures == log.failures
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("time,component\n1,gpu\n", "failures.csv:1", "time_h"),
+        ("time_h,component\n2,gpu\n1,gpu\n", ":3 time_h", "rise"),
+        ("time_h,component\nsoon,gpu\n", ":2 time_h", "hours"),
+        ("time_h,component\n1,\n", ":2 component", "component"),
+        ("time_h,component,nodes\n1,gpu,9\n", ":2 nodes", "0 to 3"),
+        ("time_h,component\n", "failures.csv", "no failures"),
+        ("time_h,component\n1,end\n2,gpu\n", "failures.csv", "end"),
+        ("", "failures.csv:1", "no headings"),
+    ],
+)
+def test_mistakes_in_a_log_are_told(tmp_path: Path, text: str, where: str, words: str) -> None:
+    with pytest.raises(MeshcastError) as raised:
+        read_failure_log(write(tmp_path, text), 4)
+    assert where in str(raised.value) and words in str(raised.value)
+
+
+def test_a_log_is_replayed_in_every_run(tmp_path: Path) -> None:
+    write(tmp_path, LOG)
+    job = {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:4"}
+    run = {"days": 1, "failures": {"log": "failures.csv"}, "recovery": {"spares": 0}}
+    plan = make_run(simulate(load_job({**job, "run": run}, base=tmp_path)))
+    found = [simulate_run(plan.setting, 0, number) for number in range(2)]
+    assert found[0] == found[1] and found[0].failures == {"gpu": 1, "software": 1, "switch": 1}
+    # Node 3 is away from 1.5 h for a day; the others that fail meanwhile are back before it.
+    assert found[0].time_s["waiting_for_spares"] == pytest.approx(22.5 * 3600, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [0.6, 1.0, 2.5])
+def test_weibull_rates_are_found_again(shape: float) -> None:
+    gaps = 100.0 * np.random.default_rng(4).weibull(shape, 4000)
+    found, scale = fit_weibull(gaps)
+    assert found == pytest.approx(shape, rel=0.04) and scale == pytest.approx(100.0, rel=0.06)
+
+
+def test_the_fit_has_the_greatest_likelihood() -> None:
+    gaps, rest = 50.0 * np.random.default_rng(5).weibull(1.4, 60), 20.0
+
+    def likelihood(shape: float, scale: float) -> float:
+        ended = np.log(shape / scale) + (shape - 1) * np.log(gaps / scale) - (gaps / scale) ** shape
+        return float(ended.sum()) - (rest / scale) ** shape
+
+    shape, scale = fit_weibull(gaps, rest)
+    best = likelihood(shape, scale)
+    nearby = [(shape * a, scale * b) for a in (0.98, 1.0, 1.02) for b in (0.98, 1.0, 1.02)]
+    assert all(likelihood(*one) <= best + 1e-9 for one in nearby)
+
+
+def test_rates_of_components(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    times = np.cumsum(rng.exponential(10.0, 200))
+    rows = [f"{time},gpu" for time in times] + [f"{times[-1] + 5},end"]
+    log = read_failure_log(write(tmp_path, "time_h,component\n" + "\n".join(rows)))
+    (found,) = fit_rates(log)
+    assert isinstance(found, FittedRate) and found.failures == 200
+    assert found.mtbf == pytest.approx(log.observed / 200)
+    assert found.low < 36_000 < found.high and found.high / found.low == pytest.approx(
+        math.exp(2 * 1.645 / 200**0.5), rel=0.03
+    )
+    assert found.shape == pytest.approx(1.0, abs=0.17) and 0 <= found.gain < 3.3  # three standard deviations, 1 %

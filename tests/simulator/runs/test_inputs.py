@@ -1,0 +1,149 @@
+"""From a job to a run: sizes and times of checkpoints, rates of failures, replicas, and refusals."""
+
+import math
+from typing import Any
+
+import pytest
+
+from hardware.errors import MeshcastError
+from hardware.load import load
+from simulator import load_job, simulate
+from simulator.runs.inputs import RunPlan, make_run
+from simulator.runs.span import CheckpointTier
+
+JOB: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 8},
+    "cluster": "dgx-h100:4",
+    "batch": {"global": 64},
+    "plan": {"tp": 2, "pp": 4, "dp": 4},
+}
+
+
+def plan(run: dict[str, Any], **changes: Any) -> RunPlan:
+    return make_run(simulate(load_job({**JOB, **changes, "run": {"steps": 1000, **run}})))
+
+
+def tiers(**keys: Any) -> tuple[CheckpointTier, ...]:
+    found = plan({"checkpoints": keys})
+    return found.setting.tiers
+
+
+def test_a_run_needs_a_length() -> None:
+    with pytest.raises(MeshcastError, match=r"run\.days"):
+        make_run(simulate(load_job(JOB)))
+
+
+def test_tokens_become_whole_steps() -> None:
+    report = simulate(load_job({**JOB, "run": {"tokens": 1e9}}))
+    assert make_run(report).setting.steps == math.ceil(1e9 / report.tokens)
+
+
+def test_a_checkpoint_holds_main_weights_and_moments() -> None:
+    found = plan({})
+    assert found.size.nbytes == found.job.model.parameters * 12
+    assert plan({"checkpoints": {"bytes_per_parameter": 16}}).size.nbytes == found.job.model.parameters * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies"),
+    [
+        ({"tp": 2, "pp": 4, "zero": 1}, 1),
+        ({"tp": 2, "pp": 4, "zero": 0}, 4),
+        ({"tp": 2, "pp": 2, "zero": 1, "shard": 4}, 2),
+        ({"tp": 2, "fsdp": True}, 1),
+        ({"tp": 2, "fsdp": True, "shard": 4}, 4),
+    ],
+)
+def test_copies_of_states_are_those_of_the_plan(changes: dict[str, Any], copies: int) -> None:
+    assert plan({}, plan=changes).size.copies == copies
+
+
+def test_times_follow_from_size_and_rates() -> None:
+    size = plan({}).size.nbytes
+    cluster = plan({}).job.cluster
+    (full,) = tiers(kind="full", write_gb_per_s=10, every_steps=5)
+    (sharded,) = tiers(kind="sharded", write_gb_per_s=10, read_gb_per_s=20, every_steps=5)
+    (background,) = tiers(kind="asynchronous", write_gb_per_s=10, every_steps=5)
+    assert sharded.stall == pytest.approx(size / 10e9) and sharded.load == pytest.approx(size / 20e9)
+    assert full.stall == pytest.approx(size / 10e9)
+    (wide,) = tiers(kind="full", write_gb_per_s=1e6, every_steps=5)
+    assert wide.stall == pytest.approx(size / (cluster.scale_out.bandwidth * 8)), "one node writes"
+    assert background.write == pytest.approx(size / 10e9)
+    assert background.stall == pytest.approx(size / cluster.gpus / cluster.host.bandwidth)
+    assert tiers(kind="none") == ()
+
+
+def test_stated_times_replace_them() -> None:
+    (found,) = tiers(kind="asynchronous", every_steps=5, stall_s=2, write_s=30, load_s=7)
+    assert found == CheckpointTier(5, 2.0, 28.0, 7.0)
+
+
+def test_copies_in_memory_survive_fewer_nodes_than_copies() -> None:
+    memory, store = tiers(kind="in-memory", copies=3)
+    assert (memory.every, memory.stall, memory.survives) == (1, 0.0, 2)
+    assert store.survives == math.inf and store.every > memory.every and memory.load < store.load
+
+
+def test_a_checkpoint_after_a_failure_needs_copies_of_states() -> None:
+    with pytest.raises(MeshcastError, match="second copy"):
+        plan({"checkpoints": "just-in-time"})
+    found = plan({"checkpoints": "just-in-time"}, plan={"tp": 2, "pp": 4, "zero": 0}).setting.tiers
+    assert (found[0].every, found[0].survives) == (0, 3)
+
+
+def test_rates_of_the_catalog_scale_with_the_cluster() -> None:
+    rates = load("reliability", "llama3-405b")
+    whole = plan({}, cluster={"node": "dgx-h100", "nodes": 4})
+    per_gpu = sum((one.failures or 0) for one in rates.components.values() if one.per in ("gpu", "nic"))
+    per_node = sum((one.failures or 0) for one in rates.components.values() if one.per == "node")
+    expected = (per_gpu * 32 / 16_384 + per_node * 4 / 2048) / (54 * 86_400)
+    assert 1 / whole.mtbf == pytest.approx(expected)
+    assert plan({"failures": {"mtbf_factor": 3}}).mtbf == pytest.approx(3 * whole.mtbf)
+    assert plan({"failures": "none"}).mtbf == math.inf
+
+
+def test_own_components_replace_those_of_the_catalog() -> None:
+    own = {"gpu": {"per": "gpu", "mtbf_hours": 100}, "switch": {"per": "switch", "mtbf_hours": 900}}
+    found = plan({"failures": {"rates": "none", "components": own, "nodes_per_switch": 2}})
+    gpu, switch = found.setting.sources
+    assert (gpu.units, gpu.mtbf, gpu.lost) == (32, 360_000, 1)
+    assert (switch.units, switch.lost) == (2, 2)
+    both = plan({"failures": {"components": {"gpu": {"per": "gpu", "mtbf_hours": 100}}}})
+    assert [one.component for one in both.setting.sources].count("gpu") == 1
+
+
+@pytest.mark.parametrize("policy", ["fewer-replicas", "templates", "reroute"])
+def test_steps_of_fewer_replicas_are_forecast(policy: str) -> None:
+    found = plan({"recovery": {"elastic": policy, "most_lost_replicas": 2}})
+    usual, one, two = found.setting.elasticity.step_s
+    direct = {**JOB, "cluster": "dgx-h100:3", "batch": {"global": 3 * 22}, "plan": {"tp": 2, "pp": 4}}
+    assert one == pytest.approx(simulate(direct).step_time, rel=1e-9)
+    assert usual < one < two < 2.2 * usual
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"checkpoints": {"every_s": 5, "every_steps": 3}}, "stated once"),
+        ({"checkpoints": {"kind": "none", "every_s": 5}}, "no interval"),
+        ({"checkpoints": {"kind": "in-memory", "copies": 9}}, "as many nodes"),
+        ({"checkpoints": {"store": "tape"}}, "tectonic"),
+        ({"failures": "meta"}, "llama3-405b"),
+        ({"tokens": 1e9}, "one length"),
+        ({"recovery": {"elastik": "none"}}, "elastic"),
+        ({"failures": {"log": "absent.csv"}}, "absent.csv"),
+    ],
+)
+def test_mistakes_are_told(run: dict[str, Any], words: str) -> None:
+    with pytest.raises(MeshcastError, match=words):
+        plan(run)
+
+
+def test_a_plan_with_one_replica_is_not_elastic() -> None:
+    with pytest.raises(MeshcastError, match="has one"):
+        plan({"recovery": {"elastic": "templates"}}, plan={"tp": 8, "pp": 4})
+
+
+def test_replicas_that_train_on_their_own_meet_after_a_period() -> None:
+    found = plan({"stragglers": {"jitter": 0.1}}, plan={"tp": 2, "dp_scheme": {"use": "local-sgd", "period": 16}})
+    assert found.setting.jitter.barrier == 16 and plan({}).setting.jitter.barrier == 1
