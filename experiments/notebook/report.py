@@ -127,27 +127,29 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
         figure = make()
     # IPython asks the object itself for its picture; otherwise pyplot has to be imported before a figure is shown.
     figure.__dict__["_repr_png_"] = partial(_to_png, figure, width)
-    if style.WIDTHS[width].zoom != 1:  # laid out smaller than it is, see `experiments.plots.style`
-        figure.__dict__["savefig"] = partial(_save_enlarged, figure, width)
+    figure.__dict__["savefig"] = partial(_save, figure, width)
     return figure
 
 
-def _save_enlarged(figure: Figure, width: Width, target: Any, **options: Any) -> None:
-    """Writes a figure that is larger than its layout, as `savefig` does.
+def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
+    """Writes a figure in the style that it was made with, as `savefig` does.
 
     target: path or file. options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with
     other options keep the size of the layout.
     """
+    import matplotlib
     from matplotlib.figure import Figure
 
     from experiments.plots import style
     from experiments.plots.sheet import write_figure
 
-    if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
-        write_figure(figure, target, width)
-        return
-    options["dpi"] = options.get("dpi", style.DPI) * style.WIDTHS[width].zoom
-    Figure.savefig(figure, target, **options)
+    with matplotlib.rc_context(style.settings(width)):
+        if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
+            write_figure(figure, target, width)
+            return
+        options["dpi"] = options.get("dpi", style.DPI) * style.WIDTHS[width].zoom
+        matplotlib.rcParams["text.hinting"] = "none"  # hinted type is wider on coarse screens than its layout
+        Figure.savefig(figure, target, **options)
 
 
 def _to_png(figure: Any, width: Width) -> bytes:
