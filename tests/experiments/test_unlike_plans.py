@@ -72,7 +72,7 @@ def test_the_page_names_stages_and_micro_batches(named: tuple[str, Report]) -> N
 
 def test_plots_name_stages(named: tuple[str, Report], tmp_path: Path) -> None:
     name, report = named
-    shown = NAMES[name] if report.play.plan.pipelines else ["device 0", "device 1"]
+    shown = NAMES[name] if report.play.plan.pipelines else ["stage 0", "stage 1"]
     for figure in (timeline.timeline(report), memory.memory(report)):
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == shown
     labels = {text.get_text() for text in timeline.timeline(report).axes[0].texts}
@@ -87,7 +87,7 @@ def test_the_trace_names_replicas_and_their_own_stages(named: tuple[str, Report]
     processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     plan = report.play.plan
     for device, words in enumerate(processes):
-        assert words.startswith(NAMES[name][device] if plan.pipelines else f"device {device}")
+        assert words.startswith(NAMES[name][device] if plan.pipelines else f"stage {device}")
         assert words.endswith(f"{RANKS[name][device]})")
     counts = {
         device: one.shape

@@ -152,7 +152,7 @@ def test_a_plot_is_drawn(job: Path, name: str, change: str) -> None:
     assert path.read_bytes() == again
 
 
-@pytest.mark.parametrize("name", ["a.pdf", "a", "absent/a.png", "folder.png"])
+@pytest.mark.parametrize("name", ["a.jpg", "a", "absent/a.png", "folder.png"])
 def test_a_plot_that_cannot_be_written(job: Path, name: str) -> None:
     (job.parent / "folder.png").mkdir()
     result = run("predict", job, "--plot", job.parent / name)

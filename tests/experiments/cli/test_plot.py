@@ -97,7 +97,7 @@ def test_every_command_that_draws_has_a_width() -> None:
         if "plot" in parameters or command.callback.__name__ == "plot":
             drawing.append(command.callback.__name__)
             assert "width" in parameters, command.callback.__name__
-    assert set(drawing) == {"predict", "plot", "scale", "compare", "why", "plan", "search", "validate"}
+    assert set(drawing) == {"predict", "plot", "run", "scale", "compare", "why", "plan", "search", "validate"}
 
 
 def test_widths_of_other_commands(job: Path) -> None:

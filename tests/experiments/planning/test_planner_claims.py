@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = {
     *("mesh-tensorflow", "gspmd", "oneflow", "partir", "automap", "optcnn", "tofu", "hypar", "tensoropt", "autoddl"),
     *("flexflow", "alpa", "unity", "nnscaler", "slapo", "pipedream", "dapple", "autopipe", "tarnawski-dp", "piper"),
-    *("aceso", "placement-rl", "spotlight"),
+    *("tarnawski-ip", "aceso", "placement-rl", "spotlight"),
 }
-"""The planners whose claims are listed: one name of each paper."""
+"""The planners whose claims are listed."""
 
 
 def claim_rows() -> list[list[str]]:
