@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
