@@ -117,6 +117,7 @@ def test_mappings_merged_into_each_other_do_not_grow() -> None:
 
 
 @pytest.mark.parametrize("every", thinned([4, 1], keep=2))
+@pytest.mark.slow
 def test_without_libyaml_the_same_is_read(every: int) -> None:
     """PyYAML may have been built without libyaml; its own parser is slower and reads all shipped files the same."""
     code = (

@@ -152,6 +152,7 @@ def styled(dots: list[plots.Dot]) -> Figure:
     return figure
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
     some = [run.model_dump(by_alias=True) for run in read_shipped()[::8]]
     (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, some)), "utf-8")

@@ -72,6 +72,7 @@ def test_values_of_a_type() -> None:
     assert admitted_values(float) == admitted_values(int | None) == ()
 
 
+@pytest.mark.slow
 def test_every_alternative_is_the_forecast_of_the_job_that_states_it() -> None:
     job = {**JOB, "model": {"preset": "llama3-8b", "layers": 4}, "batch": {"global": 8, "sequence": 4096}}
     report, shared, of_changed = simulate(load_job(job)), SharedWork(), SharedWork()

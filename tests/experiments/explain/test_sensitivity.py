@@ -38,6 +38,7 @@ def answers() -> Any:
     return explain(load_job(JOB))
 
 
+@pytest.mark.slow
 def test_better_hardware_never_makes_a_step_longer_and_saves_no_more_than_the_step(answers: Any) -> None:
     step = answers.report.step_time
     for one in answers.found:

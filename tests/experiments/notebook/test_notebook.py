@@ -87,6 +87,7 @@ def test_figures(report: meshcast.Report, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.33), ("page", 7.0), ("slide", 13.33)])
+@pytest.mark.slow
 def test_figures_are_as_wide_as_they_are_made_for(
     report: meshcast.Report, width: Any, inches: float, tmp_path: Path
 ) -> None:

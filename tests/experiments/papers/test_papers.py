@@ -15,6 +15,7 @@ from experiments.papers.forecasts import ForecastFigure, ForecastPoint, ReportCa
 from experiments.papers.page import IMAGES, anchor_of, sort_figures, write_page
 from experiments.papers.words import format_error, format_number, format_share, word_errors
 from hardware.errors import PlanError
+from tests.thinning import thinned_grid
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "papers.md"
@@ -176,8 +177,12 @@ def made(file: FigureFile) -> ForecastFigure:
     return ForecastFigure(file, points)
 
 
-@pytest.mark.parametrize("name", ["ptd-p-figure-10", "torchtitan-tables", "zero-table-1-1t", "zero-bubble-tables-5-6"])
-@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    thinned_grid(
+        ["ptd-p-figure-10", "torchtitan-tables", "zero-table-1-1t", "zero-bubble-tables-5-6"], ["page", "column"]
+    ),
+)
 def test_figures_are_drawn(tmp_path, name, width) -> None:
     file = read_figure(next(path for path in list_figures() if path.name == f"{name}.yaml"))
     draw(made(file), tmp_path / "plot.png", width)

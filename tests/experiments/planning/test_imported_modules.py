@@ -42,6 +42,7 @@ def totals(problem: ModuleProblem, *names: str) -> list[float]:
     return [float(problem.graph().figures[name].sum()) for name in names]
 
 
+@pytest.mark.slow
 def test_a_transformer_has_the_flops_of_its_matrices(transformer: ModuleProblem) -> None:
     """2 layers of width 64, 4 heads, 2 sequences of 16 tokens, 100 words; the embedding's weights are the head's."""
     tokens, width, words, layers = 2 * 16, 64, 100, 2

@@ -25,6 +25,7 @@ from simulator.ir.ops import Collective
 from simulator.job.load import load_job
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_stages
+from tests.thinning import thinned
 
 JOB_PLANNERS = [name for name in planner_names() if "ours" in find_planner(name).modes]
 
@@ -46,7 +47,7 @@ def found(gpt: JobProblem) -> dict[str, Proposal]:
     return Proposals(gpt)
 
 
-@pytest.mark.parametrize("name", JOB_PLANNERS)
+@pytest.mark.parametrize("name", thinned(JOB_PLANNERS, keep=3))
 def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str, Proposal], name: str) -> None:
     one = found[name]
     assert not one.not_executable and one.visited > 0

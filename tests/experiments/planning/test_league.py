@@ -116,6 +116,7 @@ def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, given: str
     assert done.exit_code == 2 and words in done.output
 
 
+@pytest.mark.slow
 def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
     # The optimum that is proven within a second has the same row.
     done = json.loads(run(job, "--with", "optcnn,hypar,dapple", "--json", "--seconds", 1).stdout)

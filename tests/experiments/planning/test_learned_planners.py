@@ -32,6 +32,7 @@ class FreePlacement(TarnawskiIP):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "share"), [("placement-rl", 1.15), ("spotlight", 1.4)])
+@pytest.mark.slow
 def test_a_policy_comes_near_the_proven_optimum(name: str, share: float) -> None:
     pytest.importorskip("torch")
     optimum = FreePlacement().plan(small_problem(), SearchBudget()).value

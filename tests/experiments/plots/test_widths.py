@@ -60,6 +60,7 @@ def keeps_height(figure: Any, width: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "width"), thinned(product(JOBS, style.WIDTHS), keep=[("pp 4", "page"), ("pp 16", "column")])
 )
+@pytest.mark.slow
 def test_figures_of_a_forecast(reports: dict[str, Any], name: str, width: Any) -> None:
     report = reports[name]
     tall: list[tuple[Any, ...]] = [

@@ -47,6 +47,7 @@ def test_a_job(job: Path, out: Path) -> None:
     assert "<h1>A &lt; B</h1>" in page and "pp 4" in page and "made with --no-sensitivity" in page
 
 
+@pytest.mark.slow
 def test_a_job_with_sensitivities(job: Path, out: Path) -> None:
     assert run(job, "--out", out).exit_code == 0
     assert "figure of the hardware" in out.read_text("utf-8")

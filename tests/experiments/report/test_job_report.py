@@ -126,6 +126,7 @@ def test_every_figure_of_the_hardware_has_a_source(report: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["one-gpu-gpt2", "does-not-fit", "pipeline-pipedream-2bw", "data-zero-offload"])
+@pytest.mark.slow
 def test_other_plans_have_pages(name: str) -> None:
     """One GPU, a plan that lacks memory, one without a flush, one that copies to its host."""
     job = load_job(yaml.safe_load((GOLDEN / f"{name}.yaml").read_text("utf-8"))["job"], base=GOLDEN)

@@ -143,6 +143,7 @@ def test_the_page_draws_no_error_of_the_library(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("width", thinned([600, 1280], keep=2))
+@pytest.mark.slow
 def test_a_browser_sorts_the_table(browser: Browser, width: int) -> None:
     found = browser.open(report_results(plans()), width)
     assert found.idle

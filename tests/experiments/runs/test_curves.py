@@ -48,6 +48,7 @@ def test_the_best_interval_lies_between_points() -> None:
     assert find_best(points[:3]) == 4.0
 
 
+@pytest.mark.slow
 def test_the_best_interval_is_near_dalys(curves: RunCurves, plan: RunPlan) -> None:
     daly = RunAnswer(plan, simulate_runs(plan, 1)).describe_checkpoints()["daly_s"]
     assert 0.4 < (curves.best_interval or 0.0) / daly < 2.5

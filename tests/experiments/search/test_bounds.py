@@ -135,18 +135,21 @@ def test_no_bound_is_above_its_forecast_at_many_points(name: str, seed: int) -> 
     audit(name, seed, 50)
 
 
+@pytest.mark.slow
 def test_bounds_hold_with_expert_tensor_parallelism() -> None:
     ratios = audit("experts", 0, 12, lambda group, pipeline, step: group.etp is not None)
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
 @pytest.mark.parametrize("name", thinned(["cp", "experts"], keep=2))
+@pytest.mark.slow
 def test_bounds_hold_with_copies_of_shards(name: str) -> None:
     ratios = audit(name, 0, 12, lambda group, pipeline, step: step.shard is not None)
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
 @pytest.mark.parametrize("name", thinned(["dense", "cp", "experts"], keep=3))
+@pytest.mark.slow
 def test_bounds_hold_with_replicas_on_other_nodes(name: str) -> None:
     ratios = audit(name, 0, 8, lambda group, pipeline, step: pipeline.mesh_order == "dp-pp-cp-tp")
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9

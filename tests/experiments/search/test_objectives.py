@@ -80,6 +80,7 @@ def test_the_plan_with_the_least_memory_is_found() -> None:
     assert certificate.step == found.best[0].forecast.step_time
 
 
+@pytest.mark.slow
 def test_the_plan_with_the_least_energy_is_found() -> None:
     """On clusters of several sizes and kinds, against the energy of every plan; bounds are below all of them."""
     found = open_search(SIZES, top=3, objectives=("energy",))
@@ -96,6 +97,7 @@ def test_the_plan_with_the_least_energy_is_found() -> None:
 
 
 @pytest.mark.parametrize("objective", ["time", "tokens", "cost"])
+@pytest.mark.slow
 def test_clusters_are_compared(objective: str) -> None:
     found = open_search(SIZES, top=1, objectives=(objective,))
     certificate = found.run()
@@ -143,6 +145,7 @@ def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
 
 
 @pytest.mark.parametrize("objectives", thinned([("time", "memory"), ("time",)], keep=2))
+@pytest.mark.slow
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, objectives: tuple[str, ...]) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
     alone, shared = (open_search(MORE, objectives=objectives) for _ in range(2))

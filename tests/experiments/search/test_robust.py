@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 import meshcast
@@ -31,6 +32,7 @@ def test_plans_that_were_forecast_are_ranked_by_the_upper_ends() -> None:
     assert fastest.best[0].distance is None and fastest.best[0].interval == fastest.best[0].report.interval_90
 
 
+@pytest.mark.slow
 def test_the_page_and_the_answer_say_so(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(JOB), "utf-8")

@@ -98,6 +98,7 @@ LAYERS: dict[str, Any] = {
 """Five layers, which two and four stages do not divide."""
 
 
+@pytest.mark.slow
 def test_every_number_of_layers_is_recomputed() -> None:
     plan = {**LAYERS["plan"], "recompute": "auto", "recompute_layers": "auto"}
     job = {**LAYERS, "plan": plan}
@@ -160,6 +161,7 @@ EXPERTS: dict[str, Any] = {
 """A layer with experts on eight GPUs."""
 
 
+@pytest.mark.slow
 def test_expert_tensor_parallelism_is_searched() -> None:
     check_against_brute_force(EXPERTS)
     space = search(EXPERTS).space
@@ -210,6 +212,7 @@ def shards_of(space: Space) -> set[tuple[int, str, int | None]]:
     }
 
 
+@pytest.mark.slow
 def test_copies_of_shards_are_searched() -> None:
     check_against_brute_force(COPIES)
     found = shards_of(Space(COPIES, Path(".")))

@@ -55,6 +55,7 @@ def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
 
 @pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", thinned(JOBS, keep=("dense", "one kind")))
+@pytest.mark.slow
 def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str, draws: int) -> None:
     rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
     ratios = list[tuple[float, float]]()

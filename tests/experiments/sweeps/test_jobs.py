@@ -40,6 +40,7 @@ def test_jobs_that_share_a_workshop_are_answered_as_alone() -> None:
         assert found == [alone[number] for number in order]
 
 
+@pytest.mark.slow
 def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
     """Gradients are summed over the axes that are larger than one, whichever they are."""
     jobs = [
@@ -63,6 +64,7 @@ def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
             ]
 
 
+@pytest.mark.slow
 def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
     """Spread, divided or copied over the same ranks: equal sizes of other axes."""
     model = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32}

@@ -100,6 +100,7 @@ def test_ctrl_c_prints_how_to_resume(reference: Path, small_chunks: None, tmp_pa
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Path) -> None:
     first = process(tmp_path, "--workers", "1")
     wait_for(tmp_path, 1, first)

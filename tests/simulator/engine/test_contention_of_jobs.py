@@ -136,6 +136,7 @@ def real(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.slow
 def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> None:
     """Not true of every order of ops: an earlier op may delay another one."""
     spans, lowered = [], SharedWork()

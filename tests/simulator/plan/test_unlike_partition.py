@@ -52,6 +52,7 @@ def every_partition(name: str) -> list[tuple[tuple[int, ...], Report]]:
 
 
 @pytest.mark.parametrize("name", thinned(PLANS, keep=2))
+@pytest.mark.slow
 def test_by_cost_finds_the_partition_whose_slowest_stage_takes_least(name: str) -> None:
     chosen = forecast(PLANS[name], partition="by-cost")
     assert chosen.play.plan.layers in [layers for layers, _ in every_partition(name)]

@@ -390,6 +390,7 @@ def test_a_run_is_no_longer_than_it_must_be(p: int, every: int) -> None:
 
 
 @both
+@pytest.mark.slow
 def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
     config = job(use.partition("/")[2], 2, 3, dp=2, framework={"launch_s": 1e-6})
     report = simulate(config)

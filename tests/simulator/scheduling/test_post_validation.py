@@ -80,6 +80,7 @@ def test_zero_bubble_in_a_steady_state(p: int, m: int) -> None:
         assert np.diff(updates).tolist() == [3 * m, 3 * m]
 
 
+@pytest.mark.slow
 def test_noise_without_a_barrier_is_read_from_the_steady_state() -> None:
     still, noisy = (
         simulate(lifted("zb-h1") | {"noise": noise}) for noise in ({"steps": 2}, {"jitter": 0.2, "steps": 3})

@@ -374,6 +374,7 @@ def with_launches(work: Any) -> tuple[float, float, float]:
     return (seconds + (0.0 if isinstance(work, Transfer) else 5e-6), *rest)
 
 
+@pytest.mark.slow
 def test_slices_are_chosen_by_their_time() -> None:
     """Long ones come first, and the step is shorter than with any number of equal slices."""
     found = play_job(long("auto"), with_launches, engine="matrices")
@@ -440,6 +441,7 @@ def test_balanced_slices_take_equally_long() -> None:
     assert range_of(even) < range_of(equal)
 
 
+@pytest.mark.slow
 def test_slices_are_chosen_at_the_catalogs_prices_and_reported() -> None:
     """GPT-3 on 48 stages in two micro-batches, the paper's case (section 4.2)."""
 

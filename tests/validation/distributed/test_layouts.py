@@ -107,6 +107,7 @@ def check_of(made_once: Any) -> Callable[[str], Any]:
         for name in (*JOBS, *(f"drawn {seed}" for seed in SEEDS))
     ],
 )
+@pytest.mark.slow
 def test_layouts_train_as_one_rank_does(check_of: Callable[[str], Any], name: str) -> None:
     """In fp64, with gradients relative to the largest of their parameter."""
     found = check_of(name)

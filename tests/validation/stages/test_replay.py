@@ -191,6 +191,7 @@ def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) ->
     assert values["step (put together)"] > busiest
 
 
+@pytest.mark.slow
 def test_gradients_of_inputs_and_of_weights_have_rows_of_their_own(tmp_path: Path) -> None:
     found = stages.measure(job(pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
     rows = {row.name: row for row in found.rows}
@@ -223,6 +224,7 @@ def test_experts_make_their_gradients_at_once(tmp_path: Path) -> None:
         stages.measure(job(4, experts, pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json")
 
 
+@pytest.mark.slow
 def test_memory_counters_and_states_of_a_gpu(tmp_path: Path, fake_cuda: Any) -> None:
     """Each action stands between two synchronisations, and each device of the pipeline begins with an empty cache."""
     found = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
