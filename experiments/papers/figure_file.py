@@ -118,7 +118,7 @@ class PaperFigure(ClaimModel):
         form: ``lines`` over numbers, ``rows`` with one bar a point.
         x, y: the axes; rows have no x axis.
         measure: the number that is read off the jobs, in the words of claims.
-        claim_file: file of claims, without its ending, whose jobs, cases and claims are used.
+        claim_file: file of claims, without its ending, whose jobs, cases, plans and claims are used.
         jobs, cases: further named jobs, or pipeline cases.
         in_view: whether coefficients or profiles were made with these runs in view (docs/published-runs.md).
         image: whether docs/papers.md shows the image.
@@ -212,13 +212,20 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
     every = {claim.id: claim for claim in known.entries} if known else {}
     jobs = {**(known.jobs if known else {}), **figure.jobs}
     cases = {**(known.cases if known else {}), **figure.cases}
+    plans = known.plans if known else {}
     for row, series in enumerate(figure.series):
         for number, point in enumerate(series.points):
             where = f"series[{row}].points[{number}]"
             try:
                 claim = _find_claim(every, point.claim) if point.claim else _make_claim(figure, series, point, cases)
                 file = ClaimFile.model_construct(
-                    system=figure.paper, family="hybrid", paper=figure.link, jobs=jobs, cases=cases, entries=[claim]
+                    system=figure.paper,
+                    family="hybrid",
+                    paper=figure.link,
+                    jobs=jobs,
+                    cases=cases,
+                    plans=plans,
+                    entries=[claim],
                 )
                 check_claim(file, claim)
             except PlanError as error:

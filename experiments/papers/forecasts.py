@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.pages.published import progress
 from experiments.papers.figure_file import FigureFile, FigurePart
+from experiments.planning.league.claimed_plans import find_claimed_plan
 from simulator import Report, SharedWork, load_job, simulate
 from validation.claims.claim_file import Claim
 from validation.claims.judge import WHOLE_LIST, drop_unfit, judge
@@ -122,7 +123,7 @@ def forecast_points(parts: Sequence[FigurePart], cache: ReportCache | None = Non
 def _forecast_part(part: FigurePart, cache: ReportCache) -> ForecastPoint:
     claim = part.claim
     assert claim.value is not None  # read_figure takes only claims with a value
-    found = judge(part.file, claim, forecast=cache.forecast)
+    found = judge(part.file, claim, find_plan=find_claimed_plan, forecast=cache.forecast)
     every = drop_unfit(claim, found["alternatives"])
     if not every:
         return ForecastPoint(part.series, part.x, claim.value, None, None, found["reason"] or "no alternative fits")
