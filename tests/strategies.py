@@ -24,16 +24,15 @@ from tests.contract.played import Ideal
 EVERY_EXAMPLE = settings.get_current_profile_name() == "all"
 """Whether all examples are drawn, as in `make test-all` (--hypothesis-profile=all)."""
 
-SHARE = 1 if EVERY_EXAMPLE else 12
-"""One example of so many of a contract is drawn in `make test`."""
+SHARE = 1 if EVERY_EXAMPLE else 16
+"""One example of so many is drawn in `make test`."""
 
 
-def examples(number: int, contract: bool = False) -> settings:
+def examples(number: int) -> settings:
     """Settings of a property whose examples take long: `number` of them in `make test-all`, in `make test` a sixteenth,
-    but not fewer than three; of a contract of all schemes a twelfth, but not fewer than four.
+    but not fewer than three.
     """
-    share, least = (SHARE, 4) if contract else (1 if EVERY_EXAMPLE else 16, 3)
-    return settings(max_examples=max(number // share, min(number, least)))
+    return settings(max_examples=max(number // SHARE, min(number, 3)))
 
 
 def some(values: Sequence[Any], of: int) -> list[Any]:

@@ -22,7 +22,7 @@ from tests.contract.played import Played, copies_of, play_job, sent_between_stag
 from tests.strategies import EVERY, FREE, WHOLE, changed, examples, jobs, jobs_of_all
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(WHOLE, recompute=False))
 def test_flops_are_conserved(job: dict[str, Any]) -> None:
     """All ranks do the model's products once forward; backward the GEMMs twice and fused attention 2.5 times."""
@@ -34,7 +34,7 @@ def test_flops_are_conserved(job: dict[str, Any]) -> None:
     assert played.flops("R") == {"gemm": 0, "attention": 0}
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs(FREE))
 def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
     """Memory schemes add work of phase R and change nothing of F, B and W."""
@@ -47,7 +47,7 @@ def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
         assert sum(played.flops("R").values()) == 0
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs(WHOLE, recompute=False), layers=st.integers(0, 2))
 def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], layers: int) -> None:
     """The first layers of every stage, whatever they are; embedding, output layer and predicted layers are not."""
@@ -66,7 +66,7 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
     assert played.flops("R") == pytest.approx(again, rel=1e-12)
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 @example(
     job={
@@ -145,7 +145,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     return found
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
     """A micro-batch sends b s h elements over every boundary each way, a rank its cut of the positions."""
@@ -165,7 +165,7 @@ PLAIN = tuple(
 """Data schemes whose gradients travel as they are, and by no clock."""
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs(EVERY, datas=PLAIN), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
 def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
     """Every gradient byte of a rank is in exactly one bucket of one reduction over the ranks that hold the same weights
@@ -201,7 +201,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
             assert gathered == returned
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs(EVERY, datas=("data/fsdp",)))
 def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
     """Of every unit before its forward and its backward pass; a table that the output layer borrows once."""

@@ -159,7 +159,7 @@ def test_its_closed_forms_hold(use: str) -> None:
 
 @pytest.mark.parametrize("use", family("pipeline"))
 @given(data=st.data())
-@examples(40, contract=True)
+@examples(40)
 def test_its_closed_forms_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
@@ -268,7 +268,7 @@ def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
 # ---------------------------------------------------------------------------------------- played programs
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
     for peak in play_job(job).peaks:
@@ -281,7 +281,7 @@ ASIDE = (*ACTIVATION_TRANSFERS, *GRADIENT_SUMS, "O")
 """Actions that are no passes."""
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_every_action_happens_once(job: dict[str, Any]) -> None:
     played = play_job(job)
@@ -320,7 +320,7 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
             assert times.begin[number] >= times.end[other] + flat.latency[other] - 1e-12
 
 
-@examples(25, contract=True)
+@examples(25)
 @given(
     job=jobs_of_all(EVERY),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e6, 1e8]), latency=st.sampled_from([0.0, 1e-4])),
@@ -341,7 +341,7 @@ def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> No
     assert twice <= slow * (1 + 1e-12) and near <= slow * (1 + 1e-12)
 
 
-@examples(50, contract=True)
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) -> None:
     """No device takes longer than its kernels and its waits in the pipeline; a single device never waits, unless other
@@ -359,7 +359,7 @@ def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) ->
         assert played.times.span == pytest.approx(busy[0])
 
 
-@examples(15, contract=True)
+@examples(15)
 @given(job=jobs_of_all(EVERY))
 def test_the_same_job_gives_the_same_times(job: dict[str, Any]) -> None:
     one, other = play_job(job), play_job(job)

@@ -98,7 +98,7 @@ def test_all_engines_agree(both: Both) -> None:
 
 
 @given(job=jobs_of_all())
-@examples(60, contract=True)
+@examples(60)
 def test_any_job(job: dict[str, Any]) -> None:
     """Engines agree, memory returns to its baseline, and a step of training takes longer."""
     forward = job | FORWARD_ONLY
@@ -143,7 +143,7 @@ STREAMING = [use for use in of_family("pipeline") if use != "pipeline/hanayo"]
 
 @pytest.mark.parametrize("use", STREAMING)
 @given(data=st.data())
-@examples(40, contract=True)
+@examples(40)
 def test_on_equal_stages_micro_batches_stream_through_the_pipeline(use: str, data: st.DataObject) -> None:
     """m + p - 1 slots of a device; a chunk is an equal part of such a slot. Bidirectional schedules fill from both
     ends: one slot less."""

@@ -17,8 +17,9 @@ from tests.fuzz.generate import LAYERS
 from tests.fuzz.readers import READERS, needs_torch
 from tests.fuzz.run import make_file, run_seed, try_file
 from tests.fuzz.seeds import prepare
+from tests.strategies import EVERY_EXAMPLE
 
-FILES = 3
+FILES = 3 if EVERY_EXAMPLE else 1
 """Files of each reader."""
 
 SLOW = 0.1

@@ -17,6 +17,7 @@ from simulator.models.flops import (
 )
 from simulator.models.load import load_model, presets
 from simulator.models.model import Model
+from tests.thinning import thinned
 
 LENGTHS = [1, 1024, 8192, 131072]
 
@@ -33,12 +34,12 @@ GPT = [
 ]
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=thinned(MODELS, keep=4))
 def model(request: pytest.FixtureRequest) -> Model:
     return MODELS[request.param]
 
 
-@pytest.fixture(params=PLAIN)
+@pytest.fixture(params=thinned(PLAIN, keep=4))
 def plain(request: pytest.FixtureRequest) -> Model:
     """Dense, with full attention."""
     return MODELS[request.param]
