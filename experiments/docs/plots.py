@@ -35,7 +35,8 @@ def find_images(page: str) -> list[str]:
 
 
 def run_commands(page: str) -> None:
-    """Runs the commands whose output the page shows, and those before them that they read from.
+    """Runs the commands whose output the page shows, and those before them that they read from; images of the page are
+    written with as few bytes as their pixels need.
 
     Raises subprocess.CalledProcessError if one fails.
     """
@@ -43,6 +44,17 @@ def run_commands(page: str) -> None:
         Path(find_output(words)).parent.mkdir(parents=True, exist_ok=True)
         print("meshcast", *words, file=sys.stderr)
         subprocess.run([sys.executable, "-m", "experiments.cli", *words], check=True, stdout=subprocess.DEVNULL)
+        if find_output(words).endswith(".png"):
+            compress_image(Path(find_output(words)))
+
+
+def compress_image(path: Path) -> None:
+    """Writes a PNG image anew without its alpha channel, as all plots are opaque, and packed as tightly as PNG can."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        opaque, dpi = image.convert("RGB"), image.info.get("dpi")
+    opaque.save(path, optimize=True, dpi=dpi)
 
 
 if __name__ == "__main__":

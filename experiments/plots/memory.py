@@ -7,6 +7,7 @@ are hatched. Memory beyond the capacity is red, and the subtitle gives its size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -307,15 +308,14 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     axes.set_xlim(0, end / GIB)
 
 
-def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full: Bar) -> None:
-    """Draws the lower panel: memory of one device over the step, and its peak."""
-    span, capacity = report.play.step.span, full.capacity
-    scale, unit = time_unit(span)
-    sums = np.cumsum(sample_columns(moments, held, span), axis=1) / GIB
-    edges = np.linspace(0.0, span * scale, BINS + 1)
-    # The total is drawn first and lower sums over it, which leaves no seams.
+def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, present: Sequence[bool]) -> None:
+    """Fills the areas of all categories through time, each above those before it.
+
+    sums: memory of a category and of those before it [bins, categories]. edges: of the bins. present: of every category
+    whether it is drawn. The total is drawn first and lower sums over it, which leaves no seams.
+    """
     for i, name in reversed(list(enumerate(CATEGORIES))):
-        if held[:, i].any():
+        if present[i]:
             levels, knots = merge_levels(sums[:, i], edges)
             looks: dict[str, Any] = {
                 "facecolor": COLOURS[name],
@@ -324,6 +324,15 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
                 "linewidth": 0,
             }
             fill_stairs(axes, levels, knots, **looks)
+
+
+def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full: Bar) -> None:
+    """Draws the lower panel: memory of one device over the step, and its peak."""
+    span, capacity = report.play.step.span, full.capacity
+    scale, unit = time_unit(span)
+    sums = np.cumsum(sample_columns(moments, held, span), axis=1) / GIB
+    edges = np.linspace(0.0, span * scale, BINS + 1)
+    fill_categories(axes, sums, edges, held.any(axis=0).tolist())
 
     seen = shows_capacity(full.total, capacity, "time")
     peak = full.allocated / GIB

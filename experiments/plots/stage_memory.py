@@ -24,15 +24,14 @@ from experiments.plots.memory import (
     Bar,
     choose_devices,
     device_bars,
+    fill_categories,
     format_gib,
     fullest_device,
-    merge_levels,
     sample_columns,
 )
 from experiments.plots.sheet import (
     LINE,
     Sheet,
-    fill_stairs,
     format_time_axis,
     make_heading,
     note_height,
@@ -139,16 +138,7 @@ def choose_base(curves: dict[int, np.ndarray], top: float) -> float:
 def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[float, float]) -> None:
     """Draws the memory of a device by category, its peak, and the room of its GPU for tensors."""
     sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, BINS + 1)
-    for i, name in reversed(list(enumerate(CATEGORIES))):  # the total first and lower sums over it: no seams
-        if curve[:, i].any():
-            levels, knots = merge_levels(sums[:, i], edges)
-            looks: dict[str, Any] = {
-                "facecolor": COLOURS[name],
-                "hatch": HATCHES.get(name, ""),
-                "edgecolor": "white",
-                "linewidth": 0,
-            }
-            fill_stairs(axes, levels, knots, **looks)
+    fill_categories(axes, sums, edges, curve.any(axis=0).tolist())
     at = int(np.argmax(sums[:, -1]))
     middle = (edges[at] + edges[at + 1]) / 2
     axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)
