@@ -7,7 +7,6 @@ are hatched. Memory beyond the capacity is red, and the subtitle gives its size.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -308,14 +307,15 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     axes.set_xlim(0, end / GIB)
 
 
-def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, present: Sequence[bool]) -> None:
+def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.ndarray) -> None:
     """Fills the areas of all categories through time, each above those before it.
 
-    sums: memory of a category and of those before it [bins, categories]. edges: of the bins. present: of every category
-    whether it is drawn. The total is drawn first and lower sums over it, which leaves no seams.
+    sums: memory of a category and of those before it [bins, categories]. edges: of the bins.
+    held: memory by category at some moments [moments, categories]; a category that is never held is left out.
+    The total is drawn first and lower sums over it, which leaves no seams.
     """
     for i, name in reversed(list(enumerate(CATEGORIES))):
-        if present[i]:
+        if held[:, i].any():
             levels, knots = merge_levels(sums[:, i], edges)
             looks: dict[str, Any] = {
                 "facecolor": COLOURS[name],
@@ -332,7 +332,7 @@ def draw_time_curve(axes: Any, report: Report, moments: np.ndarray, held: np.nda
     scale, unit = time_unit(span)
     sums = np.cumsum(sample_columns(moments, held, span), axis=1) / GIB
     edges = np.linspace(0.0, span * scale, BINS + 1)
-    fill_categories(axes, sums, edges, held.any(axis=0).tolist())
+    fill_categories(axes, sums, edges, held)
 
     seen = shows_capacity(full.total, capacity, "time")
     peak = full.allocated / GIB

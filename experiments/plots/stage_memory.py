@@ -138,7 +138,7 @@ def choose_base(curves: dict[int, np.ndarray], top: float) -> float:
 def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[float, float]) -> None:
     """Draws the memory of a device by category, its peak, and the room of its GPU for tensors."""
     sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, BINS + 1)
-    fill_categories(axes, sums, edges, curve.any(axis=0).tolist())
+    fill_categories(axes, sums, edges, curve)
     at = int(np.argmax(sums[:, -1]))
     middle = (edges[at] + edges[at + 1]) / 2
     axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)
