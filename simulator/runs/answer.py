@@ -101,9 +101,50 @@ class RunAnswer:
         return math.fsum(one for one in found if one is not None) / len(found) if None not in found else None
 
     def interval_90(self, of: Callable[[SimulatedRun], float | None]) -> list[float] | None:
-        """Interval that holds nine of ten runs; None if a run has no such figure."""
+        """Interval that holds nine of ten simulated runs; None if a run has no such figure."""
         found = [one for run in self.runs if (one := of(run)) is not None]
         return [float(one) for one in np.quantile(found, QUANTILES)] if len(found) == len(self.runs) else None
+
+    @property
+    def days_interval_90(self) -> list[float]:
+        """Interval that should hold nine of ten real runs [days]: by the chance of a run and the forecast of a step."""
+        found = self.interval_90(lambda run: run.seconds / DAY) or []
+        return found if self.ends_by_time else self._widen(found, self.days)
+
+    @property
+    def tokens_interval_90(self) -> list[float]:
+        """Interval that should hold the tokens of nine of ten real runs."""
+        per_step = self.plan.report.tokens
+        found = self.interval_90(lambda run: run.steps * per_step) or []
+        return self._widen(found, self.steps * per_step, inverse=True) if self.ends_by_time else found
+
+    @property
+    def cost_interval_90(self) -> list[float] | None:
+        """Interval that should hold the price of nine of ten real runs; None if the job states no price."""
+        found, mean = self.interval_90(self.cost_of), self.mean(self.cost_of)
+        if found is None or mean is None or self.ends_by_time:
+            return found
+        return self._widen(found, mean)
+
+    @property
+    def ends_by_time(self) -> bool:
+        """Whether the job states how long its run takes."""
+        return math.isfinite(self.plan.setting.horizon)
+
+    def _widen(self, ends: Sequence[float], mean: float, inverse: bool = False) -> list[float]:
+        """An interval of simulated runs, wider by the interval of the step: both are independent.
+
+        Failures come by time, so all but the pauses after steps grows with the duration of a step.
+        inverse: for what falls with the duration of a step.
+        """
+        growing = 1 - (self.time_s["checkpoint"] + self.time_s["evaluation"]) / self.seconds
+        step = self.plan.report.step_time
+        low, high = (1 + growing * (end / step - 1) for end in self.plan.report.interval_90)
+        if inverse:
+            low, high = 1 / high, 1 / low
+        below = math.hypot(max(0.0, math.log(mean / ends[0])), math.log(low))
+        above = math.hypot(max(0.0, math.log(ends[1] / mean)), math.log(high))
+        return [mean * math.exp(-below), mean * math.exp(above)]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON answer."""
@@ -113,19 +154,21 @@ class RunAnswer:
             "id": plan.job.id,
             "meshcast": product_version(),
             "days": self.days,
-            "days_interval_90": self.interval_90(lambda run: run.seconds / DAY),
+            "days_interval_90": self.days_interval_90,
+            "days_interval_90_simulated": self.interval_90(lambda run: run.seconds / DAY),
             "goodput": self.goodput,
             "goodput_interval_90": self.interval_90(lambda run: run.time_s["productive"] / run.seconds),
             "effective_training_time_ratio": self.effective_ratio,
             "time_s": self.time_s,
             "failures": self.failures,
             "cost": self.mean(self.cost_of),
-            "cost_interval_90": self.interval_90(self.cost_of),
+            "cost_interval_90": self.cost_interval_90,
             "energy_mwh": energy,
             "co2_t": None if carbon is None else energy * carbon,
             "seeds": len(self.runs),
             "steps": self.steps,
             "tokens": self.steps * plan.report.tokens,
+            "tokens_interval_90": self.tokens_interval_90,
             "step_time_s": plan.report.step_time,
             "step_interval_90_s": list(plan.report.interval_90),
             "mtbf_hours": plan.mtbf / 3600 if math.isfinite(plan.mtbf) else None,

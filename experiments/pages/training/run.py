@@ -47,8 +47,11 @@ def headline(answer: RunAnswer) -> Table:
     table.add_column()
     plan, found = answer.plan, answer.to_dict()
     low, high = found["days_interval_90"]
-    tokens = format_count(round(found["tokens"]))
-    table.add_row("days", f"{answer.days:,.4g}", f"nine of ten runs {low:,.4g} to {high:,.4g}; {tokens} tokens")
+    least, most = found["days_interval_90_simulated"]
+    words = f"{low:,.4g} to {high:,.4g} (90 %); {least:,.4g} to {most:,.4g} if steps are as forecast"
+    table.add_row("days", f"{answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
+    low, high = (format_count(round(end)) for end in found["tokens_interval_90"])
+    table.add_row("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
     table.add_row("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
     low, high = found["goodput_interval_90"]
     table.add_row("goodput", f"{answer.goodput:.2%}", f"of the time is steps that are kept; {low:.2%} to {high:.2%}")

@@ -47,7 +47,7 @@ def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
     """Title and lines below it: the run and its assumptions."""
     plan = answer.plan
     title = f"{plan.job.model.name} on {plan.job.cluster.gpus:,} {plan.job.cluster.gpu.name}"
-    low, high = answer.interval_90(lambda run: run.seconds / 86_400) or [answer.days] * 2
+    low, high = answer.days_interval_90
     lines = [
         ", ".join(describe_plan(plan.report.play.plan)),
         f"{answer.days:,.4g} days ({low:,.4g} to {high:,.4g}), goodput {answer.goodput:.1%}, "

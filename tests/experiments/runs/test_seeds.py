@@ -1,5 +1,6 @@
 """Many runs: the same on one process or several, stored, resumed after an interruption."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,18 @@ def test_the_answer_is_that_of_the_runs(plan: RunPlan) -> None:
     kwh = found["energy_mwh"] * 1000
     assert answer.plan.idle_watts < kwh * 3.6e6 / (found["days"] * 86_400) < answer.plan.busy_watts
     assert found["failures"].keys() <= {"gpu", "nic", "network", "host", "maintenance", "software"}
+
+
+def test_intervals_hold_the_forecast_of_a_step(plan: RunPlan) -> None:
+    """Days and cost vary by chance and by the step; a run that ends by time is as long as stated, and tokens vary."""
+    runs = simulate_runs(plan, 1)
+    found = RunAnswer(plan, runs).to_dict()
+    low, high = found["days_interval_90"]
+    chance, step = found["days_interval_90_simulated"], found["step_interval_90_s"]
+    assert low < chance[0] < chance[1] < high and found["tokens_interval_90"] == [found["tokens"]] * 2
+    assert high / found["days"] > 1 + 0.9 * (step[1] / found["step_time_s"] - 1)
+    assert [end * 24 * 16 * 2 for end in (low, high)] == pytest.approx(found["cost_interval_90"])
+    timed = replace(plan, setting=replace(plan.setting, steps=None, horizon=86_400.0))
+    found = RunAnswer(timed, simulate_runs(timed, 1)).to_dict()
+    assert found["days_interval_90"] == found["days_interval_90_simulated"]
+    assert found["tokens_interval_90"][0] < found["tokens"] < found["tokens_interval_90"][1]
