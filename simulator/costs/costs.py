@@ -29,7 +29,7 @@ from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.decomposition import Decomposition
-from simulator.costs.kernels.eager import EagerPasses, make_eager_kernels
+from simulator.costs.kernels.eager import EagerKernels, EagerPasses, make_eager_kernels
 from simulator.costs.kernels.gemm import uses_tensor_cores
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
@@ -150,7 +150,7 @@ class Costs:
             Attention: self._attention_price(
                 self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"])
             ),
-            Memory: self._memory_price(self._kernel_price(lambda _: self.rates["memory_bound"] * pace)),
+            Memory: self._memory_price(self._kernel_price(self._memory_traffic)),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
@@ -240,6 +240,10 @@ class Costs:
         """Returns the same of a GEMM, with the factor on those that tensor cores cannot do."""
         rate = self._sustained_rate(work)
         return rate if uses_tensor_cores(work) else rate * self.rates["unaligned"]
+
+    def _memory_traffic(self, work: Memory | EagerKernels) -> float:
+        """Returns the factor on the bytes of memory-bound kernels; those of eager operations are counted one by one."""
+        return self._pace if isinstance(work, EagerKernels) else self.rates["memory_bound"] * self._pace
 
     def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:
         """Returns a function that prices kernels. rate: factor on that of one (memory-bound ones: on its traffic)."""

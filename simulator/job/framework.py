@@ -164,7 +164,7 @@ class Framework(FrameworkPart):
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
     eager: dict[EagerOperation, EagerPasses] = {}
     """Memory-bound operations that run as several kernels of PyTorch on a GPU, with the number of these and their bytes
-    (`simulator.costs.kernels.eager`); operations without an entry are one fused kernel."""
+    (`simulator.costs.kernels.eager`); operations without an entry are one fused kernel. Not with `compile`."""
     converts_apart: bool = False
     """Kernels of their own convert gradients to the format of the main weights before Adam, and main weights to that of
     the weights after it; otherwise Adam reads and writes both formats."""
@@ -238,7 +238,7 @@ class Framework(FrameworkPart):
             "rates": self.effective_rates,
             "attention": self.attention_library,
             "decomposition": self.gemm_decomposition or None,
-            "eager": self.eager,
+            "eager": {} if self.compile else self.eager,
             "sustained": self.sustained,
         }
 

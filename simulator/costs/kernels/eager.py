@@ -51,12 +51,17 @@ class EagerPass(BaseModel):
 
 
 class EagerPasses(BaseModel):
-    """Both passes of an operation."""
+    """Both passes of an operation.
+
+    elementwise: its kernels are conversions and products of its formula one by one, not those that were measured, such
+        as the one kernel of PyTorch's own RMS norm; they run at the rate of conversions.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     forward: EagerPass
     backward: EagerPass
+    elementwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,14 @@ class EagerKernels:
     nbytes: bytes read and written by all kernels.
     kernels: their number.
     backward: whether they are those of the backward pass.
+    elementwise: whether their rate is that of conversions (`EagerPasses`).
     """
 
     what: str
     nbytes: float
     kernels: int
     backward: bool = False
+    elementwise: bool = False
 
     flops = 0.0
 
@@ -131,7 +138,8 @@ def make_eager_kernels(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerK
     if passes is None:
         return None
     one = passes.backward if work.backward else passes.forward
-    return EagerKernels(what, work.pace * one.traffic * work.bytes, one.kernels, work.backward)
+    nbytes = work.pace * one.traffic * work.bytes
+    return EagerKernels(what, nbytes, one.kernels, work.backward, passes.elementwise)
 
 
 def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 1.0) -> tuple[Any, Any]:
@@ -140,6 +148,7 @@ def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 
     speed: rate against the calibrated one.
     """
     rate = "loss_backward_rate" if work.what == "cross-entropy" and work.backward else RATE_OF[work.what]
+    rate = "convert_rate" if work.elementwise else rate
     memory = model.stream_share * gpu.memory_bandwidth
     second = 1.0 / memory
     if rate:

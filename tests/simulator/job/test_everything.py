@@ -93,8 +93,10 @@ def test_a_compiler_fuses_memory_bound_kernels(name: str) -> None:
         answer = simulate({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": framework}).to_dict()
         return float(answer["breakdown_s"]["compute"]["memory_bound"])
 
-    rates = load_job({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": name}).framework.rates
+    chosen = load_framework(name)
     assert load_framework("megatron-core").rates["memory_bound"] == FUSED_KERNEL_TIME
-    assert bound(False) / bound(True) == pytest.approx(
-        max(1.0, rates.get("memory_bound", 1.0) / FUSED_KERNEL_TIME), rel=0.05
-    )
+    slower = bound(False) / bound(True)
+    if chosen.eager:
+        assert 1.5 < slower < 3.5
+    else:
+        assert slower == pytest.approx(max(1.0, chosen.rates.get("memory_bound", 1.0) / FUSED_KERNEL_TIME), rel=0.05)
