@@ -119,7 +119,7 @@ class PaperFigure(ClaimModel):
         x, y: the axes; rows have no x axis.
         measure: the number that is read off the jobs, in the words of claims.
         claim_file: file of claims, without its ending, whose jobs, cases, plans and claims are used.
-        jobs, cases: further named jobs, or pipeline cases.
+        jobs, cases, plans: further named jobs, pipeline cases, or runs of planners.
         in_view: whether coefficients or profiles were made with these runs in view (docs/published-runs.md).
         image: whether docs/papers.md shows the image.
         note: why points are missed, or what is special.
@@ -138,6 +138,7 @@ class PaperFigure(ClaimModel):
     claim_file: str = ""
     jobs: dict[str, dict[str, Any]] = {}
     cases: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, Any]] = {}
     series: Annotated[list[FigureSeries], Field(min_length=1, max_length=9)]
     in_view: bool = False
     image: bool = False
@@ -212,7 +213,7 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
     every = {claim.id: claim for claim in known.entries} if known else {}
     jobs = {**(known.jobs if known else {}), **figure.jobs}
     cases = {**(known.cases if known else {}), **figure.cases}
-    plans = known.plans if known else {}
+    plans = {**(known.plans if known else {}), **figure.plans}
     for row, series in enumerate(figure.series):
         for number, point in enumerate(series.points):
             where = f"series[{row}].points[{number}]"

@@ -13,18 +13,26 @@ A rank sends 3 a (N-1)/N M bytes per step of a micro-batches, for M bytes of wei
 parameter with 16-bit gradients, as shards of the weights are stored in the compute format and in that of the optimizer;
 18/N with fp32 gradients.
 
+Until 2021 collectives took a list of tensors, one for each rank, which the host made and copied one by one
+(`shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was gathered ahead (the
+framework's `overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their shards.
+
 Not modelled: gradient buckets across layers.
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; defaults: DeepSpeed zero/config.py.
+Lists: `_allgather_param` and `_reduce_scatter_gradient` of runtime/zero/partition_parameters.py @c83e49f9e of
+2021-04-14, gone with @c0eeb69df of 2021-10-31 and @4912e0ad7 of 2022-01-20.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pydantic import Field
 
-from simulator.ir.ops import Param
+from simulator.ir.ops import HostLaunch, Op, Param
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.data_parallel import DataSetting
+from simulator.schemes.data.shared.fully_sharded import GatherOps
 from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
 
@@ -35,11 +43,27 @@ class Zero3(CoordinatedScheme):
     class Options(CoordinatorOptions):
         persistence: int = Field(default=100_000, ge=0)
         """Parameters with fewer elements are not sharded."""
+        shard_launches: float = Field(default=0.0, ge=0)
+        """Time of the host for each rank of a collective over a list of shards, in launches of ops of the framework."""
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         if state == "parameters" and param.size < self.options.persistence:
             return ()
         return super().shards_at_rest(state, param)
+
+    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
+        found = super().gather_unit(axes, elements, forward)
+        return replace(found, ops=self._list_shards(axes, found.ops))
+
+    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        return self._list_shards(axes, super().reduce_unit(axes, elements))
+
+    def _list_shards(self, axes: tuple[str, ...], ops: list[Op]) -> list[Op]:
+        """`ops` behind the host's list of a shard for each rank, if collectives take one."""
+        if not (ops and axes and self.options.shard_launches):
+            return ops
+        launches = HostLaunch(self.options.shard_launches * self.mesh.size(axes))
+        return [Op("list shards", ops[0].stream, launches, [], ops[0].phase, ops[0].when), *ops]
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, a = setting.n, setting.batches

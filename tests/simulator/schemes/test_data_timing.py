@@ -16,7 +16,7 @@ from simulator.forecast.program import build_program
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.forecast.step import play_forecast
-from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
+from simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import Scheme
 from simulator.job.load import load_job
@@ -408,3 +408,19 @@ def test_the_answer_is_the_mean_over_a_period() -> None:
     assert total + parts["bubble"] + parts["optimizer"] + parts["host"] + parts["idle"] == pytest.approx(steps[2])
     assert answers[1].play.peaks == answers[2].play.peaks
     assert inf > steps[1] > steps[2] > steps[1000]
+
+
+def test_a_list_of_shards_takes_the_host_as_long_as_it_has_ranks() -> None:
+    ranks, launch, of_a_shard = 8, 1e-7, 1e4
+    times, numbers = list[float](), list[float]()
+    for shard_launches in (0.0, of_a_shard):
+        given = job("data/zero-3", ranks, overlap=False, persistence=0, shard_launches=shard_launches)
+        given["model"] = {**MODEL, "layers": 1}
+        given["framework"]["set"]["launch_s"] = launch
+        times.append(simulate(load_job(given)).step_time)
+        ops = [op for _, op in play_job(given).instances()]
+        numbers = [op.work.number for op in ops if isinstance(op.work, HostLaunch)]
+        of_passes = sum(isinstance(op.work, Collective) and op.phase != "U" for op in ops)
+        assert len(numbers) == (of_passes if shard_launches else 0)
+    assert set(numbers) == {ranks * of_a_shard}
+    assert times[1] - times[0] == pytest.approx(len(numbers) * ranks * of_a_shard * launch, rel=0.01)
