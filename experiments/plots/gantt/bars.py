@@ -33,7 +33,7 @@ KINDS = {
     "Z": KindLooks("gradients of outputs", style.STONE, "----"),
     "F": KindLooks("forward", style.BLUE, ""),
     "BW": KindLooks("backward", style.ORANGE, "////"),
-    "B": KindLooks("backward, inputs", style.AMBER, "\\\\\\\\"),
+    "B": KindLooks("backward, inputs", style.OCHRE, "\\\\\\\\"),
     "W": KindLooks("backward, weights", style.ROSE, "xxxx"),
     "R": KindLooks("recompute", style.WINE, "||||"),
     "O": KindLooks("optimizer", style.GREY, ""),
