@@ -37,7 +37,6 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Freezes imported and collected objects, so that the rounds of garbage collection in a long run skip them."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

@@ -22,7 +22,7 @@ at both ends of what is plausible: *ours* is the middle, followed by the range. 
 as *in view* are runs that were known when coefficients or profiles were made, as all [published
 runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. A job that *does not fit* needs
 more memory in the forecast than its GPUs have. `make papers` draws all figures into `out/papers/`, and
-`python -m experiments.papers NAME` some of them.
+`python -m experiments.papers NAME ...` those of some files, with their deviations.
 """
 
 
@@ -74,7 +74,7 @@ def _write_figure(one: ForecastFigure) -> str:
     """A figure: its source, its image if the page shows it, its points, and why some are missed."""
     figure, parts = one.file.figure, [f"### {_title(one)}\n"]
     recalled = " The numbers are recalled." if figure.provenance == "recalled" else ""
-    parts.append(f"Source: {figure.source}.{recalled} Numbers: {figure.y.label}.\n")
+    parts.append(f"Source: {figure.source}.{recalled} Numbers: {figure.y.label}. File: `{one.file.name}`.\n")
     if figure.image:
         parts.append(f"![{one.file.title}]({IMAGES}/{one.file.name}.png)\n")
     x = figure.x.label if figure.x else ""

@@ -49,8 +49,8 @@ INK, FAINT, LINE = "#222222", "#6f6f6f", "#a6a6a6"
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
 SKY, YELLOW, GREY, BROWN = "#56b4e9", "#b79f00", "#555555", "#8c5a3c"
-VIOLET, TEAL, OLIVE, PINK, WINE, AMBER, STONE, BRONZE = (
-    "#5d3a9b", "#44aac4", "#808000", "#cc79a7", "#882255", "#c79500", "#7d7d7d", "#a37800",
+VIOLET, TEAL, OLIVE, PINK, WINE, AMBER, STONE, ROSE, OCHRE = (
+    "#5d3a9b", "#44aac4", "#808000", "#cc79a7", "#6b1244", "#c79500", "#7d7d7d", "#dc93be", "#bc8d00",
 )  # fmt: skip
 
 AXES = {"tp": VIOLET, "cp": TEAL, "ep": OLIVE, "dp": GREEN, "pp": INK, "copy": BROWN}

@@ -24,7 +24,7 @@ from hardware import load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from simulator.job.job import JobFile, LongPlan, ShortPlan
-from simulator.job.load import set_field
+from simulator.job.load import read_job, set_field
 from simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000
@@ -147,10 +147,13 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
         raise PlanError(document.where, rule, "Start with `job:` and `vary:`", document.data)
     file = validate_data(SweepFile, document.data, document.where, PlanError, text=document.text)
     top = Spot(document, ())
-    own, folder = _job(file.job, folder if base is None else Path(base), top.below("job"))
+    own, folder, microbatches = _job(file.job, folder if base is None else Path(base), top.below("job"))
     job: dict[str, Any] = own.data
     taken: dict[str, Spot] = {}
     axes = tuple(_axes(file, Sweep(job, folder, ()), top, taken))
+    if microbatches is not None and not any(name.startswith("batch.") and name != "batch.micro" for name in taken):
+        del job["batch"]["global"]
+        job["batch"]["microbatches"] = microbatches
     sweep = Sweep(job, folder, axes, name=document.where)
     if not sweep.fields:
         raise top.wrong("nothing varies", "Give `vary` a field, like plan.tp: [1, 2, 4, 8]")
@@ -162,20 +165,23 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     return Sweep(job, folder, axes, _constraints(file, sweep, top), document.where)
 
 
-def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path]:
-    """The job, and the folder of relative paths in it."""
+def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path, int | None]:
+    """The job, the folder of relative paths in it, and the micro-batches of a replica that its global batch follows
+    from in a launch file without one: every point derives its own."""
+    microbatches = None
     if not isinstance(given, str):
         document = spot.document._replace(data=given)
     else:
         try:
-            document = read_yaml(folder / given, str(folder / given), PlanError)
+            read = read_job(folder / given)
         except MeshcastError as error:
             raise error.at(spot.name) from None
-        folder = (folder / given).parent
+        document, folder = Document(read.data, read.text, read.where), read.folder
+        microbatches = read.launch.microbatches if read.launch is not None else None
     if not isinstance(document.data, dict):
         rule = "a job is a mapping of keys to values, or the path of a file"
         raise spot.wrong(rule, "Name a job file, or start with `model:` and `cluster:`", document.data)
-    return document, folder
+    return document, folder, microbatches
 
 
 def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> Iterator[tuple[Changes, ...]]:

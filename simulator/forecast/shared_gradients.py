@@ -92,9 +92,9 @@ def _share_table_of_decoder(plan: Plan, stages: EveryStageOps, elements: dict[tu
 
 
 def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
-    """The tied table as a rank of the first stage holds it."""
+    """The tied table as a rank of the first stage holds it: sharded as an output layer would be on its mesh."""
     own = plan.on(device)
-    params = make_lowering(own).run(own.architecture.stage(range(0), True, False)).params()
+    params = make_lowering(own).run(own.architecture.stage(range(0), False, True)).params()
     return [(param, n) for param, n in params if param.tied]
 
 

@@ -244,8 +244,8 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
         if order:
             rule = "it lists classes of micro-batches, and batch.lengths states none"
             raise PlanError(where, rule, "Give a number of micro-batches, or batch.lengths", list(order))
-    if batch.microbatches is not None and "micro" in batch.model_fields_set:
-        rule = "batch.micro and batch.microbatches both state the size of a micro-batch"
+    if batch.microbatches is not None and batch.total is not None and "micro" in batch.model_fields_set:
+        rule = "batch.global, batch.micro and batch.microbatches: two of them give the third"
         raise PlanError("batch.microbatches", rule, "Leave one of them out", batch.microbatches)
     stages, replicas = family_degree(plan, "pipeline"), 1 if plan.has_stages else family_degree(plan, "data")
     stated = [one.count for one in plan.replicas if one.count is not None]

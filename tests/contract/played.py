@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 from math import ceil, inf
 from typing import Any
@@ -129,6 +130,11 @@ class Played:
             if device in (None, self.flat.device[number]):
                 yield number, op
 
+    @cached_property
+    def counts(self) -> Counter[Op]:
+        """How often each op runs."""
+        return Counter(self.flat.ops)
+
     def held(self, device: int) -> list[Param]:
         """The parameters of a device, once for each layer that has them."""
         shape, schedule = self.plan.shape, self.plan.schedule
@@ -146,11 +152,11 @@ class Played:
     def flops(self, *phases: str, dispatch: bool = True) -> dict[str, float]:
         """FLOPs over all ranks by kind of work, of the given phases. dispatch: with GEMMs that only move tokens."""
         found = {"gemm": 0.0, "attention": 0.0}
-        for _, op in self.instances():
+        for op, count in self.counts.items():
             if isinstance(op.work, Gemm) and op.work.what == "dispatch" and not dispatch:
                 continue
             if op.phase in phases and isinstance(op.work, Gemm | Attention):
-                found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
+                found["gemm" if isinstance(op.work, Gemm) else "attention"] += count * op.work.flops * self.ranks
         return found
 
     @property

@@ -239,15 +239,17 @@ class StepFlow:
 
     def update_problems(self) -> Iterator[str]:
         """Updates that do not wait for a gradient or a reduction of their device, and messages of zero bytes."""
-        flat = self.flat
-        for op in flat.ops:
+        flat, counts = self.flat, self.played.counts
+        for op in counts:
             if isinstance(op.work, Communication) and op.work.nbytes <= 0:
                 yield f"{op} sends zero bytes"
+        makers = {op for op in counts if makes_gradients(op)}
         for device, update in enumerate(flat.updates):
+            made = [at for at, op in self.played.instances(device) if op in makers]
             for step in (at for at in update if "adam" in flat.ops[at].name):
-                for at, op in self.played.instances(device):
-                    if at < step and makes_gradients(op) and not self.waits(step, at):
-                        yield f"the update of device {device} does not wait for {op}"
+                for at in made:
+                    if at < step and not self.waits(step, at):
+                        yield f"the update of device {device} does not wait for {flat.ops[at]}"
 
 
 def with_work(end: Op) -> list[Op]:

@@ -67,6 +67,9 @@ PLANS = [
 """Jobs with communication that is hidden; those without are slow tests."""
 
 
+SHARED = SharedWork()
+"""Plans of this module differ in one scheme or two, and share the units that these leave as they are."""
+
 Composed = tuple[str, dict[str, Any], Played, float]
 
 
@@ -74,8 +77,8 @@ Composed = tuple[str, dict[str, Any], Played, float]
 def composed(request: pytest.FixtureRequest) -> Composed:
     """A scheme, its job, the step, and the duration of a step with free communication."""
     use, overlap = request.param
-    job, shared = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap), SharedWork()
-    return use, job, play_job(job, shared=shared), play_job(job, FREE, engine="matrices", shared=shared).step.span
+    job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)
+    return use, job, play_job(job, shared=SHARED), play_job(job, FREE, engine="matrices", shared=SHARED).step.span
 
 
 def test_every_pass_is_made_once(composed: Composed) -> None:
@@ -104,9 +107,9 @@ def test_memory_is_given_back_and_flops_are_conserved(composed: Composed) -> Non
 def test_all_families_communicate_and_weights_are_updated(composed: Composed) -> None:
     _, _, played, free = composed
     assert played.times.span > free > 0
-    families = {op.stream.partition("-")[0] for _, op in played.instances()} - {"memory", "host"}
+    families = {op.stream.partition("-")[0] for op in played.counts} - {"memory", "host"}
     assert families == {"compute", *AXES}
-    assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for _, op in played.instances())
+    assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for op in played.counts)
 
 
 def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> None:

@@ -33,8 +33,8 @@ KINDS = {
     "Z": KindLooks("gradients of outputs", style.STONE, "----"),
     "F": KindLooks("forward", style.BLUE, ""),
     "BW": KindLooks("backward", style.ORANGE, "////"),
-    "B": KindLooks("backward, inputs", style.BRONZE, "\\\\\\\\"),
-    "W": KindLooks("backward, weights", style.PINK, "xxxx"),
+    "B": KindLooks("backward, inputs", style.OCHRE, "\\\\\\\\"),
+    "W": KindLooks("backward, weights", style.ROSE, "xxxx"),
     "R": KindLooks("recompute", style.WINE, "||||"),
     "O": KindLooks("optimizer", style.GREY, ""),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
     entries += [(AXIS_NAMES[one], AXES[one]) for one in dict.fromkeys(one.axis for one in network)]
     html = paragraph(words) + "{{roofline}}" + line_legend([(name, dash) for name, _, dash in list_roofs(found)])
     html += legend(entries)
-    html += f"<h3>The {min(ROWS, len(found.kernels))} kernels that take longest</h3>" + _kernel_table(found)
+    html += f"<h3>The {min(ROWS, len(merge_kernels(found)))} kernels that take longest</h3>" + _kernel_table(found)
     if network:
         html += "<h3>Communication of a rank</h3>" + _network_table(found)
     return PageSection("roofline", "Roofline", html, {"roofline": _draw(found, kernels)})
@@ -143,21 +145,41 @@ def _title(one: KernelPoint) -> str:
 
 def _kernel_table(found: StepRoofline) -> str:
     rows = []
-    for one in found.kernels[:ROWS]:
+    for one, total in merge_kernels(found)[:ROWS]:
         rows.append(
             [
                 f"{swatch(part_colour(one.kind))}{escape(_title(one))}",
                 f"{one.count:,.4g}",
-                f"{1e6 * one.seconds:,.1f}",
-                f"{100 * one.total_seconds / found.step_seconds:.1f}",
-                f"{one.intensity:,.0f}" if one.flops else "",
-                f"{one.attained / 1e12:,.0f}" if one.flops else "",
-                f"{one.attained_bandwidth / 1e9:,.0f}",
-                f"{100 * one.share_of_roof:.0f}",
+                *_rates(one),
+                f"{100 * total / found.step_seconds:.1f}",
             ]
         )
-    heads = ["kernel", "times a step", "µs each", "% of the step", "FLOP/byte", "TFLOP/s", "GB/s", "% of its roof"]
+    heads = ["kernel", "times a step", "µs each", "FLOP/byte", "TFLOP/s", "GB/s", "% of its roof", "% of the step"]
     return table(heads, rows)
+
+
+def merge_kernels(found: StepRoofline) -> list[tuple[KernelPoint, float]]:
+    """Kernels with the seconds of all their executions, longest first; those that the table would show alike (of layers
+    that differ in what it does not show, such as shapes of equal cost) are one, with the sum of their counts."""
+    alike: dict[tuple[str, ...], list[KernelPoint]] = defaultdict(list)
+    for one in found.kernels:
+        alike[one.kind, _title(one), *_rates(one)].append(one)
+    merged = [
+        (replace(own[0], count=sum(one.count for one in own)), sum(one.total_seconds for one in own))
+        for own in alike.values()
+    ]
+    return sorted(merged, key=lambda row: -row[1])
+
+
+def _rates(one: KernelPoint) -> list[str]:
+    """Duration and rates of a kernel, as the table shows them."""
+    return [
+        f"{1e6 * one.seconds:,.1f}",
+        f"{one.intensity:,.0f}" if one.flops else "",
+        f"{one.attained / 1e12:,.0f}" if one.flops else "",
+        f"{one.attained_bandwidth / 1e9:,.0f}",
+        f"{100 * one.share_of_roof:.0f}",
+    ]
 
 
 def _network_table(found: StepRoofline) -> str:

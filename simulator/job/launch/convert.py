@@ -50,12 +50,15 @@ def import_text(
     model: Any = None,
     gpus: int | None = None,
     folder: Path = Path(),
+    changed: Keys | None = None,
 ) -> ImportedJob:
     """The job of a launch file.
 
     text, where: content and name of the file. form: name of its format.
     cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
     folder: of relative paths.
+    changed: degrees and batch sizes that are changed afterwards: what follows from them in the program, such as a
+        global batch that the file leaves out, is derived from these.
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
     chosen = find_format(form)
@@ -77,11 +80,11 @@ def import_text(
         raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster, base=folder)
-    _fill_batch(reading, loaded.gpus)
+    microbatches = _fill_batch(reading, loaded.gpus, changed or {})
     if "batch.sequence" not in keys and model is not None:
         sequence = load_model(model, base=folder).seq
         reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
-    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node)
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     with locate_errors(where, "", places):
         _fill_vocabulary(reading)
@@ -96,7 +99,7 @@ def import_text(
         comments["run.tokens"] = comments["run.steps"]
     if model is None and isinstance(job["model"], str):
         comments["model"] = "the preset of the shape that the file states"
-    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places)
+    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places, microbatches)
 
 
 def find_format(name: str) -> LaunchFormat:
@@ -143,37 +146,45 @@ def _fewest_gpus(keys: Keys) -> int:
     return math.lcm(ranks, keys.get("plan.pp", 1) * keys.get("plan.ep", 1) * keys.get("plan.etp", 1))
 
 
-def _fill_batch(reading: Reading, gpus: int) -> None:
-    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates."""
-    keys = reading.keys
+def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
+    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates.
+
+    changed: see `import_text`. Returns the micro-batches of a replica, if the global batch is derived from them.
+    """
+    keys, now = reading.keys, {**reading.keys, **changed}
     accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
     drained = keys.pop("batch.drained", None)
-    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    ranks = _ranks_of_replica(now)
     if gpus % ranks:
-        return
+        return None
     replicas = gpus // ranks
-    if own is not None and keys["batch.global"] % (own * replicas) == 0:
-        reading.set_key("batch.micro", keys["batch.global"] // (own * replicas), "train_batch_size")
-    if drained and keys.get("batch.global", 0) > replicas * drained:
-        origin, rounds = reading.origins.get("batch.global"), keys["batch.global"] / (replicas * drained)
+    if own is not None and now["batch.global"] % (own * replicas) == 0:
+        reading.set_key("batch.micro", now["batch.global"] // (own * replicas), "train_batch_size")
+    if drained and now.get("batch.global", 0) > replicas * drained:
+        origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
         reading.reject(
             origin if isinstance(origin, Stated) else None,
             f"{reading.program} accumulates gradients over {rounds:.4g} passes through the pipeline of {drained} "
             "sequences each, and drains it after every one; the forecast has all micro-batches in one pass, which is "
             "faster",
         )
-    if keys.get("batch.global") is None:
-        reading.set_key(
-            "batch.global", replicas * keys.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps"
-        )
+    if keys.get("batch.global") is not None:
+        return None
+    reading.set_key("batch.global", replicas * now.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
+    return int(accumulated)
 
 
-def _fill_sharding(reading: Reading, gpus: int, node: int) -> None:
+def _ranks_of_replica(keys: Keys) -> int:
+    """The ranks of one replica of the model."""
+    return math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+
+
+def _fill_sharding(reading: Reading, gpus: int, node: int, changed: Keys) -> None:
     """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
     keys = reading.keys
     origin = reading.origins.get("plan.shard_nodes") or reading.origins.get("plan.mics")
     size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
-    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    ranks = _ranks_of_replica({**keys, **changed})
     if size and gpus % (ranks * size) == 0:
         keys["plan.replicate"] = gpus // (ranks * size)
         reading.origins["plan.replicate"] = origin or ""

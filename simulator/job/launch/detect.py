@@ -14,6 +14,9 @@ from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.launch.convert import FORMATS, import_text
 from simulator.job.launch.formats import ImportedJob
 
+DERIVED_FROM = ("plan.tp", "plan.pp", "plan.cp", "batch.micro", "batch.global")
+"""Keys of a job that training programs derive others from: the global batch from the number of replicas, say."""
+
 REMEDY = "Name a launch script, a TOML, YAML or JSON file of a training program, or a job"
 
 
@@ -26,16 +29,18 @@ def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
     """The job of a launch file whose program is found by its content.
 
     changes: changes to the job, such as ``cluster=dgx-h100:64``; those of the whole model or cluster count here, for
-        the file need not say them.
+        the file need not say them, and those of degrees and batch sizes, for others follow from them.
     Raises PlanError for a file of no program that is known.
     """
     text, form = read_launch_file(path)
-    given = {}
+    given, changed = dict[str, Any](), dict[str, Any]()
     for change in changes:
         field, _, value = (word.strip() for word in change.partition("="))
         if field in ("model", "cluster"):
             given[field] = read_yaml(value, f"--set {field}", PlanError).data
-    return import_text(text, str(path), form, folder=path.parent, **given)
+        elif field in DERIVED_FROM and value.isdecimal() and int(value):
+            changed[field] = int(value)
+    return import_text(text, str(path), form, folder=path.parent, changed=changed, **given)
 
 
 def read_launch_file(path: Path) -> tuple[str, str]:

@@ -41,6 +41,7 @@ class ImportedJob:
     assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
     ignored: settings without influence on time or memory. where: the file. form: name of its format.
     places: file, line and name of the setting behind each key.
+    microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
     """
 
     job: dict[str, Any]
@@ -51,6 +52,7 @@ class ImportedJob:
     where: str
     form: str
     places: Mapping[str, str] = field(default_factory=dict)
+    microbatches: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""

@@ -58,7 +58,7 @@ def test_shades_of_chunks_keep_the_kinds_apart() -> None:
 
 def test_passes_without_hatch_are_told_apart() -> None:
     """Bars that are too low for a hatch: in a schedule with split backward passes the kinds have greys of their own."""
-    greys = sorted(lightness(style.rgb(KINDS[kind].colour)) for kind in "FBW")
+    greys = sorted(lightness(style.rgb(KINDS[kind].colour)) for kind in ("R", "F", "BW", "B", "W"))
     assert all(b - a > 7 for a, b in pairwise(greys))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ def test_the_roofline_has_the_roofs_of_memory_and_links(report: Any) -> None:
     for name in ("memory bandwidth 3,350 GB/s", "scale-up links 450 GB/s", "network port 50 GB/s"):
         assert name in section.html and name in [one.name for one in section.figures["roofline"].renderers]
     assert "peak bf16 989 TFLOP/s" in words
+
+
+def test_kernels_that_look_alike_are_one_row(report: Any) -> None:
+    found = roofline.step_roofline(report)
+    twice = replace(found, kernels=(*found.kernels, *found.kernels))
+    once, merged = roofline.merge_kernels(found), roofline.merge_kernels(twice)
+    assert [one.count for one, _ in merged] == [2 * one.count for one, _ in once]
+    assert sum(total for _, total in merged) == pytest.approx(2 * sum(one.total_seconds for one in found.kernels))
+    rows = roofline.make_section(report).html.partition("<h3>")[2].split("<tr")[2:]
+    assert len(rows) == len(set(rows))
 
 
 def test_every_figure_of_the_hardware_has_a_source(report: Any) -> None:

@@ -135,9 +135,10 @@ def test_unlike_shares_take_as_long_as_the_larger() -> None:
     )
 
 
-def test_meetings_have_names() -> None:
+@pytest.mark.parametrize("widths", [(4, 2), (2, 4)])
+def test_meetings_have_names(widths: tuple[int, int]) -> None:
     """A tied table across tp 4 and tp 2 is one collective of two devices, and all devices meet for the norm."""
-    stages = [{"layers": 4, "tp": 4, "dp": 2}, {"layers": 4, "tp": 2, "dp": 4}]
+    stages = [{"layers": 4, "tp": tp, "dp": 8 // tp} for tp in widths]
     tied = {**MODEL, "tied": True}
     report = simulate(job({"stages": stages}, {"global": 64, "microbatches": 8}) | {"model": tied})
     assert [sorted(device for device, _ in meeting) for meeting in report.play.program.meetings] == [[0, 1], [0, 1]]

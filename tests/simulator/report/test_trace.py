@@ -27,6 +27,7 @@ from simulator.report.report import Report
 from simulator.report.trace import write_rank_traces, write_trace
 from simulator.report.tracing.lanes import HOST, RECEIVES, THREADS, describe_ranks, thin_samples
 from simulator.report.tracing.names import name_kernel
+from tests.thinning import thinned
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 BASE = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
@@ -426,7 +427,7 @@ def test_thinning_keeps_peaks_and_both_ends() -> None:
 # --------------------------------------------------------------------------------------------- files
 
 
-@every_job
+@pytest.mark.parametrize("name", thinned(JOBS, keep=4))
 def test_compressed_and_plain_hold_the_same_bytes(name: str, folder: Path) -> None:
     plain, first, second = (folder / f"{name}{end}" for end in ("-a.json", "-b.json.gz", "-c.JSON.GZ"))
     write_trace(report(name), plain)

@@ -210,11 +210,15 @@ def computing(run: Played) -> list[float]:
 
 
 @both
-@pytest.mark.parametrize(("pp", "m"), [(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)])
-@pytest.mark.parametrize("partition", ["even", "uneven"])
+@pytest.mark.parametrize(
+    ("sizes", "partition"),
+    thinned_grid([(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)], ["even", "uneven"]),
+)
 def test_with_free_communication_a_step_is_the_computation_of_the_slowest_device(
-    use: str, pp: int, m: int, partition: str
+    use: str, sizes: tuple[int, int], partition: str
 ) -> None:
+    """sizes: pipeline devices and micro-batches."""
+    (pp, m) = sizes
     layers = {"layers": 12}
     split = {} if partition == "even" else {"partition": [12 - 2 * (pp - 1)] + [2] * (pp - 1)}
     config = job(use.partition("/")[2], pp, m, model=layers, **split)

@@ -18,6 +18,7 @@ from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import BIDIRECTIONAL, PRICES, SECONDS, TWO_WAYS, examples, jobs
+from tests.thinning import thinned_grid
 from validation.pipelines.cases import ScheduleCase, answer, replay
 
 # ------------------------------------------------------------------------------------------ two copies of the weights
@@ -44,13 +45,16 @@ def summed(played: Played, device: int) -> list[Collective]:
     return [work for work in works if work.axes == ("pp",) and work.nbytes > 4]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("data", "dp", "cut"), [("data/ddp", 2, 1), ("data/zero-1", 2, 2), ("data/fsdp", 2, 2)])
-@pytest.mark.parametrize(("use", "sync"), SYNCS)
+@pytest.mark.parametrize(
+    ("of_pipeline", "of_data", "tied"),
+    thinned_grid(SYNCS, [("data/ddp", 1), ("data/zero-1", 2), ("data/fsdp", 2)], [False, True]),
+)
 def test_two_directions_hold_and_reduce_everything_twice(
-    use: str, sync: str, data: str, dp: int, cut: int, tied: bool
+    of_pipeline: tuple[str, str], of_data: tuple[str, int], tied: bool
 ) -> None:
-    two, one = run(use, data, dp, sync=sync, tied=tied), run("pipeline/1f1b", data, dp, tied=tied)
+    """of_pipeline: schedule and when it sums gradients. of_data: data scheme and what it shards gradients by."""
+    (use, sync), (data, cut) = of_pipeline, of_data
+    two, one = run(use, data, dp=2, sync=sync, tied=tied), run("pipeline/1f1b", data, dp=2, tied=tied)
     model = two.plan.job.model
     held = [sum(param.size for param in two.held(device)) for device in range(4)]
     held_alone = sum(param.size for device in range(4) for param in one.held(device))
