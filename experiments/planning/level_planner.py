@@ -16,6 +16,9 @@ from experiments.planning.table import FactorTable
 MOST_LAYOUTS, MOST_CELLS = 1_000, 250_000
 """Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""
 
+BOUND = "elimination, some conversions free"
+"""How a bound of a space was found, some of whose conversions have no price."""
+
 
 class LevelRule:
     """The layouts at one level: outer axes are decided, inner ones shard nothing.
@@ -135,6 +138,6 @@ class LevelPlanner(OperatorPlanner):
             name: sum(1 for _ in SpaceRule(self.allows, groups, kept).candidates(name, (), [*axes])) for name in kept
         }
         if max(orders.values()) > MOST_LAYOUTS:
-            return SpaceOptimum(alone.value, "bound")
+            return SpaceOptimum(alone.value, BOUND)
         found = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MOST_CELLS)
-        return SpaceOptimum(found.value, "pruned elimination" if found.exact else "bound")
+        return SpaceOptimum(found.value, "pruned elimination" if found.exact else BOUND)
