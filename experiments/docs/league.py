@@ -32,7 +32,9 @@ METHODS = {
     "frontier tracking": "elimination",
     "enumeration of its space": "enumeration",
     "simulation of every plan": "enumeration",
+    "pruned elimination": "elimination",
     "bound of the latency": "bound",
+    "elimination, some conversions free": "bound",
     "dynamic programming without messages": "bound",
     **{name: name for name in ("elimination", "search", "one plan")},
 }

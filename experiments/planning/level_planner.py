@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement, permutations, product
 
 from experiments.planning.cores.elimination import Optimum
-from experiments.planning.operator_planner import OperatorPlanner, write_plan
+from experiments.planning.cores.option_pruning import bound_objective
+from experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
 from experiments.planning.planner import Proposal, SpaceOptimum
 from experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
 from experiments.planning.table import FactorTable
+
+MOST_LAYOUTS, MOST_CELLS = 1_000, 250_000
+"""Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""
+
+BOUND = "elimination, some conversions free"
+"""How a bound of a space was found, some of whose conversions have no price."""
 
 
 class LevelRule:
@@ -27,10 +35,62 @@ class LevelRule:
         fits = outer[: self.depth - 1] == self.decided.get(name, ())
         return fits and not any(dim for _, dim in inner) and self.allows(name, outer)
 
-    def dims_per_axis(self, name: str, dims: Sequence[str], axes: int) -> list[Sequence[str]]:
-        """For every axis the dims that are worth asking about, so that few layouts are."""
-        outer = [(dim,) for _, dim in self.decided.get(name, ())]
-        return [*outer, dims, *[("",)] * (axes - self.depth)]
+    def candidates(self, name: str, dims: Sequence[str], axes: Sequence[str]) -> Iterator[Dims]:
+        """The layouts that are worth asking about."""
+        outer, inner = self.decided.get(name, ()), [(axis, "") for axis in axes[self.depth :]]
+        return ((*outer, (axes[self.depth - 1], dim), *inner) for dim in dims)
+
+
+class SpaceRule:
+    """The layouts of all levels at once.
+
+    allows: of the planner. groups: numbers of levels that are interchangeable, see `group_levels`.
+    kept: layouts that are allowed in any order of interchangeable levels, of every operator; None: all, each in one
+        order.
+    """
+
+    def __init__(
+        self, allows: Allowed, groups: Sequence[Sequence[int]], kept: Mapping[str, Sequence[Dims]] | None = None
+    ) -> None:
+        self.allows, self.groups, self.kept = allows, groups, kept
+
+    def __call__(self, name: str, layout: Dims) -> bool:
+        return self.allows(name, layout)
+
+    def candidates(self, name: str, dims: Sequence[str], axes: Sequence[str]) -> Iterator[Dims]:
+        """The layouts that are worth asking about."""
+        if self.kept is None:
+            usable = [dim for dim in dims if self.allows(name, ((axes[0], dim),))]
+            ways = [[*combinations_with_replacement(usable, len(group))] for group in self.groups]
+            return (self._lay_out(axes, choice) for choice in product(*ways))
+        found: dict[Dims, None] = {}
+        for layout in self.kept[name]:
+            ways = [sorted({*permutations(layout[level][1] for level in group)}) for group in self.groups]
+            found.update((self._lay_out(axes, choice), None) for choice in product(*ways))
+        return iter(found)
+
+    def _lay_out(self, axes: Sequence[str], choice: Sequence[Sequence[str]]) -> Dims:
+        """The layout in which the levels of every group shard these dims."""
+        dims = {
+            level: dim
+            for group, own in zip(self.groups, choice, strict=True)
+            for level, dim in zip(group, own, strict=True)
+        }
+        return tuple((axis, dims[level]) for level, axis in enumerate(axes))
+
+
+def group_levels(widths: Sequence[int], inside: int) -> list[list[int]]:
+    """Numbers of the levels that are interchangeable: of one width, inside a node of `inside` GPUs or over nodes.
+
+    What an operator alone costs does not depend on which of them shards a dim; conversions between operators may, by
+    the order of their collectives.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for level, width in enumerate(widths):
+        stride = math.prod(widths[level + 1 :])
+        place = "node" if stride * width <= inside else "nodes" if stride % inside == 0 else level
+        groups.setdefault((width, place), []).append(level)
+    return [*groups.values()]
 
 
 class LevelPlanner(OperatorPlanner):
@@ -60,5 +120,24 @@ class LevelPlanner(OperatorPlanner):
         return Proposal(write_plan(problem, table, found.assignment, axes), value, visited)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Not known: a table of all levels at once is too large."""
-        return None
+        """The best layouts of all levels at once, without a limit of memory, or a bound where they are too many.
+
+        Layouts of operators that differ by the order of interchangeable levels are priced once, to see which may be
+        part of a plan as good as the proposal; of those all orders are.
+        """
+        price = getattr(problem, "pending_operators", None)
+        widths = self.widths(problem)
+        if price is None or not widths:
+            return None
+        axes = {f"level{number}": width for number, width in enumerate(widths)}
+        groups = group_levels(widths, [*physical_mesh(problem).values()][-1])
+        table = price(axes, SpaceRule(self.allows, groups))
+        alone = bound_objective(table._replace(pending=()), proposal.value, 0)
+        kept = {name: [table.choices[name][place] for place in own] for name, own in alone.kept.items()}
+        orders = {
+            name: sum(1 for _ in SpaceRule(self.allows, groups, kept).candidates(name, (), [*axes])) for name in kept
+        }
+        if max(orders.values()) > MOST_LAYOUTS:
+            return SpaceOptimum(alone.value, BOUND)
+        found = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MOST_CELLS)
+        return SpaceOptimum(found.value, "pruned elimination" if found.exact else BOUND)

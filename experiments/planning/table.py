@@ -19,6 +19,10 @@ Assignment = Mapping[str, int]
 """The number of the option that each variable has."""
 
 
+Kept = Mapping[str, Sequence[int]]
+"""The numbers of the options that variables keep."""
+
+
 class Cost(NamedTuple):
     """Cost of an assignment.
 
@@ -49,7 +53,7 @@ class Factor(NamedTuple):
         place = tuple(assignment[name] for name in self.scope)
         return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
 
-    def take(self, kept: Mapping[str, Sequence[int]]) -> Factor:
+    def take(self, kept: Kept) -> Factor:
         """The factor of the kept options alone; variables that are not listed keep all."""
         arrays = []
         for array in (self.seconds, self.once, self.nbytes):
@@ -116,6 +120,10 @@ class FactorTable:
         }
         if empty := [name for name, numbers in kept.items() if not numbers]:
             raise ValueError(f"the restriction leaves {empty[0]} no option; it has {list(self.choices[empty[0]])}")
+        return self.take(kept)
+
+    def take(self, kept: Kept) -> FactorTable:
+        """The table of the kept options of every variable alone."""
         choices = {name: [self.choices[name][number] for number in numbers] for name, numbers in kept.items()}
         return FactorTable(choices, [factor.take(kept) for factor in self.factors], self.microbatches)
 
@@ -137,3 +145,31 @@ class FactorTable:
         names = list(self.choices)
         for place in np.ndindex(*(len(self.choices[name]) for name in names)):
             yield dict(zip(names, place, strict=True))
+
+
+class PendingFactor(NamedTuple):
+    """A factor that is not priced yet.
+
+    scope: its variables. price: of the combinations of the kept options of these, no less than zero.
+    """
+
+    scope: tuple[str, ...]
+    price: Callable[[Kept], Factor]
+
+
+class PendingTable(NamedTuple):
+    """A table of which only some factors are priced.
+
+    choices: the options of every variable. factors: those that are priced. pending: the others.
+    microbatches: of a step.
+    """
+
+    choices: Mapping[str, Sequence[Option]]
+    factors: Sequence[Factor]
+    pending: Sequence[PendingFactor]
+    microbatches: int = 1
+
+    def price_all(self) -> FactorTable:
+        """The table with all factors."""
+        kept = {name: range(len(options)) for name, options in self.choices.items()}
+        return FactorTable(self.choices, [*self.factors, *(one.price(kept) for one in self.pending)], self.microbatches)

@@ -95,6 +95,41 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     ]
 
 
+def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
+    """The least objective of all assignments that have an option, for every option of every variable [s].
+
+    Min-marginals, by a pass over the eliminated variables forward and one back. Raises ValueError as `eliminate`.
+    """
+    order = _elimination_order(table)
+    # The last of a message: the step that sent it, -1 of a factor.
+    messages = [(factor.scope, table.objective(factor), -1) for factor in table.factors]
+    joined, sent, read_by = [], [], [-1] * len(order)
+    for step, (name, scope) in enumerate(order):
+        mine = [one for one in messages if name in one[0]]
+        for *_, sender in mine:
+            if sender >= 0:
+                read_by[sender] = step
+        joined.append(join_arrays([one[:2] for one in mine], (*scope, name), table))
+        sent.append(joined[-1].min(axis=-1))
+        messages = [one for one in messages if name not in one[0]] + [(scope, sent[-1], step)]
+    total = sum(float(sent[step]) for step, reader in enumerate(read_by) if reader < 0)
+    if not math.isfinite(total):
+        return {name: np.full(len(options), math.inf) for name, options in table.choices.items()}
+    beliefs: list[np.ndarray] = [np.empty(0)] * len(order)
+    for step in reversed(range(len(order))):
+        scope, reader = order[step][1], read_by[step]
+        if reader < 0:
+            rest = total - sent[step]
+        else:
+            full = (*order[reader][1], order[reader][0])
+            least = beliefs[reader].min(axis=tuple(place for place, other in enumerate(full) if other not in scope))
+            kept = [other for other in full if other in scope]
+            least = least.transpose([kept.index(other) for other in scope])
+            rest = least - np.where(np.isfinite(sent[step]), sent[step], 0.0)
+        beliefs[step] = joined[step] + rest[..., None]
+    return {name: beliefs[step].min(axis=tuple(range(len(scope)))) for step, (name, scope) in enumerate(order)}
+
+
 class Frontier(NamedTuple):
     """A Pareto set: points [n, 2] of objective and memory; options [n, variables], -1 of variables that are left."""
 

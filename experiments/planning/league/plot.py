@@ -113,7 +113,8 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
     zero = axes.transAxes.inverted().transform(axes.transData.transform((1.0, 0.0)))[1] * high
     taken = [PlacedBox(0.0, side, zero - 0.01, zero + 0.01)]
     taken += [PlacedBox(x - 0.04, x + 0.04, y - 0.04, y + 0.04) for x, y in places]
-    for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda one: one[1]):
+    # From the right: there labels have room beside their points.
+    for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda one: one[1], reverse=True):
         width = text_width(name)
         box = next(
             (one for one in _boxes_near(x, y, width, size) if not any(one.overlaps(other) for other in taken)),
@@ -121,7 +122,7 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
         )
         taken.append(box)
         middle = (box.low + box.high) / 2
-        if abs(middle - y) > ROW:
+        if abs(middle - y) > ROW / 2:  # beside another point, a label may seem to be of that one
             end = box.left if box.left > x else box.right
             axes.plot(
                 [x / side, end / side], [y / high, middle / high], transform=axes.transAxes,

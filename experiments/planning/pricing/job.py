@@ -13,12 +13,12 @@ from experiments.planning.cores.elimination import eliminate
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.graph import LayerGraph
 from experiments.planning.planner import SpaceOptimum
-from experiments.planning.pricing.operators import STREAM, build_table
+from experiments.planning.pricing.operators import STREAM, list_factors
 from experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
 from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.profile import NetworkLevel
 from experiments.planning.stages import PlannedStage, StageOption, StageTable
-from experiments.planning.table import Assignment, FactorTable
+from experiments.planning.table import Assignment, FactorTable, PendingTable
 from experiments.search.counting.divisors import list_divisors
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
@@ -96,13 +96,10 @@ class JobProblem:
     # --------------------------------------------------------------------------------------- operators
 
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
-        """The table of all operators on a mesh of `axes`, outermost first; see `build_table`.
+        """The table of all operators on a mesh of `axes`, outermost first; see `list_factors`.
 
         Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
         """
-        if math.prod(axes.values()) != self.gpus:
-            rule = f"axes of {math.prod(axes.values())} ranks on {self.gpus} GPUs"
-            raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
         key = tuple(axes.items()), allowed
         if key not in self._tables:
             self._tables[key] = self._make_table(axes, allowed)
@@ -111,8 +108,18 @@ class JobProblem:
     def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
         if len(axes) <= SHARED_AXES and allowed != allow_all:
             return self._restrict_table(axes, allowed)
+        return self.pending_operators(axes, allowed).price_all()
+
+    def pending_operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> PendingTable:
+        """The table of all operators on a mesh of `axes`, outermost first, whose tensors are not priced yet.
+
+        Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
+        """
+        if math.prod(axes.values()) != self.gpus:
+            rule = f"axes of {math.prod(axes.values())} ranks on {self.gpus} GPUs"
+            raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
         plan = self._annotate_axes(axes, [{"divide": {"all": None}}], {})
-        return build_table(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
+        return list_factors(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
 
     def _restrict_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
         """A part of the whole table, whose prices planners of several restrictions share."""

@@ -12,7 +12,7 @@ from experiments.planning.pricing.job import JobProblem, require_job
 from experiments.planning.pricing.stage_prices import UnitCosts
 from experiments.planning.problem import Allowed, Problem, allow_all
 from experiments.planning.stages import StageOption, StageTable
-from experiments.planning.table import Factor, FactorTable
+from experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from simulator.forecast.shared_work import SharedWork
@@ -119,6 +119,18 @@ class MixedProblem(JobProblem):
             return super().operators(axes, allowed)
         return slowest_table([kind.problem.operators(axes, allowed) for kind in self.kinds])
 
+    def pending_operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> PendingTable:
+        """The same as `operators`, where tensors are not priced yet."""
+        if len(self.kinds) == 1:
+            return super().pending_operators(axes, allowed)
+        kinds = [kind.problem.pending_operators(axes, allowed) for kind in self.kinds]
+        factors = [*map(slowest_factor, zip(*(one.factors for one in kinds), strict=True))]
+        pending = [
+            PendingFactor(same[0].scope, lambda kept, same=same: slowest_factor([one.price(kept) for one in same]))
+            for same in zip(*(one.pending for one in kinds), strict=True)
+        ]
+        return PendingTable(kinds[0].choices, factors, pending, self.microbatches)
+
     def stages(self, recompute: bool = True) -> StageTable:
         """The table of stages on the slowest kind, within the least memory, as if the cluster were of that kind."""
         if len(self.kinds) == 1:
@@ -177,12 +189,15 @@ def slowest_units(kinds: Sequence[UnitCosts]) -> UnitCosts:
     return UnitCosts(*(np.max(np.stack(column), axis=0) for column in zip(*kinds, strict=True)))
 
 
+def slowest_factor(kinds: Sequence[Factor]) -> Factor:
+    """The largest of every cost of a factor over kinds of nodes."""
+    arrays = zip(*(one[1:] for one in kinds), strict=True)
+    return Factor(kinds[0].scope, *(np.maximum.reduce(column) for column in arrays))
+
+
 def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:
     """The table whose every cost is the largest over kinds of nodes."""
-    factors = [
-        Factor(same[0].scope, *(np.maximum.reduce(column) for column in zip(*(one[1:] for one in same), strict=True)))
-        for same in zip(*(table.factors for table in kinds), strict=True)
-    ]
+    factors = [*map(slowest_factor, zip(*(table.factors for table in kinds), strict=True))]
     return FactorTable(kinds[0].choices, factors, kinds[0].microbatches)
 
 

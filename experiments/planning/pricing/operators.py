@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.planning.problem import Allowed, Dims, allow_all
-from experiments.planning.table import Factor, FactorTable
+from experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
 from hardware.errors import PlanError
 from simulator.costs.costs import Costs
 from simulator.forecast.lowering import make_lowering
@@ -46,11 +47,11 @@ STREAM = "stream"
 
 
 def legal_layouts(
-    operator: Operator, axes: Sequence[str], mesh: Mesh, dims_per_axis: Sequence[Sequence[str]] = ()
+    operator: Operator, axes: Sequence[str], mesh: Mesh, tried: Iterable[Dims] | None = None
 ) -> list[Dims]:
     """Every layout of an operator in which all dims divide by the axes that shard them.
 
-    dims_per_axis: the dims to try for each axis, with "" for none; empty: all.
+    tried: layouts that are looked at; None: all.
     """
     tensors = (*operator.ins, *operator.outs, *operator.weights)
 
@@ -61,11 +62,10 @@ def legal_layouts(
                 return False
         return True
 
-    found = (
-        tuple(zip(axes, dims, strict=True))
-        for dims in product(*(dims_per_axis or [("", *operator.divisible_dims)] * len(axes)))
-    )
-    return [layout for layout in found if divides(dict(layout))]
+    if tried is None:
+        choices = product(("", *operator.divisible_dims), repeat=len(axes))
+        tried = (tuple(zip(axes, dims, strict=True)) for dims in choices)
+    return [layout for layout in tried if divides(dict(layout))]
 
 
 @dataclass(eq=False)
@@ -127,13 +127,15 @@ class UnitTable:
         self.operators = unit.operators()
         self.costs_of: dict[Operator, list[OperatorCost]] = {}
         self._moves: dict[Any, tuple[list[Collective], float]] = {}
+        self._shapes: dict[tuple[Tensor, bool], int] = {}
+        self._kinds: dict[Any, int] = {}
         self._reads: dict[tuple[Operator, str, OperatorCost], TensorRead] = {}
         for operator in self.operators:
             name = self.variable(operator)
             layouts: tuple[Dims, ...] = ((),)
             if not operator.view:
-                worth = getattr(allowed, "dims_per_axis", None)
-                tried = worth(name, ("", *operator.divisible_dims), len(axes)) if worth else ()
+                candidates = getattr(allowed, "candidates", None)
+                tried = candidates(name, ("", *operator.divisible_dims), axes) if candidates else None
                 legal = legal_layouts(operator, axes, self.mesh, tried)
                 layouts = tuple(one for one in legal if allowed(name, one))
             if name in choices and choices[name] != layouts:
@@ -225,19 +227,25 @@ class UnitTable:
 
     # ----------------------------------------------------------------------------------------- tensors
 
-    def tensor_factors(self) -> Iterator[Factor]:
-        """A factor for every tensor that one operator makes and others read."""
+    def tensor_factors(self) -> Iterator[PendingFactor]:
+        """A factor for every tensor that one operator makes and others read, which is not priced yet."""
         for name, readers in self.scope.readers.items():
             if name in self.scope.producer and self.scope.producer[name][1] not in readers:
-                yield self._tensor_factor(*self.scope.producer[name], list(dict.fromkeys(readers)))
+                tensor, producer = self.scope.producer[name]
+                operators = [producer, *dict.fromkeys(readers)]
+                scope = tuple(dict.fromkeys(self.variable(one) for one in operators))
+                yield PendingFactor(scope, partial(self._tensor_factor, tensor, operators, scope))
 
-    def _tensor_factor(self, tensor: Tensor, producer: Operator, readers: Sequence[Operator]) -> Factor:
-        """The conversions and saved copies of one tensor: only what its layouts tell apart is priced."""
-        scope = tuple(dict.fromkeys(self.variable(one) for one in (producer, *readers)))
-        operators = [producer, *readers]
-        costs = [self._costs(one) for one in operators]
+    def _tensor_factor(
+        self, tensor: Tensor, operators: Sequence[Operator], scope: tuple[str, ...], kept: Kept
+    ) -> Factor:
+        """The conversions and saved copies of one tensor: only what its layouts tell apart is priced.
+
+        operators: its producer, and its readers. kept: numbers of the options of the variables of `scope`.
+        """
+        costs = [[self._costs(one)[number] for number in kept[self.variable(one)]] for one in operators]
         keys = [
-            [self._traits(tensor, one, cost, one is producer) for cost in own]
+            [self._traits(tensor, one, cost, one is operators[0]) for cost in own]
             for one, own in zip(operators, costs, strict=True)
         ]
         # Of every variable: the classes of its options that the price tells apart, and the class of every option.
@@ -317,9 +325,15 @@ class UnitTable:
         self, tensor: Tensor, source: Layout, target: Layout, gradient: bool = False
     ) -> tuple[list[Collective], float]:
         """The collectives between two layouts of a tensor, or of its gradient, and their seconds."""
-        key = tensor, gradient, tuple(source.items()), tuple(target.items())
+        moved = tensor.gradient if gradient else tensor
+        # Tensors of equal dims take the same collectives; dims hash slowly.
+        if (tensor, gradient) not in self._shapes:
+            self._shapes[tensor, gradient] = self._kinds.setdefault(
+                (*moved.dims.items(), moved.dtype), len(self._kinds)
+            )
+        key = self._shapes[tensor, gradient], tuple(source.items()), tuple(target.items())
         if key not in self._moves:
-            steps = collectives_between(tensor.gradient if gradient else tensor, source, target, self.mesh)
+            steps = collectives_between(moved, source, target, self.mesh)
             self._moves[key] = steps, self.seconds(steps)
         return self._moves[key]
 
@@ -354,10 +368,10 @@ def _saved_of(tensor: Tensor, cost: OperatorCost) -> dict[str, float]:
     return {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
 
 
-def build_table(
+def list_factors(
     plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
-) -> FactorTable:
-    """The table of all operators of a model in one stage.
+) -> PendingTable:
+    """The table of all operators of a model in one stage, whose tensors are not priced yet.
 
     plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
     Raises PlanError for an operator without allowed layouts.
@@ -376,10 +390,10 @@ def build_table(
     # A variable of several units keeps the layouts that are legal in all of them.
     if any(len(one.costs_of[op]) != len(choices[one.variable(op)]) for one in tables for op in one.operators):
         tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
-    factors = [factor for one in tables for make in (one.operator_factors, one.tensor_factors) for factor in make()]
+    factors = [factor for one in tables for factor in one.operator_factors()]
     if model.tied:
         factors.append(_tie_layouts(choices, [one for table in tables for one in table.operators]))
-    return FactorTable(choices, factors, microbatches)
+    return PendingTable(choices, factors, [one for table in tables for one in table.tensor_factors()], microbatches)
 
 
 def _tie_layouts(choices: Mapping[str, Sequence[Dims]], operators: Sequence[Operator]) -> Factor:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
-from experiments.planning.cores.elimination import eliminate, trace_frontier
+from experiments.planning.cores.elimination import eliminate, least_objectives, trace_frontier
 from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.mcmc import walk_table
+from experiments.planning.cores.option_pruning import bound_objective
 from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.cores.tree_search import search_tree
-from experiments.planning.table import Factor, FactorTable
+from experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
 from tests.experiments.planning.random_tables import (
     best_by_brute_force,
     draw_graph,
@@ -114,6 +115,36 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
     program = solve_table(table, memory)
     assert found is not None and program is not None
     assert table.value(found.assignment) >= program.value * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_least_objective_with_every_option_is_that_of_brute_force(seed: int) -> None:
+    table = draw_table(seed, forbidden=0.3)
+    least = {name: np.full(len(options), np.inf) for name, options in table.choices.items()}
+    for one in table.every_assignment():
+        for name, option in one.items():
+            least[name][option] = min(least[name][option], table.value(one))
+    for name, found in least_objectives(table).items():
+        assert found == pytest.approx(least[name]), name
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pruned_options_leave_the_optimum_or_a_bound(seed: int) -> None:
+    """Also where a worse objective is known, and where only some factors are priced."""
+    table = draw_table(seed)
+    best = best_by_brute_force(table)
+    if not math.isfinite(best):
+        return
+    alone = [factor for factor in table.factors if len(factor.scope) == 1]
+    pending = [PendingFactor(one.scope, one.take) for one in table.factors if len(one.scope) > 1]
+    lazy = PendingTable(table.choices, alone, pending, table.microbatches)
+    bounds = [bound_objective(lazy, known, cells) for known in (best, 1.3 * best) for cells in (0, 30, 10**6)]
+    for one in bounds:
+        assert one.value == pytest.approx(best) if one.exact else one.value <= best * (1 + 1e-9)
+    assert bounds[2].exact and bounds[5].exact and not bounds[0].exact
+    assert bounds[0].value <= bounds[1].value * (1 + 1e-9)
+    with pytest.raises(ValueError, match="is part of an assignment"):
+        bound_objective(lazy, 0.9 * best, 10**6)
 
 
 def test_a_restriction_keeps_the_costs_of_what_is_left() -> None:

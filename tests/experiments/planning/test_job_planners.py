@@ -12,6 +12,7 @@ from experiments.planning.cores.elimination import eliminate
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.pipelines.latency_bound import LatencyBound
 from experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
+from experiments.planning.level_planner import SpaceRule, group_levels
 from experiments.planning.planner import PLANNERS, Proposal, find_planner, planner_names
 from experiments.planning.planners.hypar import HyPar
 from experiments.planning.planners.tensoropt import TensorOpt
@@ -120,6 +121,34 @@ def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
     ]
     assert min(values) == pytest.approx(best.value, rel=1e-12)
     assert HyPar().plan(problem, SearchBudget()).value == pytest.approx(best.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", thinned(["hypar", "tofu"], keep=2))
+def test_all_levels_at_once_are_no_worse_and_pruned_as_the_whole_table(name: str) -> None:
+    problem, axes, planner = problem_of(gpus=4), {"level0": 2, "level1": 2}, find_planner(name)()
+    proposal = planner.plan(problem, SearchBudget())
+    whole = eliminate(problem.pending_operators(axes, planner.allows).price_all())  # type: ignore[attr-defined]
+    space = planner.find_space_optimum(problem, proposal, SearchBudget())
+    assert whole is not None and space is not None and space.method == "pruned elimination"
+    assert space.value == pytest.approx(whole.value, rel=1e-12)
+    assert space.value <= proposal.value * (1 + 1e-12)
+
+
+def test_operators_cost_the_same_in_any_order_of_interchangeable_levels() -> None:
+    """What `group_levels` rests on: on four nodes, of the levels over nodes and of those inside."""
+    assert group_levels([2] * 4, 8) == [[0], [1, 2, 3]] and group_levels([3, 2, 2], 8) == [[0], [1, 2]]
+    assert group_levels([2, 3], 2) == [[0], [1]]
+    problem, axes = problem_of(gpus=32, **{"global": 64, "micro": 1}), {f"level{level}": 2 for level in range(5)}
+    groups, allows = group_levels([2] * 5, 8), HyPar().allows
+    assert groups == [[0, 1], [2, 3, 4]]
+    ordered = problem.pending_operators(axes, SpaceRule(allows, groups))
+    mixed = [[dim for _, dim in own] for own in ordered.choices["qkv"]]
+    place = next(place for place, (b, d, *inner) in enumerate(mixed) if b != d and len({*inner}) > 1)
+    kept = {name: [options[place % len(options)]] for name, options in ordered.choices.items()}
+    table = problem.pending_operators(axes, SpaceRule(allows, groups, kept))
+    assert len(table.choices["qkv"]) >= 6
+    for factor in (one for one in table.factors if len(one.scope) == 1):
+        assert np.ptp(factor.seconds) == np.ptp(factor.once) == np.ptp(factor.nbytes) == 0
 
 
 def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once(

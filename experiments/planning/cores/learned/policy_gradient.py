@@ -24,6 +24,13 @@ FAILED = 10.0
 """The time of a placement that fails, in times of the mean of those that do not."""
 
 
+MOST_DRAWS = 10
+"""Placements that are drawn at most for each that may be priced: those that are known cost nothing."""
+
+CONVERGED = 0.1
+"""Share of a batch that is new at which a policy has converged."""
+
+
 class TrainingSettings(NamedTuple):
     """Settings of a training.
 
@@ -117,15 +124,19 @@ def _draw_and_train(
 ) -> FoundPlacement | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = PlacementPolicy(features, devices)
         generator = torch.Generator().manual_seed(seed)
-        best, visited = None, 0
-        for placements, seconds in _train(policy, price, steps, generator, settings):
-            visited += len(seconds)
-            place = int(np.argmin(seconds))
-            if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
-                best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
-    return best and best._replace(visited=visited)
+        best: FoundPlacement | None = None
+        known: dict[bytes, float] = {}
+        drawn = 0
+        while len(known) < steps and drawn < MOST_DRAWS * steps:
+            # A policy that draws what it has drawn before learns nothing: the next one begins from other weights.
+            policy = PlacementPolicy(features, devices)
+            for placements, seconds in _train(policy, price, steps, generator, settings, known):
+                drawn += len(seconds)
+                place = int(np.argmin(seconds))
+                if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
+                    best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
+    return best and best._replace(visited=len(known))
 
 
 def _train(
@@ -134,13 +145,18 @@ def _train(
     steps: int,
     generator: Any,
     settings: TrainingSettings,
+    known: dict[bytes, float],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of placements with their seconds; the policy is trained on each."""
+    """Batches of placements with their seconds; the policy is trained on each, until it has converged, or `steps` are
+    priced.
+
+    known: seconds of the placements that are priced; new ones are added.
+    """
     optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate)
     baseline: float | None = None
-    known: dict[bytes, float] = {}
-    for begin in range(0, steps, settings.batch):
-        count = min(settings.batch, steps - begin)
+    while len(known) < steps:
+        before = len(known)
+        count = min(settings.batch, steps - before)
         with torch.no_grad():
             drawn, old = policy(count, generator=generator)
         placements = drawn.numpy()
@@ -149,6 +165,8 @@ def _train(
                 known[one.tobytes()] = price(one)
         seconds = np.array([known[one.tobytes()] for one in placements])
         yield placements, seconds
+        if len(known) - before < CONVERGED * count:
+            return
         finite = seconds[np.isfinite(seconds)]
         worst = FAILED * float(finite.mean()) if len(finite) else 1.0
         rewards = -np.sqrt(np.where(np.isfinite(seconds), seconds, worst))
