@@ -8,8 +8,8 @@ templates: a pipeline that loses nodes goes on with fewer stages, and the micro-
 reroute: peers of a missing node, which hold the same layers in other replicas, take its micro-batches into the bubbles
     of their pipelines: backward passes are split and updates staggered (ReCycle, Gandhi et al. 2024, SOSP, arXiv
     2405.14009). Several missing nodes cost as much as one if they hold unlike layers.
-redundant: every node also computes the stage of the one after it, in the bubble of the pipeline; it takes over when that
-    one fails. While the loss of more than `MOST_EXPOSED` of the nodes would be fatal, the run goes on with fewer
+redundant: every node also computes the stage of the one after it, in the bubble of the pipeline, and takes over when
+    that one fails. Once the loss of more than `MOST_EXPOSED` of the nodes would be fatal, the run goes on with fewer
     pipelines, and the other nodes replace those that fail (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). If two
     neighbours fail, it starts again from a checkpoint.
 """
@@ -117,8 +117,8 @@ class Elasticity:
         usual = 1 + self.overhead
         if not nodes:
             return self.step_s[0] * usual
-        if self.policy == "redundant" and self._is_covered(nodes):
-            return self.step_s[0] * usual * self.doubled_stage
+        if self.policy == "redundant" and self._is_covered(nodes):  # the doubled stage holds no redundant work
+            return self.step_s[0] * max(usual, self.doubled_stage)
         if not self.pipelines:
             return self.step_s[self.missing_replicas(nodes)] * usual
         if self.policy == "templates":
