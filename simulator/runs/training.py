@@ -319,7 +319,10 @@ class TrainingProcess:
     def _rejoin(self) -> Waiting:
         """Takes nodes that have come back into the run."""
         setting, policy = self.setting, self.setting.elasticity
+        before = set(self._missing)
         self._take_spares()
+        if policy.policy == "redundant" and policy.step_seconds(before) == policy.step_seconds(self._missing):
+            return None  # they wait beside the pipelines
         if policy.policy not in ("none", "fewer-replicas"):
             return (yield from self._spend("restart", policy.reconfigure))
         regular = [saved for saved in self._saved if saved.tier.every]

@@ -119,3 +119,8 @@ def test_failures_of_the_job_hit_nodes_that_it_has() -> None:
     kept = policy("templates", pipelines=TEMPLATES, batches=32, most_missing=12)
     setting = RunSetting(kept, None, horizon=530.0, sources=(source,), spares=0, repair=1e9)
     assert simulate_run(setting, 0, 0).failures["node"] in (10, 11)
+
+
+def test_a_node_that_makes_no_further_pipeline_waits_beside_them() -> None:
+    found = run("redundant", Failure(120.5, "node", (6,), 1e9), Failure(150.0, "node", (9,), 50.0))
+    assert found.time_s["restart"] == pytest.approx(2 * 5.0), "none when node 9 is back"
