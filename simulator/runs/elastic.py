@@ -1,35 +1,59 @@
 """What a run does while nodes are missing: it waits, or goes on with the others.
 
-fewer-replicas: all processes start again from a checkpoint, with as many replicas as the nodes that are left can form
-    (Varuna's job morphing, Athlur et al. 2022, EuroSys, arXiv 2111.04007).
-templates: nodes are regrouped into fewer pipelines without a restart, since other replicas hold all states (Oobleck,
-    Jang et al. 2023, SOSP, arXiv 2309.08125).
-reroute: peers of a missing node, which hold the same layers in other replicas, take its micro-batches (ReCycle, Gandhi
-    et al. 2024, SOSP, arXiv 2405.14009). Several missing nodes cost as much as one if they hold unlike layers.
-redundant: every node also computes the stage of the one before it, in the bubble of the pipeline; it takes over when
-    that one fails (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). Two neighbours that are missing stop the run.
+fewer-replicas: all processes start again from a checkpoint, with the depth of the pipelines and the number of replicas
+    that are fastest on the nodes that are left (Varuna's job morphing, Athlur et al. 2022, EuroSys, arXiv 2111.04007).
+templates: a pipeline that loses nodes goes on with fewer stages, and the micro-batches are spread so that all pipelines
+    end at the same time. One that has too few nodes for its memory borrows nodes, or is dissolved. Nothing restarts,
+    since other pipelines hold all states (Oobleck, Jang et al. 2023, SOSP, arXiv 2309.08125).
+reroute: peers of a missing node, which hold the same layers in other replicas, take its micro-batches into the bubbles
+    of their pipelines: backward passes are split and updates staggered (ReCycle, Gandhi et al. 2024, SOSP, arXiv
+    2405.14009). Several missing nodes cost as much as one if they hold unlike layers.
+redundant: every node also computes the stage of the one after it, in the bubble of the pipeline, and takes over when
+    that one fails. Once the loss of more than `MOST_EXPOSED` of the nodes would be fatal, the run goes on with fewer
+    pipelines, and the other nodes replace those that fail (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). If two
+    neighbours fail, it starts again from a checkpoint.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.job.run_keys.keys import ElasticPolicy
+
+MOST_EXPOSED = 0.05
+"""Share of nodes that compute two stages, or whose stage no other node holds, above which a redundant run is
+reconfigured (`simulate_should_reconfigure` of Bamboo's simulator, uclasystem/bamboo @8080929)."""
+
+
+class PipelineTime(NamedTuple):
+    """Duration of a step of one pipeline.
+
+    nodes: on which it runs. fixed: part that does not depend on micro-batches [s]. each: of one micro-batch [s].
+    """
+
+    nodes: int
+    fixed: float
+    each: float
 
 
 @dataclass(frozen=True)
 class Elasticity:
     """The policy of a run.
 
+    step_s: duration of a step by the number of replicas that are missing [s]; as long as the most that may be, plus 1.
     policy: what it does while nodes are missing.
     replicas: data-parallel replicas. nodes_per_replica: of one of them; below 1 several replicas share a node.
-    step_s: duration of a step by the number of replicas that are missing [s]; as long as the most that may be, plus 1.
     doubled_stage: duration of a step over the usual one while a node computes two stages.
     reconfigure: pause in which policies without a restart adapt [s].
     overhead: share by which every step of `redundant` is longer.
+    pipelines: pipelines of other depths, by their nodes; () where replicas are only dropped as a whole.
+    batches: micro-batches of a step, of all replicas. outside: time of a step outside its pipelines [s].
+    most_missing: nodes that may be missing at most, where there are pipelines of other depths.
     """
 
     step_s: tuple[float, ...]
@@ -39,17 +63,28 @@ class Elasticity:
     doubled_stage: float = 1.0
     reconfigure: float = 0.0
     overhead: float = 0.0
+    pipelines: tuple[PipelineTime, ...] = ()
+    batches: int = 0
+    outside: float = 0.0
+    most_missing: int = 0
 
     @property
-    def keeps_states(self) -> bool:
-        """Whether the states of missing nodes are elsewhere, so that no work is lost but the step that fails."""
-        return self.policy in ("templates", "reroute", "redundant")
+    def nodes(self) -> int:
+        """Nodes of all replicas."""
+        return round(self.replicas * self.nodes_per_replica)
+
+    @property
+    def replica_nodes(self) -> int:
+        """Whole nodes of a replica, at least 1."""
+        return max(1, round(self.nodes_per_replica))
 
     def missing_replicas(self, nodes: Collection[int]) -> int:
         """Replicas whose work others have to do while these nodes are missing."""
+        if self.policy == "redundant":
+            return self.replicas - (self.nodes - len(nodes)) // self.replica_nodes
         if self.policy in ("fewer-replicas", "templates") or self.nodes_per_replica < 1:
             return math.ceil(len(nodes) / self.nodes_per_replica - 1e-9)
-        places = Counter(node % round(self.nodes_per_replica) for node in nodes)
+        places = Counter(node % self.replica_nodes for node in nodes)
         return max(places.values(), default=0)
 
     def goes_on(self, nodes: Collection[int]) -> bool:
@@ -58,15 +93,84 @@ class Elasticity:
             return True
         if self.policy == "none":
             return False
+        if self.pipelines:
+            left = self.regroup(nodes) if self.policy == "templates" else [self.nodes - len(nodes)]
+            return len(nodes) <= self.most_missing and max(left, default=0) >= self.pipelines[0].nodes
+        if self.policy == "redundant" and self._is_covered(nodes):
+            return True
+        return self.missing_replicas(nodes) < min(len(self.step_s), self.replicas)
+
+    def keeps_work(self, nodes: Collection[int], failed: Collection[int]) -> bool:
+        """Whether only the running step is lost when nodes fail, since the states of all are elsewhere.
+
+        nodes: all that are missing then. failed: those that failed now.
+        """
+        if self.policy in ("none", "fewer-replicas") or not failed or not self.goes_on(nodes):
+            return False
+        before = set(nodes).difference(failed)
         if self.policy == "redundant":
-            size = max(1, round(self.nodes_per_replica))
-            after = {node - node % size + (node + 1) % size for node in nodes}
-            return size > 1 and after.isdisjoint(nodes)
-        return self.missing_replicas(nodes) < len(self.step_s)
+            return self._are_apart(nodes if self._is_covered(before) else failed)
+        return not self.pipelines or len(self.regroup(before)) > 1
 
     def step_seconds(self, nodes: Collection[int]) -> float:
         """Duration of a step without stragglers while these nodes are missing [s]."""
-        usual = self.step_s[0] * (1 + self.overhead)
+        usual = 1 + self.overhead
         if not nodes:
-            return usual
-        return usual * self.doubled_stage if self.policy == "redundant" else self.step_s[self.missing_replicas(nodes)]
+            return self.step_s[0] * usual
+        if self.policy == "redundant" and self._is_covered(nodes):  # the doubled stage holds no redundant work
+            return self.step_s[0] * max(usual, self.doubled_stage)
+        if not self.pipelines:
+            return self.step_s[self.missing_replicas(nodes)] * usual
+        if self.policy == "templates":
+            found = self._balance(self.regroup(nodes))
+        else:
+            found = min(self._repeat(one, self.nodes - len(nodes)) for one in self.pipelines)
+        return max(found + self.outside, self.step_s[0])
+
+    def regroup(self, nodes: Collection[int]) -> list[int]:
+        """Nodes of every pipeline while these are missing: those that lost some go on with fewer, borrow one from the
+        pipeline with the most, or are dissolved (Oobleck, section 5)."""
+        missing = Counter(node // self.replica_nodes for node in nodes)
+        found = [self.replica_nodes - missing[replica] for replica in range(self.replicas)]
+        least, most = self.pipelines[0].nodes, self.pipelines[-1].nodes
+        while found and min(found) < least:
+            short, rich = found.index(min(found)), found.index(max(found))
+            if found[rich] > least:
+                found[rich] -= 1
+                found[short] += 1
+            else:
+                for _ in range(found.pop(short)):
+                    smallest = min(range(len(found)), key=found.__getitem__, default=None)
+                    if smallest is not None and found[smallest] < most:
+                        found[smallest] += 1
+        return found
+
+    def _balance(self, sizes: list[int]) -> float:
+        """Time of a step whose micro-batches are spread over unlike pipelines so that the last one ends soonest [s]."""
+        times = {one.nodes: one for one in self.pipelines}
+        chosen = [times[size] for size in sizes]
+        ends = (self.batches + sum(one.fixed / one.each for one in chosen)) / sum(1 / one.each for one in chosen)
+        given = [max(0, math.floor((ends - one.fixed) / one.each)) for one in chosen]
+        queue = [(one.fixed + (count + 1) * one.each, one) for one, count in zip(chosen, given, strict=True)]
+        heapq.heapify(queue)
+        last = max(one.fixed + count * one.each for one, count in zip(chosen, given, strict=True))
+        for _ in range(self.batches - sum(given)):
+            last, one = queue[0]
+            heapq.heapreplace(queue, (last + one.each, one))
+        return last
+
+    def _repeat(self, one: PipelineTime, nodes: int) -> float:
+        """Time of a step of as many equal pipelines as there are nodes for [s]."""
+        count = nodes // one.nodes
+        return one.fixed + math.ceil(self.batches / count) * one.each if count else math.inf
+
+    def _is_covered(self, nodes: Collection[int]) -> bool:
+        """Whether neighbours compute the stages of all missing nodes, and few enough are exposed meanwhile."""
+        exposed = 2 * len(nodes) <= MOST_EXPOSED * (self.nodes - len(nodes))
+        return exposed and self._are_apart(nodes)
+
+    def _are_apart(self, nodes: Collection[int]) -> bool:
+        """Whether no two of these nodes hold stages one after another, the last and the first included."""
+        size = self.replica_nodes
+        after = {node - node % size + (node + 1) % size for node in nodes}
+        return not nodes or (size > 1 and after.isdisjoint(nodes))

@@ -2,7 +2,7 @@
 
 n parts with exponential times of mean M fail together as a Poisson process of rate n / M. With Weibull times of shape k
 every part has a clock of its own: its time has the scale M / Gamma(1 + 1/k), and a part that fails is replaced by a new
-one, whose clock begins at 0.
+one, whose clock begins at 0. Failures of the job as a whole take nodes at random, of those that it has.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Failure(NamedTuple):
     component: the kind of part that fails.
     nodes: the nodes that the job loses, by their places in it; none if the same nodes start again.
     repair: time until they are back [s]; None: drawn.
+    any_of: nodes of which others fail if these are missing already; 0: those alone.
     """
 
     time: float
     component: str
     nodes: tuple[int, ...] = ()
     repair: float | None = None
+    any_of: int = 0
 
 
 class FailureSource(Protocol):
@@ -59,12 +61,22 @@ class FailingUnits(NamedTuple):
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures of one run, without end."""
         for time, unit in self._poisson(rng) if self.shape == 1.0 else self._renewals(rng):
-            yield Failure(time, self.component, self.nodes_of(unit))
+            yield Failure(time, self.component, self.nodes_of(unit), any_of=self.nodes if self._is_job else 0)
+
+    @property
+    def _places(self) -> int:
+        """Number of places over which failures are spread."""
+        return self.nodes if self._is_job else self.units
+
+    @property
+    def _is_job(self) -> bool:
+        """Whether the one unit is the job as a whole, which loses nodes."""
+        return self.units == 1 < self.nodes and self.lost > 0
 
     def _poisson(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
         time = 0.0
         while True:
-            for gap, unit in zip(rng.exponential(1 / self.rate, 64), rng.integers(self.units, size=64), strict=True):
+            for gap, unit in zip(rng.exponential(1 / self.rate, 64), rng.integers(self._places, size=64), strict=True):
                 time += gap
                 yield float(time), int(unit)
 
@@ -74,14 +86,14 @@ class FailingUnits(NamedTuple):
         heapq.heapify(clocks)
         while True:
             time, unit = clocks[0]
-            yield time, unit
+            yield time, int(rng.integers(self._places)) if self._is_job else unit
             heapq.heapreplace(clocks, (time + scale * float(rng.weibull(self.shape)), unit))
 
     def nodes_of(self, unit: int) -> tuple[int, ...]:
         """The nodes that a failure of a part takes: its own, and those after it."""
         if not self.lost:
             return ()
-        first = unit * self.nodes // self.units
+        first = unit * self.nodes // self._places
         first = min(first, max(self.nodes - self.lost, 0))
         return tuple(range(first, min(first + self.lost, self.nodes)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hardware.cluster import Cluster
@@ -12,7 +13,8 @@ from simulator.job.job import Job
 from simulator.job.load import load_job
 from simulator.job.run_keys.keys import Recovery
 from simulator.report.report import Report
-from simulator.runs.elastic import Elasticity
+from simulator.runs.elastic import Elasticity, PipelineTime
+from simulator.scheduling.schedule import PipelineShape
 
 
 def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
@@ -27,21 +29,104 @@ def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
         rule = "a run goes on without some of its replicas, and the plan has one"
         raise PlanError("run.recovery.elastic", rule, "Write elastic: none, or plan more replicas", recovery.elastic)
     stages, batches = plan.shape.p, plan.shape.m
-    steps = [step]
-    if recovery.elastic != "redundant":
-        shared = SharedWork()
-        for missing in range(1, min(recovery.most_lost_replicas, replicas - 1) + 1):
+    most = min(recovery.most_lost_replicas, replicas - 1)
+    nodes = job.cluster.nodes / replicas
+    shared, steps = SharedWork(), [step]
+    pipelines: tuple[PipelineTime, ...] = ()
+    outside = 0.0
+    if recovery.elastic in ("fewer-replicas", "templates") and _pipeline_axis(job, stages, nodes):
+        pipelines = time_pipelines(job, axis, _pipeline_axis(job, stages, nodes), stages, batches, shared)
+        whole = next((one for one in pipelines if one.nodes == nodes), None)
+        outside = max(step - whole.fixed - batches * whole.each, 0.0) if whole else 0.0
+        pipelines = pipelines if whole else ()
+    if not pipelines:
+        for missing in range(1, most + 1):
             fewer = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
-            steps.append(max(simulate(fewer, shared_work=shared).step_time, steps[-1]))
+            longer = simulate(fewer, shared_work=shared).step_time
+            if recovery.elastic == "reroute":
+                longer -= _filled_bubble(longer - step, plan.shape, replicas, missing)
+            steps.append(max(longer, steps[-1]))
     return Elasticity(
         step_s=tuple(steps),
         policy=recovery.elastic,
         replicas=replicas,
-        nodes_per_replica=job.cluster.nodes / replicas,
+        nodes_per_replica=nodes,
         doubled_stage=(2 * batches + stages - 1) / (batches + stages - 1) if stages > 1 else 2.0,
         reconfigure=recovery.reconfigure_s,
         overhead=recovery.redundancy_overhead if recovery.elastic == "redundant" else 0.0,
+        pipelines=pipelines,
+        batches=batches * replicas,
+        outside=outside,
+        most_missing=math.floor(most * nodes + 1e-9),
     )
+
+
+def _filled_bubble(longer: float, shape: PipelineShape, replicas: int, missing: int) -> float:
+    """Bubble of a step that micro-batches of missing nodes fill [s]: that of p - 1 micro-batches, each of v chunks.
+
+    longer: what the step takes longer with fewer replicas, in which all stages have the further micro-batches [s].
+    """
+    further = -(-shape.m * replicas // (replicas - missing)) - shape.m
+    return (shape.p - 1) / shape.v * longer / further if further else 0.0
+
+
+def _pipeline_axis(job: Job, stages: int, nodes: float) -> str:
+    """The axis of the pipeline if a replica has several whole nodes, each with as many whole stages; else nothing."""
+    found = next((one.over[0] for one in job.plan.schemes if one.use.startswith("pipeline/") and one.over), "")
+    return found if nodes > 1 and nodes == round(nodes) and stages % round(nodes) == 0 else ""
+
+
+def time_pipelines(
+    job: Job, axis: str, depth: str, stages: int, batches: int, shared: SharedWork
+) -> tuple[PipelineTime, ...]:
+    """Times of one pipeline on fewer and on more nodes, from two forecasts each: as few as its states fit on, and up to
+    one fewer than twice that, or those that it has (Oobleck's pipeline templates, section 4.1). Layers are partitioned
+    by their costs. Ordered by nodes.
+
+    axis: of the replicas. depth: of the stages. stages, batches: of one pipeline.
+    """
+    nodes = job.cluster.nodes // job.plan.mesh[axis]
+    found: dict[int, PipelineTime] = {}
+
+    def measure(count: int) -> bool:
+        steps = []
+        for microbatches in (batches, 2 * batches):
+            alone = make_pipeline(job, axis, depth, stages // nodes * count, count, batches, microbatches)
+            try:
+                report = simulate(load_job(alone, base=job.folder), shared_work=shared)
+            except PlanError:
+                return False
+            steps.append(report.step_time)
+        each = (steps[1] - steps[0]) / batches
+        found[count] = PipelineTime(count, max(steps[0] - batches * each, 0.0), each)
+        return report.fits or count >= nodes
+
+    least = nodes
+    if not measure(nodes):
+        return ()
+    while least > 1 and measure(least - 1):
+        least -= 1
+    for count in range(nodes + 1, 2 * least):
+        if not measure(count):
+            break
+    return tuple(found[count] for count in sorted(found) if count >= least)
+
+
+def make_pipeline(
+    job: Job, axis: str, depth: str, stages: int, nodes: int, batches: int, microbatches: int
+) -> dict[str, Any]:
+    """The job with one replica, in long form.
+
+    stages: of its pipeline. nodes: on which it runs. batches: micro-batches of a replica of the job. microbatches: of
+    this one.
+    """
+    found = drop_replicas(job, axis, job.plan.mesh[axis] - 1, batches)
+    found["plan"]["mesh"][depth] = stages
+    found["batch"]["global"] = (job.batch.total or 0) // (batches * job.plan.mesh[axis]) * microbatches
+    found["cluster"] = _resize_cluster(job.cluster, nodes * job.cluster.gpus_per_node)
+    if stages != job.plan.mesh[depth]:
+        found["plan"]["partition"] = "by-cost"
+    return found
 
 
 def _replica_axis(job: Job) -> str:
@@ -75,22 +160,22 @@ def drop_replicas(job: Job, axis: str, missing: int, batches: int) -> dict[str, 
         view[outer] = view[outer] // before * left
     found["batch"]["global"] = (job.batch.total or 0) // (batches * before) * each * left
     found["batch"].pop("microbatches", None)
-    gpus = job.cluster.gpus // before * left
-    cluster = job.cluster
-    found["cluster"] = Cluster(
+    found["cluster"] = _resize_cluster(job.cluster, job.cluster.gpus // before * left)
+    found["run"] = {"tokens": None, "price_per_gpu_hour": None}
+    found.pop("published", None)
+    return found
+
+
+def _resize_cluster(cluster: Cluster, gpus: int) -> Cluster:
+    """A cluster of the same nodes with so many GPUs; blocks of its fabric are left out."""
+    has_blocks = any(level.blocks for level in cluster.fabric.levels)
+    return Cluster(
         name=cluster.name,
         title=cluster.title,
         source=cluster.source,
         node=cluster.node,
         nodes=-(-gpus // cluster.gpus_per_node),
         gpus=gpus,
-        fabric=cluster.fabric.model_copy(update={"levels": ()}) if _has_blocks(cluster) else cluster.fabric,
+        fabric=cluster.fabric.model_copy(update={"levels": ()}) if has_blocks else cluster.fabric,
         assumed=cluster.assumed,
     )
-    found["run"] = {"tokens": None, "price_per_gpu_hour": None}
-    found.pop("published", None)
-    return found
-
-
-def _has_blocks(cluster: Cluster) -> bool:
-    return any(level.blocks for level in cluster.fabric.levels)

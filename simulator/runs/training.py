@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -271,8 +272,7 @@ class TrainingProcess:
 
     def _keeps_work(self, failure: Failure) -> bool:
         """Whether only the running step is lost."""
-        elasticity = self.setting.elasticity
-        return elasticity.keeps_states and bool(failure.nodes) and elasticity.goes_on(self._missing)
+        return self.setting.elasticity.keeps_work(self._missing, failure.nodes)
 
     def _restore(self, failure: Failure) -> _Saved | None:
         """Goes back to the latest checkpoint that a failure has left, or to the beginning."""
@@ -319,8 +319,11 @@ class TrainingProcess:
     def _rejoin(self) -> Waiting:
         """Takes nodes that have come back into the run."""
         setting, policy = self.setting, self.setting.elasticity
+        before = set(self._missing)
         self._take_spares()
-        if policy.keeps_states:
+        if policy.policy == "redundant" and policy.step_seconds(before) == policy.step_seconds(self._missing):
+            return None  # they wait beside the pipelines
+        if policy.policy not in ("none", "fewer-replicas"):
             return (yield from self._spend("restart", policy.reconfigure))
         regular = [saved for saved in self._saved if saved.tier.every]
         for saved in regular[:1]:
@@ -340,7 +343,11 @@ class TrainingProcess:
     def _fail(self, source: FailureSource, rng: np.random.Generator) -> Generator[Any, Any, None]:
         for failure in source.failures(rng):
             yield self.env.timeout(max(failure.time - self.env.now, 0.0))
-            active = tuple(node for node in failure.nodes if node not in self._missing)
+            nodes = failure.nodes
+            if failure.any_of and not self._missing.isdisjoint(nodes):
+                places = ((nodes[0] + i) % failure.any_of for i in range(failure.any_of))
+                nodes = tuple(islice((place for place in places if place not in self._missing), len(nodes)))
+            active = tuple(node for node in nodes if node not in self._missing)
             if active or not failure.nodes:
                 self._interrupt(failure._replace(nodes=active))
 

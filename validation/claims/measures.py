@@ -105,8 +105,9 @@ def _count_executed_tflops(report: Report) -> Quantity:
     return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
 
 
-RUN = ("goodput", "ettr", "failures", "mtbf_hours", "days", "wasted_s")
-"""Numbers of simulated runs: `wasted_s` is the time from the checkpoint to which a failure leads back until training is
+RUN = ("goodput", "ettr", "failures", "mtbf_hours", "days", "wasted_s", "checkpoint_s")
+"""Numbers of simulated runs: `checkpoint_s` is the time from the beginning of a checkpoint until it can be used, of
+those that load fastest; `wasted_s` is the time from the checkpoint to which a failure leads back until training is
 where it was, without detection and restart, per failure."""
 
 
@@ -119,6 +120,8 @@ def _simulate_run(report: Report, name: str) -> Quantity:
     plan = make_run(report)
     if name == "mtbf_hours":
         return plan.mtbf / 3600
+    if name == "checkpoint_s":
+        return plan.setting.tiers[0].stall + plan.setting.tiers[0].write
     answer = RunAnswer(plan, [simulate_run(plan.setting, plan.seed, number) for number in range(plan.seeds)])
     failures = sum(answer.failures.values())
     if name == "wasted_s":

@@ -127,15 +127,16 @@ class Recovery(JobPart):
     repair_hours: Positive | None = None
     """Until a node that failed is back, as a spare one; the mean of an exponential distribution."""
     elastic: ElasticPolicy = "none"
-    """What to do while nodes are missing. none: wait. fewer-replicas: restart from a checkpoint with fewer replicas.
-    templates: regroup nodes into fewer replicas, which hold all states. reroute: micro-batches of missing ranks go to
-    their peers in other replicas. redundant: the neighbour computes the stage of a missing node."""
+    """What to do while nodes are missing. none: wait. fewer-replicas: restart from a checkpoint with fewer replicas, or
+    ones of another depth. templates: pipelines that lost nodes go on with fewer stages. reroute: micro-batches of
+    missing ranks go to their peers in other replicas. redundant: the neighbour computes the stage of a missing node;
+    with more of them the run goes on with fewer replicas."""
     reconfigure_s: Seconds = 60.0
     """Pause in which templates, reroute and redundant adapt."""
     redundancy_overhead: Annotated[float, Field(strict=True, ge=0, le=10)] = 0.0
     """Of redundant: share by which every step is longer."""
     most_lost_replicas: Count = 4
-    """Replicas that may be missing; with more the run waits for repairs."""
+    """Replicas, or the nodes of so many, that may be missing; with more the run waits for repairs."""
 
 
 class SlowEpisode(JobPart):

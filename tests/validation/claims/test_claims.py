@@ -15,10 +15,11 @@ from experiments.docs.claims import page
 from experiments.pages.claims import validate_claims
 from experiments.planning.league.claimed_plans import find_claimed_plan
 from hardware.errors import MeshcastError, PlanError
-from simulator import load_job
+from simulator import load_job, simulate
 from tests.fuzz.seeds import CLAIMS
 from validation.claims.claim_file import Claim, ClaimFile, Family, read_claim_file, read_claims
 from validation.claims.judge import judge
+from validation.claims.measures import read_measure
 from validation.claims.planner_run import PlannerRun
 from validation.claims.relation import parse_relation
 from validation.pipelines.cases import ScheduleCase
@@ -348,3 +349,9 @@ def test_the_page_of_the_format_shows_a_valid_file(tmp_path: Path) -> None:
     (claim,) = read_claim_file(path).entries
     assert isinstance(claim, Claim) and validate_claims([path], 1)[0]["rows"][0]["ours"] > 1
     assert {key for key in Claim.model_fields if f"`{key}`" not in text and f"{key}:" not in text} == set()
+
+
+def test_the_time_of_a_checkpoint_is_read_off_a_run() -> None:
+    run = {"steps": 10, "checkpoints": {"kind": "asynchronous", "stall_s": 2, "write_s": 5}}
+    job = {"model": "gpt2-124m", "cluster": "dgx-h100:1", "run": run}
+    assert read_measure(simulate(load_job(job)), "run.checkpoint_s") == pytest.approx(5.0)
