@@ -125,7 +125,7 @@ class TrainingProcess:
 
     def __init__(self, setting: RunSetting, entropy: np.random.SeedSequence) -> None:
         self.setting, self.env = setting, simpy.Environment()
-        jitter, repair, *others = entropy.spawn(2 + len(setting.sources) + len(setting.episodes))
+        jitter, repair, *others = spawn_streams(entropy, len(setting.sources) + len(setting.episodes))
         self._jitter, self._repairs = np.random.default_rng(jitter), np.random.default_rng(repair)
         self.times = dict.fromkeys(TIMES, 0.0)
         self.failures: dict[str, int] = {}
@@ -377,6 +377,11 @@ def _latest(at: np.ndarray, moments: np.ndarray, now: float, write: float) -> li
     taken = int(np.searchsorted(moments, now + 1e-9, side="right"))
     written = int(np.searchsorted(moments + write, now + 1e-9, side="right"))
     return [(int(at[i]), float(moments[i])) for i in range(max(written - 1, 0), taken)]
+
+
+def spawn_streams(entropy: np.random.SeedSequence, count: int) -> list[np.random.SeedSequence]:
+    """Random numbers of one run: of its jitter, its repairs, and each of its sources of failures, then of episodes."""
+    return entropy.spawn(2 + count)
 
 
 def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:
