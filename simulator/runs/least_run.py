@@ -134,9 +134,10 @@ class LeastRun:
         """Least number of checkpoints for which training waits."""
         if not self._stall:
             return np.zeros(len(step))
+        if self._every:
+            return np.full(len(step), (self.steps - 1) // self._every)
         with np.errstate(divide="ignore"):
-            every = self._every or np.maximum(np.rint(self.interval / (step * self._mean)), 1)
-        return np.floor((self.steps - 1) / every)
+            return np.floor((self.steps - 1) / np.maximum(np.rint(self.interval / (step * self._mean)), 1))
 
     def cost(self, seconds: Figure) -> Figure:
         """Price of runs of this length. Raises PlanError if the job states none."""
