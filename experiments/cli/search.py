@@ -58,7 +58,7 @@ def search(
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="time, tokens (per s and GPU), cost, energy or memory; two, as time,memory, for their Pareto front.",
+            help="time, tokens (per s, GPU), cost, energy, memory; of runs days, run-cost. Two: their Pareto front.",
         ),
     ] = "time",
     workers: Annotated[

@@ -80,7 +80,7 @@ class RunSimulator:
                 found += runs
                 self.cpu += cpu
         except BrokenExecutor:
-            raise _killed(self._workers) from None
+            raise _explain_killed(self._workers) from None
         return found
 
 
@@ -151,10 +151,10 @@ def _open_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterabl
         with open_pool(number) as pool:
             yield pool.map
     except BrokenExecutor:
-        raise _killed(workers) from None
+        raise _explain_killed(workers) from None
 
 
-def _killed(workers: int | None) -> PlanError:
+def _explain_killed(workers: int | None) -> PlanError:
     rule = "a worker was killed, most likely for lack of memory"
     return PlanError("--workers", rule, "Run it again with fewer workers", workers)
 

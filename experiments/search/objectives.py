@@ -93,11 +93,11 @@ class FoundPlans:
     def bounds(self, seconds: Figure, nbytes: Figure, use: ClusterUse) -> tuple[Figure, ...]:
         """Lower bounds of the objectives from those of time and memory, in the order in which they are searched; also
         of arrays."""
-        found = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type]
+        found = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type, type-var]
         if use.runs is not None:
             of_runs = {"days": use.runs.bound_days, "run-cost": use.runs.bound_cost}
             found |= {name: bound(seconds) for name, bound in of_runs.items() if name in self.order}
-        return tuple(found[one] for one in self.order)
+        return tuple(found[one] for one in self.order)  # type: ignore[misc]
 
     def values(self, forecast: StepAndMemory, use: ClusterUse, runs: PlanRuns | None = None) -> tuple[float, ...]:
         """The objectives of a plan, in the order in which they are searched. runs: those of the plan; without them

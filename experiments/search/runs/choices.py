@@ -121,8 +121,8 @@ def list_changes(job: dict[str, Any], given: Mapping[str, Any], base: Path) -> l
     found: list[dict[str, Any]] = []
     for values in product(*every.values()):
         changes = dict(zip(every, values, strict=True))
-        kind = changes.get(KIND) or _stated(job, "checkpoints", "kind", "asynchronous")
-        elastic = changes.get(ELASTIC) or _stated(job, "recovery", "elastic", "none")
+        kind = changes.get(KIND) or _read_word(job, "checkpoints", "kind", "asynchronous")
+        elastic = changes.get(ELASTIC) or _read_word(job, "recovery", "elastic", "none")
         idle = {
             "every_steps": kind in WITHOUT_INTERVAL,
             "every_s": kind in WITHOUT_INTERVAL,
@@ -158,7 +158,7 @@ def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, ba
     return [{**changes, EVERY_S: float(f"{best * factor:.3g}")} for factor in INTERVALS]
 
 
-def _stated(job: Mapping[str, Any], part: str, key: str, default: str) -> str:
+def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str:
     """A word of the run that a job states."""
     given = (job.get("run") or {}).get(part)
     if isinstance(given, str):
