@@ -157,7 +157,8 @@ def open_search(
             raise PlanError(read.where, rule, f"{remedy}meshcast import {read.launch.form} {read.where}")
         rest, run_fields = split_run_fields(read.data)
         if not simulates_runs(objectives):
-            refuse_open_run(run_fields, objectives)
+            by = " and ".join(objectives)
+            refuse_open_run(run_fields, f"the step does not depend on it, and a search by {by} compares steps")
         several = isinstance(read.data.get(CLUSTER), list)
         spaces = [LimitedSpace(one, folder, limits, several, bool(run_fields)) for one in split_clusters(rest)]
         check_clusters(spaces)

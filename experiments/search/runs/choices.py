@@ -166,9 +166,8 @@ def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str
     return str((given or {}).get(key) or default)
 
 
-def refuse_open_run(fields: Mapping[str, Any], objectives: Sequence[str]) -> None:
-    """Raises PlanError for open fields of the run in a search for objectives of the step."""
+def refuse_open_run(fields: Mapping[str, Any], rule: str) -> None:
+    """Raises PlanError for open fields of a run where it has one value. rule: why."""
     for field, value in fields.items():
-        rule = f"the step does not depend on it, and a search by {' and '.join(objectives)} compares steps"
-        remedy = "Give it one value, or search by the runs: `meshcast search` with --objective days or run-cost"
+        remedy = "Give it one value, or compare runs: `meshcast search` with --objective days or run-cost"
         raise PlanError(field, rule, remedy, value)
