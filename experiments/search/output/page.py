@@ -140,9 +140,9 @@ def _of_runs(describe: Callable[[PlanRuns], str]) -> Callable[[RankedPlan], str]
 
 
 RUN_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
-    "days": _of_runs(lambda runs: f"{runs.days:,.4g}"),
-    "9 of 10 runs": _of_runs(lambda runs: " to ".join(f"{one:,.3g}" for one in runs.days_90)),
-    "cost": _of_runs(lambda runs: "" if runs.cost is None else f"{runs.cost:,.4g}"),
+    "days": _of_runs(lambda runs: f"{runs.days:,.5g}"),
+    "9 of 10 runs": _of_runs(lambda runs: " to ".join(f"{one:,.4g}" for one in runs.days_90)),
+    "cost": _of_runs(lambda runs: "" if runs.cost is None else f"{runs.cost:,.{0 if runs.cost >= 1000 else 2}f}"),
     "goodput": _of_runs(lambda runs: f"{runs.goodput:.1%}"),
     "saved": _of_runs(lambda runs: "" if runs.interval_s is None else f"{runs.interval_s:,.0f} s"),
 }
@@ -213,7 +213,7 @@ def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
     if (runs := found.runs) is None:
         return []
     each = f" with {runs.choices:,} choices of the run" if runs.choices > 1 else ""
-    words = f"of them{each}, {runs.seeds:,} runs each, of the same random numbers (seed {runs.seed})"
+    words = f"of them{each}, {runs.seeds:,} runs each, with the same random numbers"
     left = "were not decided, or " if not found.complete else ""
     rows = [("simulated", f"{runs.simulated:,}", words)]
     rows += [("", f"{runs.invalid:,}", "break a rule of runs")] if runs.invalid else []
