@@ -59,10 +59,17 @@ def run(
             check_place(out, "--out")
         from experiments.pages.forecast import show
         from experiments.pages.training.run import page
+        from experiments.search.fields import split_run_fields
+        from experiments.search.runs.choices import refuse_open_run
         from simulator import load_job, simulate
+        from simulator.job.load import read_job
+        from simulator.job.locate import locate_errors
         from simulator.runs.inputs import make_run
 
         tell_launch(job, change or ())
+        read = read_job(job, change or ())
+        with locate_errors(*read.origin):
+            refuse_open_run(split_run_fields(read.data)[1], "one run is simulated, with one value of every key")
         planned = make_run(simulate(load_job(job, change or ())))
         answer = _simulate(planned, job, change or (), workers, out, restart)
         drawn = None

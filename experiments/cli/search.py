@@ -58,7 +58,7 @@ def search(
         typer.Option(
             "--objective",
             metavar="NAME",
-            help="time, tokens (per s and GPU), cost, energy or memory; two, as time,memory, for their Pareto front.",
+            help="time, tokens (per s, GPU), cost, energy, memory; of runs days, run-cost. Two: their Pareto front.",
         ),
     ] = "time",
     workers: Annotated[
@@ -128,7 +128,7 @@ def search(
             check_rows_place(out)
         wanted: PlanSearch
         if unlike:
-            check_options_of_unlike(limits, robust, compare or (), runs, "--")
+            check_options_of_unlike(limits, robust, compare or (), runs, objectives, "--")
             with ending_count():
                 if change:
                     raise PlanError("--set", "a search of unlike plans changes no fields", "Write them into the file")

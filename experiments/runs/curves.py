@@ -18,7 +18,7 @@ from simulator.forecast.simulate import simulate
 from simulator.job.load import load_job
 from simulator.runs.answer import RunAnswer
 from simulator.runs.formulas import expected_goodput
-from simulator.runs.inputs import RunPlan, make_run
+from simulator.runs.inputs import RunPlan, make_run, replace_run_keys
 from simulator.runs.training import RunSetting
 
 INTERVALS = (1 / 8, 1 / 4, 1 / 2, 1 / math.sqrt(2), 1.0, math.sqrt(2), 2.0, 4.0, 8.0)
@@ -162,14 +162,7 @@ def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
     job |= {"run": {**run, **{name: {**run.get(name, {}), **keys} for name, keys in changes.items()}}}
     job["cluster"] = plan.job.cluster
     job.pop("published", None)
-    report = type(plan.report)(replace_job(plan, load_job(job, base=plan.job.folder)), plan.report.unlike_steps)
-    return make_run(report)
-
-
-def replace_job(plan: RunPlan, job: Any) -> Any:
-    """The played step of a run under a job that differs in keys of `run` alone."""
-    play = plan.report.play
-    return replace(play, plan=replace(play.plan, job=play.plan.job.model_copy(update={"run": job.run})))
+    return make_run(replace_run_keys(plan.report, load_job(job, base=plan.job.folder)))
 
 
 def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -50,13 +51,58 @@ def simulate_runs(
 ) -> list[SimulatedRun]:
     """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
     Raises PlanError if a worker is killed."""
-    tasks = _make_tasks(plan, plan.seeds, range(-(-plan.seeds // CHUNK)), CHUNK)
+    tasks = _make_tasks(plan, plan.seeds, _count_chunks(plan, CHUNK), CHUNK)
     found: list[SimulatedRun] = []
     with _open_map(workers, len(tasks)) as each:
         for runs in each(simulate_seeds, tasks):
             found += runs
             watch(len(found), plan.seeds)
     return found
+
+
+class RunSimulator:
+    """Simulates the runs of one plan after another, on this process, or on those of a pool. cpu: CPU time of the others
+    [s]."""
+
+    def __init__(self, pool: Executor | None = None, workers: int = 1) -> None:
+        self._pool, self._workers, self.cpu = pool, workers, 0.0
+
+    def run(self, plan: RunPlan) -> list[SimulatedRun]:
+        """Simulates all runs: the same on any number of processes. Raises PlanError if a worker is killed."""
+        if self._pool is None:
+            return simulate_seeds(Seeds(plan.setting, plan.seed, 0, plan.seeds))
+        size = max(1, -(-plan.seeds // (2 * self._workers)))
+        found: list[SimulatedRun] = []
+        try:
+            for runs, cpu in self._pool.map(
+                _time_seeds, _make_tasks(plan, plan.seeds, _count_chunks(plan, size), size)
+            ):
+                found += runs
+                self.cpu += cpu
+        except BrokenExecutor:
+            raise _explain_killed(self._workers) from None
+        return found
+
+
+@contextmanager
+def open_simulator(workers: int) -> Iterator[RunSimulator]:
+    """Yields a simulator on so many processes, which are started at once."""
+    if workers < 2:
+        yield RunSimulator()
+        return
+    with open_pool(workers) as pool:
+        pool.submit(count_cores).result()  # before this process has threads, or much memory
+        yield RunSimulator(pool, workers)
+
+
+def _time_seeds(task: Seeds) -> tuple[list[SimulatedRun], float]:
+    """Simulates some of the runs of a job; with the CPU time that it took [s]."""
+    began = time.process_time()
+    return simulate_seeds(task), time.process_time() - began
+
+
+def _count_chunks(plan: RunPlan, size: int) -> range:
+    return range(-(-plan.seeds // size))
 
 
 def store_runs(
@@ -105,8 +151,12 @@ def _open_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterabl
         with open_pool(number) as pool:
             yield pool.map
     except BrokenExecutor:
-        rule = "a worker was killed, most likely for lack of memory"
-        raise PlanError("--workers", rule, "Run it again with fewer workers", workers) from None
+        raise _explain_killed(workers) from None
+
+
+def _explain_killed(workers: int | None) -> PlanError:
+    rule = "a worker was killed, most likely for lack of memory"
+    return PlanError("--workers", rule, "Run it again with fewer workers", workers)
 
 
 class SeedStore(Store):

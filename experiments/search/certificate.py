@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from experiments.search.runs.simulated import RunCounts
+
 COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large")
 """Counts that the shares of a search add up to."""
 
@@ -28,6 +30,7 @@ class Certificate:
         is worse by no more in any objective.
     ratios: of every forecast, bounds of time and of memory over the forecast.
     cpu: CPU time [s], that of counting the plans included. complete: whether the search ended by itself.
+    runs: what was simulated, in a search by the length or the price of runs.
     counting: whether the plans are still being counted: `plans`, `groups` and `excluded` are those so far.
     """
 
@@ -51,6 +54,7 @@ class Certificate:
     cpu: float = 0.0
     complete: bool = False
     grouped: str = "equal layers"
+    runs: RunCounts | None = None
     counting: bool = False
 
     @property
@@ -80,6 +84,7 @@ class Certificate:
             "memory_margin": self.memory_margin,
             "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
             "exact": self.exact,
+            "runs": self.runs.to_dict() if self.runs else None,
             "too_large": self.too_large,
             "groups": {"all": self.groups, "opened": self.opened},
             "incumbent_s": self.step if finite else None,

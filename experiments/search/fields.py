@@ -27,6 +27,13 @@ FIELDS: dict[str, str] = {
 }  # fmt: skip
 """Fields of a job that a search may vary, with their names in a point."""
 
+RUN_FIELDS = (
+    *("run.checkpoints.kind", "run.checkpoints.every_steps", "run.checkpoints.every_s", "run.checkpoints.store"),
+    *("run.checkpoints.copies", "run.checkpoints.store_every_s"),
+    *("run.recovery.spares", "run.recovery.elastic", "run.recovery.most_lost_replicas"),
+)
+"""Fields of the run that a search by days or cost of runs may vary; the step does not depend on them."""
+
 PARTITIONS = ("even", "ends-as-layers")
 
 RECOMPUTE = ("none", "selective", "full")
@@ -67,7 +74,8 @@ def has_open_fields(job: Mapping[str, Any]) -> bool:
     found: dict[str, Any] = {}
     _move_open_fields(dict(job), "", found)
     whole = "plan" in job and opens_plan(job)
-    return whole or isinstance(job.get(CLUSTER), list) or not found.keys().isdisjoint(FIELDS)
+    others = isinstance(job.get(CLUSTER), list) or bool(split_run_fields(job)[1])
+    return whole or others or not found.keys().isdisjoint(FIELDS)
 
 
 def opens_plan(job: Mapping[str, Any]) -> bool:
@@ -133,6 +141,24 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         given["plan.recompute_layers"] = [plan.pop("recompute_layers")]  # where layers are recomputed
     order = [field for field in FIELDS if field in given]
     return rest, {field: given[field] for field in order}
+
+
+def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The job without the open fields of its run, and what is given for each of them: ``auto``, or a list of values."""
+    run, found = job.get("run"), dict[str, Any]()
+    if not isinstance(run, Mapping):
+        return dict(job), found
+    rest = dict(run)
+    for part in ("checkpoints", "recovery"):
+        keys = rest.get(part)
+        if part == "checkpoints" and (keys == AUTO or isinstance(keys, list)):
+            keys = {"kind": keys}  # a word is short for its kind
+        if not isinstance(keys, Mapping):
+            continue
+        given = {key: value for key, value in keys.items() if value == AUTO or isinstance(value, list)}
+        found |= {f"run.{part}.{key}": value for key, value in given.items() if f"run.{part}.{key}" in RUN_FIELDS}
+        rest[part] = {key: value for key, value in keys.items() if f"run.{part}.{key}" not in found}
+    return {**job, "run": rest}, {field: found[field] for field in RUN_FIELDS if field in found}
 
 
 def _move_open_fields(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:

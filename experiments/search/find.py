@@ -8,12 +8,13 @@ from typing import Any
 
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import Source, compare_plans, load_plans
-from experiments.search.fields import CLUSTER, has_open_fields, split_clusters
+from experiments.search.fields import CLUSTER, has_open_fields, split_clusters, split_run_fields
 from experiments.search.found import CountInterrupted
 from experiments.search.limits import LimitedSpace, Limits
-from experiments.search.objectives import check_objectives
+from experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
 from experiments.search.output.notebook import ShownSearchResult
 from experiments.search.result import SearchResult, rank
+from experiments.search.runs.choices import refuse_open_run
 from experiments.search.search import Search
 from experiments.search.space import Space
 from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
@@ -55,8 +56,8 @@ def search(
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
     within: gap, a share of the objective from 0 to below 1, at which the search may end.
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
-    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory``; two of them, as a list
-        or as ``time,memory``, for the Pareto front.
+    objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory`` of the step, ``days`` or
+        ``run-cost`` of simulated runs; two of them, as a list or as ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
@@ -80,7 +81,7 @@ def search(
     limits = make_limits(where, memory_margin, near_measured)
     objectives = read_objectives(objective, robust)
     if unlike:
-        check_options_of_unlike(limits, robust, compare, runs)
+        check_options_of_unlike(limits, robust, compare, runs, objectives)
         found = open_unlike(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
         proven = found.run(watch)
         return ShownSearchResult(rank(found), proven, tuple(found.forecasts))
@@ -113,7 +114,7 @@ def read_objectives(given: str | Sequence[str], robust: bool = False, place: str
     if not isinstance(names, list | tuple):
         raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", given)
     found = check_objectives([one.strip() if isinstance(one, str) else one for one in names], place)
-    if robust and (len(found) > 1 or found[0] in ("memory", "energy")):
+    if robust and (len(found) > 1 or found[0] in ("memory", "energy", *OF_RUNS)):
         rule = "with --robust intervals of the step rank the plans, so it takes one objective: time, tokens or cost"
         raise PlanError(place, rule, "Leave out --robust, or write one of these", ",".join(found))
     return found
@@ -154,11 +155,14 @@ def open_search(
             rule = "a launch file states its whole plan, so there is nothing to search"
             remedy = f"Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto. {IMPORT} "
             raise PlanError(read.where, rule, f"{remedy}meshcast import {read.launch.form} {read.where}")
-        jobs = split_clusters(read.data)
+        rest, run_fields = split_run_fields(read.data)
+        if not simulates_runs(objectives):
+            by = " and ".join(objectives)
+            refuse_open_run(run_fields, f"the step does not depend on it, and a search by {by} compares steps")
         several = isinstance(read.data.get(CLUSTER), list)
-        spaces = [LimitedSpace(one, folder, limits, several) for one in jobs]
+        spaces = [LimitedSpace(one, folder, limits, several, bool(run_fields)) for one in split_clusters(rest)]
         check_clusters(spaces)
-        return Search(spaces, within, top, objectives, SharedWork(calibration), origin)
+        return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields)
 
 
 def check_clusters(spaces: Sequence[Space]) -> None:
@@ -176,7 +180,12 @@ def check_clusters(spaces: Sequence[Space]) -> None:
 
 
 def check_options_of_unlike(
-    limits: Limits, robust: bool, compare: Sequence[Any], runs: int | None, dashes: str = ""
+    limits: Limits,
+    robust: bool,
+    compare: Sequence[Any],
+    runs: int | None,
+    objectives: tuple[str, ...],
+    dashes: str = "",
 ) -> None:
     """Refuses options that a search of unlike plans does not have. dashes: before their names in error messages."""
     given = {
@@ -189,6 +198,9 @@ def check_options_of_unlike(
         if stated:
             place = dashes + (name.replace("_", "-") if dashes else name)
             raise PlanError(place, "a search of unlike plans does not have this option", "Leave it out")
+    if simulates_runs(objectives):
+        rule = "a search of unlike plans compares steps, and this is an objective of runs"
+        raise PlanError(f"{dashes}objective", rule, "Write time, or search plans that are alike", ",".join(objectives))
     if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
         rule, remedy = "it is a number of runs of stages, 1 or more", "Leave it out for the default"
         raise PlanError(f"{dashes}runs", rule, remedy, runs)

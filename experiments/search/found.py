@@ -9,13 +9,15 @@ from typing import Any, NamedTuple, Protocol
 
 from experiments.search.certificate import Certificate
 from experiments.search.objectives import ClusterUse, FoundPlans
+from experiments.search.runs.simulated import PlanRuns
 from hardware.errors import ModelError, PlanError
 from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step
+from simulator.forecast.step import StepAndMemory, forecast_step, play_job, summarise_step
 from simulator.job.job import Job, JobOrigin
 from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
+from simulator.report.report import Report
 
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
@@ -26,7 +28,8 @@ class FoundPlan(NamedTuple):
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
     forecast: its step time and memory. fits: whether it has the memory that it may take.
-    values: its objectives, in the order in which they are searched.
+    values: its objectives, in the order in which they are searched; infinite for runs that were not simulated.
+    runs: its simulated runs; None unless the objective asks for them.
     """
 
     changes: dict[str, Any]
@@ -35,6 +38,7 @@ class FoundPlan(NamedTuple):
     forecast: StepAndMemory
     fits: bool
     values: tuple[float, ...]
+    runs: PlanRuns | None = None
 
 
 class SearchedJob(Protocol):
@@ -82,7 +86,8 @@ class PlanSearch:
     @property
     def best(self) -> list[FoundPlan]:
         """The best plans, or the Pareto front, sorted by the first objective."""
-        fitting = sorted((one for one in self.forecasts if one.fits), key=lambda one: one.values)
+        found = (one for one in self.forecasts if one.fits and math.isfinite(max(one.values)))
+        fitting = sorted(found, key=lambda one: one.values)
         if len(self.certificate.objectives) == 1:
             return fitting[: self.top]
         front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
@@ -115,15 +120,17 @@ class PlanSearch:
         nbytes: float,
         use: ClusterUse,
         space: SearchedJob,
-    ) -> FoundPlan | None:
-        """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule.
+    ) -> tuple[FoundPlan, Report] | None:
+        """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule. The report
+        is that of the same forecast.
 
         changes: values of the open fields. job: with the plan. use: of its cluster. space: the job of the search.
         """
         found = self.certificate
         try:
             energy = "energy" in found.objectives
-            forecast = forecast_step(load_job(job, base=space.base), self.shared, energy)
+            report = Report(*play_job(load_job(job, base=space.base), self.shared))
+            forecast = summarise_step(report, energy)
         except (PlanError, ModelError):
             found.invalid += 1
             return None
@@ -137,9 +144,14 @@ class PlanSearch:
         found.too_large += not fits
         values = self.known.values(forecast, use)
         self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
-        if fits and values < self._best_values:
-            self._best_values, found.step = values, forecast.step_time
-        return made
+        if fits:
+            self._note_step(made)
+        return made, report
+
+    def _note_step(self, made: FoundPlan) -> None:
+        """Notes the step of the best plan."""
+        if made.values < self._best_values:
+            self._best_values, self.certificate.step = made.values, made.forecast.step_time
 
 
 class CountInterrupted(KeyboardInterrupt):
@@ -162,6 +174,12 @@ class BoundViolation(PlanError):
         """The error for a plan with its bound of the energy [J]."""
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         return cls._with(f"{least:.6g} J over {forecast.joules:.6g} J", fields)
+
+    @classmethod
+    def of_runs(cls, changes: dict[str, Any], least: float, runs: PlanRuns) -> BoundViolation:
+        """The error for a plan with its bound of the mean length of its runs [s]."""
+        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
+        return cls._with(f"{least:.6g} s over {runs.mean_seconds:.6g} s of the runs", fields)
 
     @classmethod
     def _with(cls, figures: str, fields: str) -> BoundViolation:

@@ -46,8 +46,15 @@ class Limits:
 class LimitedSpace(Space):
     """The points of a search within its limits. Raises PlanError for a constraint with unknown names."""
 
-    def __init__(self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False) -> None:
-        super().__init__(job, base, names_cluster)
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        base: Path,
+        limits: Limits,
+        names_cluster: bool = False,
+        run_open: bool = False,
+    ) -> None:
+        super().__init__(job, base, names_cluster, run_open)
         self.memory_margin, self.constraints = limits.memory_margin, limits.where
         self._constraints = [PointConstraint(self, one) for one in limits.where]
         self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}

@@ -1,8 +1,8 @@
 """What a search optimises, and the plans found so far that others have to beat.
 
 Every objective is a figure to minimise: the step time, the GPU time of a step (tokens per second and GPU, and cost, are
-best where it is least), the energy of a step, the memory of the fullest GPU. A plan is dominated if another one is at
-least as good in all objectives.
+best where it is least), the energy of a step, the memory of the fullest GPU; or the mean length or price of simulated
+runs. A plan is dominated if another one is at least as good in all objectives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from experiments.search.runs.choices import RunChoices
+from experiments.search.runs.simulated import PlanRuns
 from hardware.errors import PlanError, nearest
 from simulator.bounds.least_energy import LeastEnergy, least_energy
 from simulator.forecast.step import StepAndMemory
@@ -21,8 +23,11 @@ from simulator.job.job import Job
 
 Figure = TypeVar("Figure", float, np.ndarray)
 
-OBJECTIVES = ("time", "tokens", "cost", "energy", "memory")
-"""Step time, tokens per second and GPU, cost, energy, memory of the fullest GPU."""
+OBJECTIVES = ("time", "tokens", "cost", "energy", "memory", "days", "run-cost")
+"""Step time, tokens per second and GPU, cost, energy, memory of the fullest GPU; length and price of runs."""
+
+OF_RUNS = ("days", "run-cost")
+"""Objectives for which runs are simulated."""
 
 NEAR = 0.05
 """Share of the best objective by which a plan that `top` asks for may be worse; worse ones are not searched for."""
@@ -48,11 +53,18 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
     return tuple(names)
 
 
+def simulates_runs(names: Sequence[str]) -> bool:
+    """Whether an objective is of runs."""
+    return any(one in OF_RUNS for one in names)
+
+
 class ClusterUse(NamedTuple):
-    """What a step uses of a cluster besides its seconds: its number of GPUs, and its least energy."""
+    """What a step uses of a cluster besides its seconds: its number of GPUs, its least energy, and the choices of its
+    runs, if these are simulated."""
 
     gpus: int
     energy: LeastEnergy = LeastEnergy()
+    runs: RunChoices | None = None
 
     @classmethod
     def of(cls, job: Job, names: Sequence[str]) -> ClusterUse:
@@ -81,15 +93,23 @@ class FoundPlans:
     def bounds(self, seconds: Figure, nbytes: Figure, use: ClusterUse) -> tuple[Figure, ...]:
         """Lower bounds of the objectives from those of time and memory, in the order in which they are searched; also
         of arrays."""
-        return self._order_figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type]
+        found = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type, type-var]
+        if use.runs is not None:
+            of_runs = {"days": use.runs.bound_days, "run-cost": use.runs.bound_cost}
+            found |= {name: bound(seconds) for name, bound in of_runs.items() if name in self.order}
+        return tuple(found[one] for one in self.order)  # type: ignore[misc]
 
-    def values(self, forecast: StepAndMemory, use: ClusterUse) -> tuple[float, ...]:
-        """The objectives of a plan, in the order in which they are searched."""
-        return self._order_figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
-
-    def _order_figures(self, seconds: Figure, nbytes: Figure, gpus: int, joules: Figure) -> tuple[Figure, ...]:
-        found = {"memory": nbytes, "time": seconds, "energy": joules} | dict.fromkeys(GPU_TIME, seconds * gpus)
+    def values(self, forecast: StepAndMemory, use: ClusterUse, runs: PlanRuns | None = None) -> tuple[float, ...]:
+        """The objectives of a plan, in the order in which they are searched. runs: those of the plan; without them
+        their objectives are infinite."""
+        found = self._figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
+        cost = runs.cost if runs is not None else None
+        found |= {"days": runs.days if runs else math.inf, "run-cost": math.inf if cost is None else cost}
         return tuple(found[one] for one in self.order)
+
+    @staticmethod
+    def _figures(seconds: Figure, nbytes: Figure, gpus: int, joules: Figure) -> dict[str, Figure]:
+        return {"memory": nbytes, "time": seconds, "energy": joules} | dict.fromkeys(GPU_TIME, seconds * gpus)
 
     def add(self, values: tuple[float, ...]) -> None:
         """Adds a plan that fits."""

@@ -11,6 +11,8 @@ from experiments.notebook.simulate import simulate
 from experiments.search.certificate import Certificate
 from experiments.search.comparison.compare import ComparedPlan
 from experiments.search.found import FoundPlan, PlanSearch
+from experiments.search.objectives import OF_RUNS
+from experiments.search.runs.simulated import PlanRuns, differ
 from hardware.units import GIB
 from simulator.job.load import load_job
 from simulator.report.words import describe_list
@@ -46,6 +48,11 @@ class RankedPlan(NamedTuple):
         return self.report.step_time * self.report.job.cluster.gpus / 3600
 
     @property
+    def runs(self) -> PlanRuns | None:
+        """Its simulated runs; None in a search by steps."""
+        return self.found.runs
+
+    @property
     def changes(self) -> dict[str, Any]:
         """Values of the open fields, such as ``{"plan.tp": 4}``."""
         return self.found.changes
@@ -72,6 +79,7 @@ class RankedPlan(NamedTuple):
             "gpu_hours_per_step": self.gpu_hours,
             "kwh_per_step": self.report.energy.kwh,
             "robust": robust,
+            "run": self.runs.to_dict() if self.runs is not None else None,
         }
 
 
@@ -97,13 +105,27 @@ class SearchResult:
             return f"<SearchResult: {found.plans:,} plans, none found that fits>"
         changes = ", ".join(f"{key} {describe_list(value)}" for key, value in self.best[0].changes.items())
         words = f"{found.plans:,} plans, {len(self.best):,} listed, gap {found.gap:.2%}"
-        return f"<SearchResult: {words}; best {self.best[0].report.step_time:.4g} s a step with {changes}>"
+        best, runs = f"{self.best[0].report.step_time:.4g} s a step", self.best[0].runs
+        return f"<SearchResult: {words}; best {f'{runs.days:.4g} days' if runs else best} with {changes}>"
+
+    def is_apart(self, plan: RankedPlan) -> bool:
+        """Whether the simulated runs tell a plan and the best one apart, by the first objective of runs."""
+        by_days = next((one for one in self.certificate.objectives if one in OF_RUNS), "days") == "days"
+        one, other = self.best[0].runs, plan.runs
+        if one is None or other is None:
+            return True
+        return differ(one.seconds, other.seconds) if by_days else differ(one.costs, other.costs)
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each of the best plans, in their order: the open fields, then the columns of a sweep."""
+        """A row for each of the best plans, in their order: the open fields, then the columns of a sweep, of simulated
+        runs, too."""
         import pandas
 
         tables = [one.report.to_frame() for one in self.best]
+        tables = [
+            table.assign(**one.runs.columns) if one.runs else table
+            for one, table in zip(self.best, tables, strict=True)
+        ]
         fields = pandas.DataFrame([one.changes for one in self.best])
         return pandas.concat([fields, pandas.concat(tables, ignore_index=True)], axis=1) if tables else fields
 
@@ -112,6 +134,9 @@ class SearchResult:
         envelope = published_envelope(self.best[0].report.job) if self.best else None
         beyond = beyond_envelope(self.best[0].report) if self.best else None
         best = [one.to_dict() for one in self.best]
+        for i, (one, answer) in enumerate(zip(self.best, best, strict=True)):
+            if one.runs is not None:
+                answer["run"]["told_apart"] = i > 0 and self.is_apart(one)
         return {
             "best": best,
             "front": best if len(self.certificate.objectives) > 1 else None,

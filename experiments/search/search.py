@@ -4,6 +4,9 @@ Groups wait with a cheap bound, their pipelines and points with better ones; the
 into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
 that is better than the best plans found: nothing that was not forecast can be better in the model. Of two objectives it
 goes on until a plan of the front dominates everything that is left.
+
+By the length or the price of runs, a plan that was forecast waits once more for each choice of its run, with the bound
+of the forecast step; what comes first is simulated, with the same random numbers for all.
 """
 
 from __future__ import annotations
@@ -11,23 +14,31 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.search.bounds import Bounds
+from experiments.runs.seeds import RunSimulator
 from experiments.search.certificate import Certificate
+from experiments.search.counting.clusters import NOTHING, SearchedCluster, count_runs, stated_values
 from experiments.search.counting.empty import explain_empty, explain_excluded
-from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
-from experiments.search.groups import GroupBounds, Known, OpenGroup
+from experiments.search.found import ROUNDING, BoundViolation, CountInterrupted, FoundPlan, PlanSearch
+from experiments.search.groups import Known, OpenGroup
 from experiments.search.keys.scheme_keys import units_of
 from experiments.search.objectives import ClusterUse, FoundPlans
+from experiments.search.runs.choices import RunChoice
+from experiments.search.runs.simulated import PlanRuns
 from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from hardware.errors import PlanError
 from simulator.forecast.shared_work import SharedWork
 from simulator.job.job import NO_FILE, JobOrigin
+from simulator.job.load import load_job
 from simulator.job.locate import locate_errors
+from simulator.report.report import Report
+from simulator.runs.answer import RunAnswer
+from simulator.runs.inputs import make_run, replace_run_keys
 
 
 class OtherProcesses(Protocol):
@@ -40,35 +51,13 @@ class OtherProcesses(Protocol):
         """The plans that they have found since. Raises KeyboardInterrupt if the search is to end."""
 
 
-class SearchedCluster:
-    """The points on one cluster, and their bounds. known: the objectives, by which they are searched."""
-
-    def __init__(self, space: Space, shared: SharedWork, known: FoundPlans) -> None:
-        self.space = space
-        self.bounds = Bounds(space, shared)
-        self.groups = GroupBounds(space, self.bounds, known.by_memory)
-        self.use = ClusterUse.of(space.loaded, known.names)
-        self.plans = 0
-        self.sizes: dict[LayerGroup, int] = {}
-        """Points of every group that has any."""
-
-    def count(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Counts the points of a group after another: those of each, and those that limits exclude, by limit."""
-        self.plans, self.sizes = 0, {}
-        for group in self.space.groups():
-            size, excluded = self.space.size(group), self.space.count_excluded(group)
-            self.plans += size + sum(excluded.values())
-            if size:
-                self.sizes[group] = size
-            yield size, excluded
-
-
 class Search(PlanSearch):
     """A search for the best plans that fit in memory.
 
     spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
     objectives: what is optimised: one, or two for their Pareto front (`experiments.search.objectives`).
     shared: work that forecasts share, with the calibration of all costs. origin: the file of the job, for errors.
+    run_fields: open fields of the run, with their values or ``auto``.
     """
 
     def __init__(
@@ -79,16 +68,18 @@ class Search(PlanSearch):
         objectives: tuple[str, ...] = ("time",),
         shared: SharedWork | None = None,
         origin: JobOrigin = NO_FILE,
+        run_fields: Mapping[str, Any] = NOTHING,
     ) -> None:
         work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
-        self.clusters = [SearchedCluster(one, work, known) for one in spaces]
+        self.clusters = [SearchedCluster(one, work, known, run_fields) for one in spaces]
         certificate = Certificate(
             plans=0,
-            fields=stated_values(spaces),
+            fields=stated_values(self.clusters),
             groups=0,
             objectives=objectives,
             excluded={"where": 0, "near_measured": 0},
             memory_margin=spaces[0].memory_margin,
+            runs=count_runs(self.clusters),
             counting=True,
         )
         super().__init__(spaces, work, known, certificate, top, origin)
@@ -96,6 +87,10 @@ class Search(PlanSearch):
         self._heap: list[_Waiting] = []
         self._left_out: list[np.ndarray] = []
         """Bounds of two objectives that a plan of the front would dominate if it were better by the gap [rows, 2]."""
+        self.simulator = RunSimulator()
+        self._refused: PlanError | None = None
+        """Of the first run that breaks a rule."""
+        self._dominated_runs = 0
 
     @property
     def capacity(self) -> float:
@@ -169,10 +164,12 @@ class Search(PlanSearch):
                 self._take_up(taken, others)
                 taken = None
                 found.open_bound = self._heap[0].value if self._heap else found.incumbent
-                found.cpu = time.process_time() - began
+                found.cpu = time.process_time() - began + self.simulator.cpu
                 progress(found)
             if groups is None and found.invalid and found.invalid == found.admitted:
                 self.explain_rule()
+            if self._refused is not None and found.runs and found.runs.invalid and not found.runs.simulated:
+                raise self._refused
             found.complete = True
             found.time_bound += sum(self._count(one) for one in self._heap)
         except KeyboardInterrupt:
@@ -183,7 +180,9 @@ class Search(PlanSearch):
         self.open_bounds = self._bounds_of(waiting)
         if len(found.objectives) > 1:
             found.front_gap = self.known.gap(self.open_bounds)
-        found.cpu = time.process_time() - began
+        if found.runs is not None:
+            found.runs.waiting = sum(isinstance(one.item, _Candidate) for one in waiting) + self._dominated_runs
+        found.cpu = time.process_time() - began + self.simulator.cpu
         return found
 
     def explain_rule(self) -> None:
@@ -194,7 +193,7 @@ class Search(PlanSearch):
         self.raise_rule(space.job_of(group, pipeline, space.choices(group, pipeline)[0]))
 
     def _push(self, cluster: SearchedCluster, item: _Item, seconds: float, nbytes: float) -> None:
-        value = self.known.bounds(seconds, nbytes, cluster.use)[0]
+        value = self.known.bounds(seconds, nbytes, _use_of(cluster, item))[0]
         heapq.heappush(self._heap, _Waiting(value, next(self._number), cluster, seconds, nbytes, item))
 
     def _count(self, waiting: _Waiting) -> int:
@@ -202,13 +201,17 @@ class Search(PlanSearch):
         item = waiting.item
         if isinstance(item, LayerGroup):
             return waiting.cluster.sizes[item]
-        return 1 if isinstance(item, _Point) else item.left if item is not None else 0
+        if item is None or isinstance(item, _Candidate):
+            return 0
+        return 1 if isinstance(item, _Point) else item.left
 
     def _bounds_of(self, waiting: Iterable[_Waiting]) -> np.ndarray:
         """The bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
         if len(self.certificate.objectives) == 1:
             return np.zeros((0, 2))
-        found = [np.stack(self.known.bounds(*self._rows(one), one.cluster.use), axis=1) for one in waiting]
+        found = [
+            np.stack(self.known.bounds(*self._rows(one), _use_of(one.cluster, one.item)), axis=1) for one in waiting
+        ]
         return np.concatenate([np.zeros((0, 2)), *found, *self._left_out])
 
     def _rows(self, waiting: _Waiting) -> tuple[np.ndarray, np.ndarray]:
@@ -228,11 +231,11 @@ class Search(PlanSearch):
             if (item := waiting.item) is None:
                 return
         if isinstance(item, _Point):
-            made = self._forecast(cluster, item)
-            if made is not None and made.fits:
-                self.note(made.values)
-                if others is not None and self.known.is_kept(made.values):
-                    others.send(made.values)
+            forecast = self._forecast(cluster, item)
+            if forecast is not None and forecast[0].fits:
+                self._note_forecast(cluster, *forecast, others)
+        elif isinstance(item, _Candidate):
+            self._simulate(cluster, item)
         elif isinstance(item, _Variants):
             for step in item.steps:
                 self._bound(cluster, _OnePipeline(item.group, item.pipeline, [step]), seconds, nbytes)
@@ -250,7 +253,7 @@ class Search(PlanSearch):
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
         item = waiting.item
-        values = self.known.bounds(*self._rows(waiting), waiting.cluster.use)
+        values = self.known.bounds(*self._rows(waiting), _use_of(waiting.cluster, item))
         dominated = self.known.dominates(values, self.known.within)
         if not dominated.any():
             return waiting
@@ -264,6 +267,7 @@ class Search(PlanSearch):
                 return waiting._replace(item=None)
             return waiting._replace(item=_Pipelines(left) if isinstance(item, _Pipelines) else left)
         self.certificate.time_bound += self._count(waiting)
+        self._dominated_runs += isinstance(item, _Candidate)
         return waiting._replace(item=None)
 
     def _open(self, cluster: SearchedCluster, group: LayerGroup, seconds: float, nbytes: float) -> None:
@@ -337,12 +341,48 @@ class Search(PlanSearch):
         else:
             self._push(cluster, _Variants(group, pipeline, steps), *bounds)
 
-    def _forecast(self, cluster: SearchedCluster, point: _Point) -> FoundPlan | None:
+    def _forecast(self, cluster: SearchedCluster, point: _Point) -> tuple[FoundPlan, Report] | None:
         """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
         group, pipeline, step, bound, nbytes = point
         space = cluster.space
         changes, job = space.changes(group, pipeline, step), space.job_of(group, pipeline, step)
         return self.forecast_plan(changes, job, bound, nbytes, cluster.use, space)
+
+    def _note_forecast(
+        self, cluster: SearchedCluster, made: FoundPlan, report: Report, others: OtherProcesses | None
+    ) -> None:
+        """Adds a plan that fits, or lets its runs wait with each choice."""
+        if cluster.runs is None:
+            self.note(made.values)
+            if others is not None and self.known.is_kept(made.values):
+                others.send(made.values)
+            return
+        for choice in cluster.runs.choices:
+            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)))
+            self._push(cluster, one, made.forecast.step_time, made.forecast.peak_device)
+
+    def _simulate(self, cluster: SearchedCluster, one: _Candidate) -> None:
+        """Simulates the runs of a plan with a choice, and holds them against their bound."""
+        counts, plan, choice = self.certificate.runs, one.plan, one.choice
+        assert counts is not None
+        job = choice.apply(plan.job)
+        try:
+            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)))
+        except PlanError as error:
+            counts.invalid += 1
+            self._refused = self._refused or error
+            return
+        runs = PlanRuns.of(RunAnswer(run, self.simulator.run(run)))
+        counts.simulated += 1
+        changes = plan.changes | choice.changes
+        if (least := choice.least.seconds(plan.forecast.step_time)) > runs.mean_seconds * (1 + ROUNDING):
+            raise BoundViolation.of_runs(changes, least, runs)
+        values = self.known.values(plan.forecast, cluster.use, runs)
+        made = plan._replace(changes=changes, job=job, values=values, runs=runs)
+        self.forecasts = [other for other in self.forecasts if other is not plan]
+        self.forecasts.append(made)
+        self._note_step(made)
+        self.note(values)
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
@@ -353,14 +393,9 @@ def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
     return [*found.values()]
 
 
-def stated_values(spaces: Sequence[Space]) -> dict[str, list[Any]]:
-    """The values of the open fields over all clusters, as a job states them."""
-    found: dict[str, list[Any]] = {}
-    for space in spaces:
-        for name, values in space.stated_values().items():
-            own = found.setdefault(name, [])
-            own += [one for one in values if one not in own]
-    return found
+def _use_of(cluster: SearchedCluster, item: _Item | None) -> ClusterUse:
+    """What bounds of an item depend on besides its step and memory."""
+    return item.use if isinstance(item, _Candidate) else cluster.use
 
 
 class _Point(NamedTuple):
@@ -371,6 +406,15 @@ class _Point(NamedTuple):
     step: StepChoice
     seconds: float
     nbytes: float
+
+
+class _Candidate(NamedTuple):
+    """A plan that fits, with a choice of its run, which has not been simulated."""
+
+    plan: FoundPlan
+    report: Report
+    choice: RunChoice
+    use: ClusterUse
 
 
 class _OnePipeline(NamedTuple):
@@ -408,7 +452,7 @@ class _Pipelines:
         return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point
+_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point | _Candidate
 """What waits in the queue."""
 
 

@@ -174,18 +174,18 @@ class Space:
     """The points of a search.
 
     job: the job as plain data, without its open fields.
-    base: folder of relative paths in the job. names_cluster: whether the cluster is one of several that are searched.
-    values: values of every field in `FIELDS`, by its name in a point.
-    open: fields of the job that vary.
+    base: folder of relative paths in the job. names_cluster: whether the cluster is one of several that are searched;
+        run_open: whether fields of the run are searched, too.
+    values: values of every field in `FIELDS`, by its name in a point. open: fields of the job that vary.
     """
 
-    def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False) -> None:
+    def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False, run_open: bool = False) -> None:
         self.base, self.names_cluster = base, names_cluster
         self.job, given = split_open_fields(job)
         check_plan(self.job["plan"])
         self.loaded = load_job(self.job, base=base)
         check_job(self.loaded, self.job)
-        if not given and not names_cluster:
+        if not (given or names_cluster or run_open):
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         check_experts(self.loaded, job)

@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.runs.seeds import open_simulator
 from experiments.search.certificate import COUNTS, Certificate
+from experiments.search.counting.clusters import SearchedCluster
 from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
-from experiments.search.search import Search, SearchedCluster
+from experiments.search.search import Search
 from experiments.search.space import LayerGroup
 from hardware.errors import Defect, MeshcastError
 from simulator.forecast.workers import count_cores
@@ -42,7 +44,11 @@ def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Cert
 
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search on several processes, as far as it is large enough; see `Search.run`."""
+    """Runs a search on several processes, as far as it is large enough; see `Search.run`. By runs, one process searches
+    and all of them simulate."""
+    if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
+        with open_simulator(workers) as search.simulator:
+            return search.run(progress)
     search.count(progress)
     began = time.process_time() - search.certificate.cpu
     wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)

@@ -63,7 +63,11 @@ def forecast_step(
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
     shared = shared_work or SharedWork()
-    figures = Metrics(*play_job(job if isinstance(job, Job | Plan) else load_job(job), shared))
+    return summarise_step(Metrics(*play_job(job if isinstance(job, Job | Plan) else load_job(job), shared)), energy)
+
+
+def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
+    """Duration and peak memory of a forecast. energy: also the energy of the step."""
     joules = figures.energy.kwh * KWH if energy else 0.0
     return StepAndMemory(figures.step_time, figures.peak_allocated, figures.peak_device, figures.fits, joules)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from hardware.load import load
+from simulator.job.job import Job
 from simulator.job.run_keys.keys import Checkpoints
 from simulator.report.report import Report
 from simulator.runs.formulas import daly_interval
@@ -67,8 +68,13 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
             copies = max(1, round(sorted(ratios, key=_distance_to_whole)[0]))
         else:
             parameters = held / (moments + main)
-    saved = keys.bytes_per_parameter or float(BYTES.get(framework.main_weights, 4) + moments)
-    return StateSize(parameters * saved, copies)
+    return StateSize(parameters * saved_bytes(report.job, keys), copies)
+
+
+def saved_bytes(job: Job, keys: Checkpoints) -> float:
+    """Size of a checkpoint for each trained parameter [bytes]."""
+    framework = job.framework
+    return keys.bytes_per_parameter or float(BYTES.get(framework.main_weights, 4) + 2 * BYTES.get(framework.moments, 4))
 
 
 def _distance_to_whole(ratio: float) -> float:
@@ -158,10 +164,14 @@ def _replace_stated(keys: Checkpoints, stall: float, write: float, load_: float)
     return stall, write, load_ if keys.load_s is None else keys.load_s
 
 
+def interval_seconds(keys: Checkpoints, stall: float, write: float, mtbf: float) -> float:
+    """Time between two checkpoints, as stated or the best one [s]; not for `every_steps`."""
+    best = daly_interval(stall, mtbf) if math.isfinite(mtbf) else WITHOUT_FAILURES
+    return keys.every_s if keys.every_s is not None else max(best, write / WRITING_SHARE)
+
+
 def _interval(keys: Checkpoints, stall: float, write: float, mtbf: float, step: float) -> int:
     """Steps between two checkpoints."""
     if keys.every_steps is not None:
         return keys.every_steps
-    best = daly_interval(stall, mtbf) if math.isfinite(mtbf) else WITHOUT_FAILURES
-    seconds = keys.every_s if keys.every_s is not None else max(best, write / WRITING_SHARE)
-    return max(1, round(seconds / step))
+    return max(1, round(interval_seconds(keys, stall, write, mtbf) / step))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
@@ -72,47 +72,97 @@ class RunPlan:
         return gpus * (self._idle_gpu + energy.beside) * energy.pue
 
 
-def make_run(report: Report) -> RunPlan:
-    """The run of a job. Raises PlanError for a run without a length, and for keys that its plan does not admit."""
-    job, run = report.job, report.job.run
+@dataclass(frozen=True)
+class RunConditions:
+    """What a run of a job depends on besides its plan.
+
+    sources, episodes: all that fails, and all that is slow. mtbf: mean time between failures of the job [s].
+    detection: from a failure until it is known [s]. restart: until training goes on, without loading [s].
+    repair: mean time until a lost node is back [s]. checkpoints, recovery: as the job states them. store: rates.
+    assumed: a sentence each.
+    """
+
+    sources: tuple[FailureSource, ...]
+    episodes: tuple[Episodes, ...]
+    mtbf: float
+    detection: float
+    restart: float
+    repair: float
+    checkpoints: Checkpoints
+    recovery: Recovery
+    store: StoreRates
+    assumed: tuple[str, ...]
+
+
+def read_conditions(job: Job) -> RunConditions:
+    """The conditions of the runs of a job. Raises PlanError for a log of failures that cannot be read."""
+    run = job.run
     failures, recovery = run.failures or Failures(), run.recovery or Recovery()
     checkpoints, stragglers = run.checkpoints or Checkpoints(), run.stragglers or RunStragglers()
     rates = load("reliability", "llama3-405b" if failures.rates == "none" else failures.rates)
+    sources, store = _list_sources(job, failures, rates), store_rates(job.cluster, checkpoints)
+    scheduling, warm_up = _first(recovery.scheduling_s, rates.scheduling), _first(recovery.warm_up_s, rates.warm_up)
+    states_store = checkpoints.kind == "none" or checkpoints.write_s is not None
+    assumed = [
+        *([f"failures at the rates of {rates.title} (run.failures)"] if run.failures is None else []),
+        *([f"{checkpoints.kind} checkpoints (run.checkpoints)"] if run.checkpoints is None else []),
+        *([store.assumed] if store.assumed and not states_store else []),
+        *_name_recovery(recovery, rates),
+        *(["another node at once for every one that fails (run.recovery.spares)"] if recovery.spares is None else []),
+    ]
+    return RunConditions(
+        sources=sources,
+        episodes=_list_episodes(job, stragglers, failures),
+        mtbf=_mean_time(sources),
+        detection=_first(recovery.detection_s, rates.detection),
+        restart=scheduling + warm_up,
+        repair=recovery.repair_hours * 3600 if recovery.repair_hours is not None else float(rates.repair),
+        checkpoints=checkpoints,
+        recovery=recovery,
+        store=store,
+        assumed=tuple(assumed),
+    )
+
+
+def make_jitter(job: Job, barrier: int) -> Jitter:
+    """How the durations of steps vary. barrier: steps after which replicas wait for each other."""
+    stragglers = job.run.stragglers or RunStragglers()
+    return Jitter(stragglers.jitter, stragglers.distribution, stragglers.ranks or job.cluster.gpus, barrier)
+
+
+def make_run(report: Report) -> RunPlan:
+    """The run of a job. Raises PlanError for a run without a length, and for keys that its plan does not admit."""
+    job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:
         rule = "the run has no length"
         raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
-    ranks = stragglers.ranks or job.cluster.gpus
-    jitter = Jitter(stragglers.jitter, stragglers.distribution, ranks, _steps_between_barriers(report))
+    given, jitter = read_conditions(job), make_jitter(job, _steps_between_barriers(report))
     step = report.step_time * jitter.mean_duration()
-    sources = _list_sources(job, failures, rates)
-    mtbf = _mean_time(sources)
-    size, store = state_size(report, checkpoints), store_rates(job.cluster, checkpoints)
-    detection = _first(recovery.detection_s, rates.detection)
-    scheduling, warm_up = _first(recovery.scheduling_s, rates.scheduling), _first(recovery.warm_up_s, rates.warm_up)
+    size = state_size(report, given.checkpoints)
     setting = RunSetting(
-        elasticity=make_elasticity(report, recovery),
+        elasticity=make_elasticity(report, given.recovery),
         steps=steps,
         horizon=math.inf if run.days is None else run.days * 86_400,
         jitter=jitter,
-        episodes=_list_episodes(job, stragglers, failures),
-        sources=sources,
-        tiers=make_tiers(checkpoints, size, store, job.cluster, mtbf, step),
-        detection=detection,
-        restart=scheduling + warm_up,
-        spares=recovery.spares,
-        repair=recovery.repair_hours * 3600 if recovery.repair_hours is not None else float(rates.repair),
+        episodes=given.episodes,
+        sources=given.sources,
+        tiers=make_tiers(given.checkpoints, size, given.store, job.cluster, given.mtbf, step),
+        detection=given.detection,
+        restart=given.restart,
+        spares=given.recovery.spares,
+        repair=given.repair,
         evaluation=(run.evaluation.every_steps, run.evaluation.seconds) if run.evaluation else None,
     )
-    assumed = [
-        *([f"failures at the rates of {rates.title} (run.failures)"] if run.failures is None else []),
-        *([f"{checkpoints.kind} checkpoints (run.checkpoints)"] if run.checkpoints is None else []),
-        *([store.assumed] if store.assumed and setting.tiers and checkpoints.write_s is None else []),
-        *_name_recovery(recovery, rates),
-        *(["another node at once for every one that fails (run.recovery.spares)"] if recovery.spares is None else []),
-        *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []),
-    ]
-    return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, store, mtbf, tuple(assumed))
+    assumed = (*given.assumed, *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []))
+    return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, given.store, given.mtbf, assumed)
+
+
+def replace_run_keys(report: Report, job: Job) -> Report:
+    """The forecast of a job under another one that differs in keys of `run` alone."""
+    plan = report.play.plan
+    changed = replace(plan, job=plan.job.model_copy(update={"run": job.run}))
+    return type(report)(replace(report.play, plan=changed), report.unlike_steps)
 
 
 def _steps_between_barriers(report: Report) -> int:

@@ -16,6 +16,10 @@ from simulator.job.run_keys.keys import Distribution
 CENTRAL = 0.425
 """Distance from one half up to which the quantile has one form, and tails have others."""
 
+LARGEST_EXPONENTIAL = 45.0
+"""More than NumPy draws of a standard exponential distribution: the tail of its ziggurat begins at 7.70 and adds the
+logarithm of 2^53 at most (Marsaglia and Tsang 2000, Journal of Statistical Software 5 (8))."""
+
 _CENTRE = (
     (2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4)
     + (1.3731693765509461125e4, 1.9715909503065514427e3, 1.3314166789178437745e2, 3.3871328727963666080e0),
@@ -97,6 +101,13 @@ class Jitter:
             return np.maximum(1.0 + self.sigma / math.sqrt(steps) * values, 0.0)
         variance = math.log1p(math.expm1(self.sigma**2) / steps)
         return np.exp((self.sigma**2 - variance) / 2 + math.sqrt(variance) * values)
+
+    def least_duration(self) -> float:
+        """No step is drawn shorter than this, over its forecast."""
+        if self.sigma == 0.0:
+            return 1.0
+        exceeded = min(-math.expm1(-LARGEST_EXPONENTIAL / self.ranks), 1.0 - 2.0**-53)
+        return float(self.quantile(np.array([exceeded]))[0])
 
     def mean_duration(self) -> float:
         """Mean duration of a step over its forecast: that of the slowest rank."""

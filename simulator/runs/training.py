@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,11 +20,14 @@ import simpy
 
 from simulator.runs.elastic import Elasticity
 from simulator.runs.failures import Failure, FailureSource
-from simulator.runs.span import CheckpointTier, Span, make_span
+from simulator.runs.span import CheckpointTier, Span, make_drawn_span, make_equal_span
 from simulator.runs.stragglers import Episodes, Jitter
 
 SPAN = 4096
-"""Most steps of a span: their durations are drawn together."""
+"""Most steps of a span whose durations are drawn together; of equal steps, most of those with a pause."""
+
+MOST_STEPS = 2**40
+"""Most steps of a span without pauses."""
 
 TIMES = (
     *("productive", "lost_work", "checkpoint", "restart", "detection", "straggling", "waiting_for_spares"),
@@ -126,7 +130,7 @@ class TrainingProcess:
 
     def __init__(self, setting: RunSetting, entropy: np.random.SeedSequence) -> None:
         self.setting, self.env = setting, simpy.Environment()
-        jitter, repair, *others = entropy.spawn(2 + len(setting.sources) + len(setting.episodes))
+        jitter, repair, *others = spawn_streams(entropy, len(setting.sources) + len(setting.episodes))
         self._jitter, self._repairs = np.random.default_rng(jitter), np.random.default_rng(repair)
         self.times = dict.fromkeys(TIMES, 0.0)
         self.failures: dict[str, int] = {}
@@ -163,7 +167,8 @@ class TrainingProcess:
 
     def _train(self) -> Generator[Any, Any, None]:
         while not self._finished:
-            failure = yield from self._advance()
+            # What has happened during a recovery acts before the next step.
+            failure = None if self._pauses or self._arrived else (yield from self._advance())
             while self._pauses and failure is None and not self._finished:
                 pace = self._pauses.pop()
                 failure = yield from self._spend("data_stalls" if pace.data else "straggling", pace.pause)
@@ -189,36 +194,49 @@ class TrainingProcess:
 
     def _plan_span(self) -> Span:
         setting, done = self.setting, self.state.done
-        count = SPAN if setting.steps is None else min(SPAN, setting.steps - done)
+        left = math.inf if setting.steps is None else setting.steps - done
         base = setting.elasticity.step_seconds(self._missing)
-        steps = setting.jitter.draw(self._jitter, count) * (base * max(self._slowdowns, default=1.0))
+        step = base * max(self._slowdowns, default=1.0)
         since = tuple(self.env.now - saved.since for saved in self._saved)
-        return make_span(base, steps, done, setting.steps, setting.tiers, since, setting.evaluation)
+        if setting.jitter.sigma == 0.0 and step > 0.0:
+            # Equal steps are as good in one span as in several, so it need not reach beyond the next event.
+            quiet = (self.env.peek() - self.env.now) / step + 1
+            count = math.ceil(min(left, quiet, SPAN * self._least_interval))
+            return make_equal_span(base, step, count, done, setting.steps, setting.tiers, since, setting.evaluation)
+        steps = setting.jitter.draw(self._jitter, int(min(SPAN, left))) * step
+        return make_drawn_span(base, steps, done, setting.steps, setting.tiers, since, setting.evaluation)
+
+    @cached_property
+    def _least_interval(self) -> int:
+        """Least number of steps between two pauses; infinite without any, but not more than a span may count."""
+        every = [tier.every for tier in self.setting.tiers if tier.every]
+        return min([*every, *([self.setting.evaluation[0]] if self.setting.evaluation else []), MOST_STEPS // SPAN])
 
     def _book(self, span: Span, began: float, elapsed: float) -> None:
         """Books the steps and pauses of a span that passed in `elapsed` seconds; infinity: all of them."""
-        done = int(np.searchsorted(span.step_ends, elapsed, side="right"))
-        complete = int(np.searchsorted(span.ends, elapsed, side="right"))
-        self.times["checkpoint"] += float(span.checkpoint[:complete].sum())
-        self.times["evaluation"] += float(span.evaluation[:complete].sum())
+        done, complete = span.count_steps(elapsed)
+        checkpoint, evaluation = span.sum_pauses(complete)
+        self.times["checkpoint"] += checkpoint
+        self.times["evaluation"] += evaluation
         if done > complete:
-            inside = elapsed - float(span.step_ends[complete])
-            saving = min(inside, float(span.checkpoint[complete]))
+            inside = elapsed - span.end_of_step(complete)
+            saving = min(inside, span.checkpoint_after(complete))
             self.times["checkpoint"] += saving
             self.times["evaluation"] += inside - saving
         elif complete < span.count:
-            self.times["lost_work"] += elapsed - (float(span.ends[complete - 1]) if complete else 0.0)
+            self.times["lost_work"] += elapsed - (span.end_of_pauses(complete - 1) if complete else 0.0)
         before, beyond = self.state, span.base - self.setting.step_s
-        straggling = before.straggling + np.cumsum(span.steps[:done] - span.base)
-        for saved, at in zip(self._saved, span.taken, strict=True):
-            moments = began + span.step_ends[at] + span.checkpoint[at]
-            taken = [
-                (time, Snapshot(before.done + i + 1, float(straggling[i]), before.elasticity + (i + 1) * beyond))
-                for i, time in _latest(at, moments, self.env.now, saved.tier.write)
-            ]
-            saved.add(taken, self.env.now)
+
+        def reach(steps: int) -> Snapshot:
+            straggling = before.straggling + span.beyond_base(steps)
+            return Snapshot(before.done + steps, straggling, before.elasticity + steps * beyond)
+
+        for tier, (saved, at) in enumerate(zip(self._saved, span.taken, strict=True)):
+            moments = began + span.checkpoint_ends(tier)
+            taken = _latest(at, moments, self.env.now, saved.tier.write)
+            saved.add([(time, reach(i + 1)) for i, time in taken], self.env.now)
         if done:
-            self.state = Snapshot(before.done + done, float(straggling[-1]), before.elasticity + done * beyond)
+            self.state = reach(done)
 
     def _spend(self, name: str, seconds: float) -> Waiting:
         """Lets time pass that is booked under a name."""
@@ -384,6 +402,11 @@ def _latest(at: np.ndarray, moments: np.ndarray, now: float, write: float) -> li
     taken = int(np.searchsorted(moments, now + 1e-9, side="right"))
     written = int(np.searchsorted(moments + write, now + 1e-9, side="right"))
     return [(int(at[i]), float(moments[i])) for i in range(max(written - 1, 0), taken)]
+
+
+def spawn_streams(entropy: np.random.SeedSequence, count: int) -> list[np.random.SeedSequence]:
+    """Random numbers of one run: of its jitter, its repairs, and each of its sources of failures, then of episodes."""
+    return entropy.spawn(2 + count)
 
 
 def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:

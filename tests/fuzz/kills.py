@@ -1,5 +1,5 @@
-"""Kills, fills the disk of, doubles and changes the code of running sweeps: ``make kills``, or one attack again:
-``python -m tests.fuzz.kills --seed 17 -n 1``.
+"""Kills, fills the disk of, doubles and changes the code of running sweeps, and of ``meshcast run --out``: ``make
+kills``, or one attack again: ``python -m tests.fuzz.kills --seed 17 -n 1``.
 
 Whatever hits a sweep, the same command ends with the file of an undisturbed sweep, byte by byte: no row lost, doubled
 or from other code; stored parts are not forecast again; nothing else is left, neither processes nor files; and every
@@ -52,6 +52,22 @@ SWEEPS: dict[str, dict[str, Any]] = {
 }
 """Sweeps of some 200 points with rows that fit and rows that are invalid, without and with points left out."""
 
+RUN, RUNS = "run", 200
+"""Name of the table that ``meshcast run --out`` makes, and its rows."""
+
+RUN_JOB: dict[str, Any] = {
+    **JOB,
+    "run": {
+        "steps": 20_000,
+        "seeds": RUNS,
+        "failures": {"rates": "none", "components": {"node": {"per": "node", "mtbf_hours": 0.5}}},
+        "checkpoints": {"kind": "sharded", "every_s": 60},
+        "recovery": {"detection_s": 5, "scheduling_s": 5, "warm_up_s": 5},
+        "stragglers": {"jitter": 0.05},
+    },
+}
+"""A job whose runs have some failures each."""
+
 FILES: dict[str, Any] = {
     "job.yaml": {**JOB, "model": "model.yaml"},
     "model.yaml": {"preset": "gpt2-124m", "layers": 8},
@@ -103,7 +119,8 @@ class Place:
         self.parts = self.out.with_name("rows.parquet.parts")
         self.out.parent.mkdir()
         self.sweep = folder / "sweep.yaml"
-        for file, content in {**FILES, "sweep.yaml": SWEEPS[sweep]}.items():
+        made = RUN_JOB if sweep == RUN else SWEEPS[sweep]
+        for file, content in {**FILES, "sweep.yaml": made}.items():
             (folder / file).write_text(yaml.safe_dump(content, sort_keys=False))
         self.root = ROOT
         if installed:
@@ -117,11 +134,11 @@ class Place:
     @property
     def operations(self) -> int:
         """Operations of the command on the files of its output."""
-        return OPERATIONS
+        return 4 * (RUNS // CHUNK) + 16 if self.name == RUN else OPERATIONS
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The words of the command that makes the output."""
-        return ["sweep", self.sweep.name, *words]
+        return ["run" if self.name == RUN else "sweep", self.sweep.name, *words]
 
     def finish(self, *words: str) -> None:
         """Runs the sweep to its end."""
@@ -180,8 +197,8 @@ class Harness:
         self.folder = folder
         self.counts = Counter[str]()
         self.references: dict[tuple[str, Edit | None], bytes] = {}
-        self.seconds = 0.0
-        """Longest undisturbed sweep."""
+        self.seconds = dict.fromkeys((RUN, "sweep"), 0.0)
+        """Longest undisturbed command."""
 
     def reference(self, sweep: str, edit: Edit | None = None) -> bytes:
         """The file of an undisturbed sweep, of an edited installation."""
@@ -191,7 +208,8 @@ class Harness:
                 place.apply(edit)
             begin = time.monotonic()
             place.finish("--workers", "1")
-            self.seconds = max(self.seconds, time.monotonic() - begin)
+            command = place.command(())[0]
+            self.seconds[command] = max(self.seconds[command], time.monotonic() - begin)
             self.references[sweep, edit] = place.out.read_bytes()
             shutil.rmtree(place.folder.parent)
         return self.references[sweep, edit]
@@ -200,9 +218,8 @@ class Harness:
         """Any time of a sweep, any of its operations, or one of the last, when parts are joined and removed."""
         last = place.operations
         operation = rng.choice((0, rng.randrange(last), rng.randrange(last * 2 // 3, last)))
-        return Moment(
-            operation, rng.random() * self.seconds if operation == 0 else rng.choice((0, 0, rng.random() / 10))
-        )
+        most = self.seconds[RUN if place.name == RUN else "sweep"]
+        return Moment(operation, rng.random() * most if operation == 0 else rng.choice((0, 0, rng.random() / 10)))
 
     def strike(self, place: Place, rng: random.Random, *words: str) -> tuple[str, Ended]:
         """Starts a sweep, hits it and waits for its end; what was stored before stays as it was."""
@@ -247,14 +264,25 @@ def describe_difference(found: bytes, expected: bytes) -> str:
 # -------------------------------------------------------------------------------------------- attacks
 
 
-def kill_sweep(harness: Harness, rng: random.Random, folder: Path) -> None:
-    """One to four blows, each to the sweep that goes on after the one before."""
-    place = Place(folder, rng.choice(list(SWEEPS)))
+def kill_sweep(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
+    """One to four blows, each to the sweep that goes on after the one before. table: any sweep if None."""
+    place = Place(folder, table or rng.choice(list(SWEEPS)))
     reference = harness.reference(place.name)
     for _ in range(rng.choice((1, 1, 2, 3, 4))):
         harness.strike(place, rng)
     place.finish("--workers", str(rng.choice((1, 2))))
     check_result(place, reference)
+
+
+def attack_run(harness: Harness, rng: random.Random, folder: Path) -> None:
+    """One to three blows to a command that simulates runs, a disk that is too small for it, or two of them."""
+    kind = rng.choice(("blows", "blows", "blows", "disk", "two"))
+    if kind == "disk":
+        fill_disk(harness, rng, folder, RUN)
+    elif kind == "two":
+        write_twice(harness, rng, folder, RUN)
+    else:
+        kill_sweep(harness, rng, folder, RUN)
 
 
 def merge_shards(harness: Harness, rng: random.Random, folder: Path) -> None:
@@ -278,9 +306,9 @@ def merge_shards(harness: Harness, rng: random.Random, folder: Path) -> None:
     check_result(place, reference)
 
 
-def fill_disk(harness: Harness, rng: random.Random, folder: Path) -> None:
+def fill_disk(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
     """A file system that is too small, or a limit of the size of a file, and more room later; sometimes a blow too."""
-    place = Place(folder, rng.choice(list(SWEEPS)))
+    place = Place(folder, table or rng.choice(list(SWEEPS)))
     reference = harness.reference(place.name)
     room = sorted(rng.randrange(2 * len(reference)) for _ in range(rng.choice((1, 2, 3))))
     with small_disk(place.out.parent, rng.random() < 0.7) as disk:
@@ -329,9 +357,9 @@ def _remount(folder: Path, nbytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={max(nbytes, used, 4096)}", str(folder)], check=True)
 
 
-def write_twice(harness: Harness, rng: random.Random, folder: Path) -> None:
+def write_twice(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
     """Two sweeps of one output, each stopped at a moment while the other goes on, and sometimes hit there."""
-    place = Place(folder, rng.choice(list(SWEEPS)))
+    place = Place(folder, table or rng.choice(list(SWEEPS)))
     reference = harness.reference(place.name)
     if rng.random() < 0.3:  # what they find
         harness.strike(place, rng)
@@ -419,6 +447,7 @@ ATTACKS: dict[str, tuple[Callable[[Harness, random.Random, Path], None], int]] =
     "full disk": (fill_disk, 3),
     "two writers": (write_twice, 3),
     "changed inputs": (change_inputs, 3),
+    "runs": (attack_run, 5),
 }
 """Attacks, with their shares of all."""
 

@@ -1,4 +1,5 @@
-"""A running ``meshcast sweep`` or ``merge`` that `tests.fuzz.kills` stops at a moment, hits, and looks after."""
+"""A running ``meshcast sweep``, ``merge`` or ``run --out``, which `tests.fuzz.kills` stops at a moment, hits, and looks
+after."""
 
 from __future__ import annotations
 

@@ -41,9 +41,10 @@ def main() -> None:
     run = command._run
 
     def run_with_small_parts() -> None:
+        from experiments.runs import seeds
         from experiments.sweeps import run as sweeps
 
-        sweeps.CHUNK = CHUNK
+        sweeps.CHUNK = seeds.CHUNK = CHUNK
         run()
 
     command._run = run_with_small_parts

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from experiments.search.certificate import Certificate
 from experiments.search.found import PlanSearch
+from experiments.search.objectives import OF_RUNS
 from experiments.search.result import RankedPlan, SearchResult, rank
+from experiments.search.runs.simulated import PlanRuns
 from experiments.search.workers import run_search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
@@ -34,12 +36,13 @@ def page(result: SearchResult) -> RenderableType:
         if not (found.complete or found.exact):
             words = "No plan was forecast before the interruption."
         return Group(Text(words), _certificate(found))
-    objectives = result.certificate.objectives
-    return Group(*_plans(plans, objectives), Text(), _certificate(result.certificate), *_honesty(plans, objectives))
+    rows = [*_plans(result), Text(), _certificate(result.certificate), *_honesty(plans, result.certificate.objectives)]
+    return Group(*rows, *_compare_runs(result))
 
 
-def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
+def _plans(result: SearchResult) -> list[RenderableType]:
     """What all plans have in common, and a row for each."""
+    plans, objectives, by_runs = result.best, result.certificate.objectives, result.certificate.runs is not None
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
     values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
@@ -49,24 +52,33 @@ def _plans(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Rende
     below = [name for name in names if name in beside | OF_STAGES]
     common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in {*varying, *below})
     varying = [name for name in varying if name not in below]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=len(varying) > 4)
+    tight = len(varying) > (1 if by_runs else 4)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=tight)
     interval = "90% interval" if plans[0].distance is None else "widened interval"
-    more = [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
+    more = [*RUN_COLUMNS.items()] if by_runs else []
+    if by_runs:
+        open_interval = not {"run.checkpoints.every_s", "run.checkpoints.every_steps"}.isdisjoint(names)
+        priced = any(one.runs is not None and one.runs.cost is not None for one in plans)
+        left_out = {*(["saved"] if open_interval else []), *([] if priced else ["cost"])}
+        more = [(title, figure) for title, figure in more if title not in left_out]
+    if by_runs and "memory" in objectives:
+        more.append(("GiB", lambda one: format_need(one.report.peak_device, one.report.capacity)))
+    more += [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
     titles = [title for title, _ in more] + [name.split(".")[-1] for name in varying]
-    for title in ("", "step", interval, "MFU", "GiB", *titles):
+    for title in ("", "step", *([] if by_runs else [interval, "MFU", "GiB"]), *titles):
         table.add_column(title, justify="right", no_wrap=True)
     objective = objectives[0] if len(objectives) == 1 else ""
     if objective:
-        table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"))
+        table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"), no_wrap=by_runs)
     for i, one in enumerate(plans):
-        explain = {"memory": _more_memory, "energy": _more_energy}.get(objective, _why_worse)
-        why = explain(plans[0], one, objective != "time") if i else ""
+        explain = {"memory": _more_memory, "energy": _more_energy, **dict.fromkeys(OF_RUNS, _longer_run)}
+        why = explain.get(objective, _why_worse)(plans[0], one, objective != "time") if i else ""
+        if why and not result.is_apart(one):
+            why = f"({why})"
         table.add_row(
             str(i + 1),
             format_seconds(one.report.step_time),
-            " to ".join(map(format_seconds, one.interval)),
-            f"{one.report.mfu['palm']:.1%}",
-            format_need(one.report.peak_device, one.report.capacity),
+            *([] if by_runs else _describe_step(one)),
             *(figure(one) for _, figure in more),
             *(values[name][i] for name in varying),
             *([why] if objective else []),
@@ -84,6 +96,13 @@ def _describe_stages(plan: RankedPlan, names: Sequence[str]) -> str:
     stated = [(name, plan.found.changes[name]) for name in names if plan.found.changes.get(name) is not None]
     words = [(name.removeprefix("plan.") + " " if name != "plan.stages" else "", value) for name, value in stated]
     return "; ".join(f"{before}{describe_list(value)}" for before, value in words)
+
+
+def _describe_step(plan: RankedPlan) -> tuple[str, str, str]:
+    """The interval of a step, its MFU and its memory."""
+    report = plan.report
+    need = format_need(report.peak_device, report.capacity)
+    return " to ".join(map(format_seconds, plan.interval)), f"{report.mfu['palm']:.1%}", need
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
@@ -111,6 +130,25 @@ def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
     return f"{more:+.1%}: {watts:+,.0f} W a GPU, step {two.step_time / one.step_time - 1:+.1%}"
 
 
+def _longer_run(best: RankedPlan, other: RankedPlan, _: bool) -> str:
+    """By how much more days, or money, the runs of a plan take than those of the best one."""
+    return f"{other.found.values[0] / best.found.values[0] - 1:+.2%}" if best.found.values[0] else ""
+
+
+def _of_runs(describe: Callable[[PlanRuns], str]) -> Callable[[RankedPlan], str]:
+    return lambda one: describe(one.runs) if one.runs is not None else ""
+
+
+RUN_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
+    "days": _of_runs(lambda runs: f"{runs.days:,.5g}"),
+    "9 of 10 runs": _of_runs(lambda runs: " to ".join(f"{one:,.4g}" for one in runs.days_90)),
+    "cost": _of_runs(lambda runs: "" if runs.cost is None else f"{runs.cost:,.{0 if runs.cost >= 1000 else 2}f}"),
+    "goodput": _of_runs(lambda runs: f"{runs.goodput:.1%}"),
+    "saved": _of_runs(lambda runs: "" if runs.interval_s is None else f"{runs.interval_s:,.0f} s"),
+}
+"""Columns of a search by runs, in place of the interval of the step, its MFU and its memory."""
+
+
 def _cost(plan: RankedPlan) -> str:
     """What the run costs if the job states its length and its price, else a step in GPU-hours."""
     return f"{plan.gpu_hours:,.3g} GPU-h/step" if plan.report.cost is None else f"{plan.report.cost:,.0f}"
@@ -127,6 +165,8 @@ DIFFERENCES = {
     "time": "slower by, and most of it in",
     "memory": "more memory, and time",
     "energy": "more energy by, and power and time",
+    "days": "longer",
+    "run-cost": "dearer",
 }
 """Titles of the column that says why a plan is worse than the best one; others are of GPU time."""
 
@@ -136,6 +176,8 @@ WORDS = {
     "cost": ("cheaper", "is cheaper"),
     "energy": ("thriftier", "needs less energy"),
     "memory": ("smaller", "needs less memory"),
+    "days": ("shorter", "has shorter runs"),
+    "run-cost": ("cheaper", "has cheaper runs"),
 }
 """What a plan is that is better than another one, by objective."""
 
@@ -157,12 +199,25 @@ def _certificate(found: Certificate) -> Table:
             f"{found.exact:,}",
             f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
         ),
+        *_count_simulated(found),
         ("proof", *_proof(found)),
         ("effort", f"{found.cpu:.1f} s", "of CPU time"),
     ]
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
+    """Rows of the plans whose runs were simulated, and of those that were not."""
+    if (runs := found.runs) is None:
+        return []
+    each = f" with {runs.choices:,} choices of the run" if runs.choices > 1 else ""
+    words = f"of them{each}, {runs.seeds:,} runs each, with the same random numbers"
+    left = "were not decided, or " if not found.complete else ""
+    rows = [("simulated", f"{runs.simulated:,}", words)]
+    rows += [("", f"{runs.invalid:,}", "break a rule of runs")] if runs.invalid else []
+    return [*rows, ("", f"{runs.waiting:,}", f"{left}cannot be better, by the bound of their runs")]
 
 
 def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
@@ -189,7 +244,8 @@ def _proof(found: Certificate) -> tuple[str, str]:
     better, is_better = WORDS[found.objectives[0]]
     if found.gap == 0.0:
         return f"{found.gap:.2%}", f"gap: no plan of the space {is_better} in the model"
-    figure = found.objectives[0] if found.objectives[0] in ("memory", "energy") else "step"
+    figures = {one: one for one in ("memory", "energy", "days")} | {"run-cost": "cost of a run"}
+    figure = figures.get(found.objectives[0], "step")
     words = f"gap: share of the {figure} by which a plan that was not forecast may be {better} in the model"
     return f"{found.gap:.2%}", words
 
@@ -228,6 +284,16 @@ def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[Ren
     return rows
 
 
+def _compare_runs(result: SearchResult) -> list[RenderableType]:
+    """How many of the best plans simulated runs cannot tell apart from the first one."""
+    runs, plans = result.certificate.runs, result.best
+    if runs is None or len(result.certificate.objectives) > 1:
+        return []
+    count = sum(not result.is_apart(one) for one in plans[1:])
+    words = f"the {count:,} in parentheses cannot be told apart from the first by {runs.seeds:,} runs (at 90 %)"
+    return [Text(f"order      {words}")] if count else []
+
+
 def describe_proof(result: SearchResult) -> str:
     """How the best plan was found, in a line: of how many plans, and how the gap was proven."""
     found = result.certificate
@@ -250,6 +316,16 @@ def run_with_progress(search: PlanSearch, robust: bool = False, workers: int | N
     return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))
 
 
+def _describe_incumbent(found: Certificate) -> str:
+    """The best objective of runs so far."""
+    if not math.isfinite(found.incumbent):
+        return "none yet"
+    name = found.objectives[0]
+    if name not in OF_RUNS:
+        return format_seconds(found.step)
+    return f"{found.incumbent:,.4g}{' days' if name == 'days' else ''}"
+
+
 class SearchProgress:
     """Progress on a terminal: forecasts, the best step and the gap that is proven so far."""
 
@@ -266,6 +342,9 @@ class SearchProgress:
         text = (
             f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
         )
+        if found.runs is not None:
+            count, best = found.runs.simulated * found.runs.seeds, _describe_incumbent(found)
+            text = f"{found.exact:,} forecasts, {count:,} simulated runs, best {best}, gap {found.gap:.1%}"
         if found.counting:
             text = f"counting the plans: {found.plans:,} in {found.groups:,} groups"
         self.bar.update(self.bar.task_ids[0], description=text, completed=1.0 - found.gap)

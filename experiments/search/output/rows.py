@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 BOUND = "bound_s"
 """Column of the lower bound of the step time [s], after those of a sweep."""
+
+EVERY = "checkpoint_every_s"
+"""Column of the time between two checkpoints of a simulated run [s]."""
 
 
 def check_rows_place(out: Path) -> None:
@@ -56,7 +60,7 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
 
     ranked = [one.found for one in best]
     others = [one for one in search.forecasts if not any(one is found for found in ranked)]
-    others.sort(key=lambda one: one.forecast.step_time)
+    others.sort(key=lambda one: (one.values if one.runs else (math.inf,), one.forecast.step_time))
     rows = [*_rows_of(search, best, others)]
     schema = _schema(search, rows)
     columns = {
@@ -81,7 +85,9 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundP
         if status == "fits" and not found.fits:
             status, reason = "does-not-fit", "it leaves less of the memory of a GPU free than --memory-margin"
         row = {"index": index, **found.changes, "status": status, "reason": reason}
-        if known is not None and simulates_runs(search.space.job, found.changes):
+        if search.certificate.runs is not None:
+            row |= {**(found.runs.columns if found.runs else {}), EVERY: found.runs.interval_s if found.runs else None}
+        elif known is not None and simulates_runs(search.space.job, found.changes):
             row |= forecast_run(report)
         yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}
 
@@ -96,5 +102,8 @@ def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:
     clusters = [one.job[CLUSTER] for one in search.jobs]
     job = {**search.space.job, CLUSTER: clusters if len(clusters) > 1 else clusters[0]}
     about = {"version": product_version(), "certificate": search.certificate.to_dict(), "job": job}
-    schema = row_schema(search.space.job, fields).append(pa.field(BOUND, pa.float64()))
+    if search.certificate.runs is not None:  # the fields of the run alone may not say that it is simulated
+        job["run"] = {"seeds": search.certificate.runs.seeds, **job["run"]}
+    schema = row_schema(job, fields).append(pa.field(BOUND, pa.float64()))
+    schema = schema if search.certificate.runs is None else schema.append(pa.field(EVERY, pa.float64()))
     return schema.with_metadata({"meshcast": json.dumps(about)})

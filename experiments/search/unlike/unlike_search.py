@@ -153,9 +153,9 @@ class UnlikeSearch(PlanSearch):
         made = self.forecast_plan(
             block.changes(int(row)), block.job(int(row)), float(seconds), float(nbytes), self.use, self.fields
         )
-        if made is None or not made.fits:
+        if made is None or not made[0].fits:
             return False
-        self.note(made.values)
+        self.note(made[0].values)
         return True
 
 

@@ -21,7 +21,7 @@ from experiments.search.space import Space
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
 from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import forecast_step
+from simulator.forecast.step import forecast_step, play_job
 from tests.thinning import thinned
 
 SMALL = {
@@ -322,14 +322,14 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
 def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = Search([Space(SMALL, Path("."))]), []
 
-    def stop_at_the_second(job: Any, shared: Any, energy: bool) -> Any:
+    def stop_at_the_second(job: Any, shared: Any) -> Any:
         asked.append(made._heap[0].value)
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return forecast_step(job, shared, energy)
+        return play_job(job, shared)
 
     bounds = list[float]()
-    monkeypatch.setattr("experiments.search.found.forecast_step", stop_at_the_second)
+    monkeypatch.setattr("experiments.search.found.play_job", stop_at_the_second)
     found = made.run(lambda certificate: bounds.append(certificate.open_bound))
     assert not found.complete and found.open_bound == bounds[-1] <= asked[-1]
     cut = found.invalid + found.memory_bound + found.time_bound
