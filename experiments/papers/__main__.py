@@ -25,7 +25,12 @@ COLOURS = 64
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.papers", description="Figures of papers, redrawn.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="figures to draw, by the files that docs/papers.md names; none: all, and the page")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="figures to draw, by the files that docs/papers.md names; none: all, and the page",
+    )
     parser.add_argument("--out", type=Path, default=Path("out/papers"), help="folder of the images")
     parser.add_argument("--page", type=Path, default=Path("docs/papers.md"), help="the page")
     parser.add_argument("--workers", type=int, help="processes; default: one per core")

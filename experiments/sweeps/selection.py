@@ -45,6 +45,9 @@ def read_rows(path: Path) -> list[Row]:
         raise PlanError(str(path), rule, REMEDY) from None
     except (pa.ArrowException, ValueError):  # ValueError: a name that is not UTF-8
         raise PlanError(str(path), "not a Parquet file, or damaged", REMEDY) from None
+    if found and {"index", "lost_work_s"} <= set(found[0]):
+        rule = "it has rows of simulated runs, not of a sweep or a search"
+        raise PlanError(str(path), rule, "Draw runs with meshcast run JOB --plot FOLDER/, or read them with pandas")
     if not found or not {"index", "status", "reason"} <= set(found[0]):
         raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
     return found

@@ -161,12 +161,12 @@ def _kernel_table(found: StepRoofline) -> str:
 def merge_kernels(found: StepRoofline) -> list[tuple[KernelPoint, float]]:
     """Kernels with the seconds of all their executions, longest first; those that the table would show alike (of layers
     that differ in what it does not show, such as shapes of equal cost) are one, with the sum of their counts."""
-    alike: dict[tuple[str, ...], list[KernelPoint]] = defaultdict(list)
+    rows: dict[tuple[str, ...], list[KernelPoint]] = defaultdict(list)
     for one in found.kernels:
-        alike[one.kind, _title(one), *_rates(one)].append(one)
+        rows[one.kind, _title(one), *_rates(one)].append(one)
     merged = [
         (replace(own[0], count=sum(one.count for one in own)), sum(one.total_seconds for one in own))
-        for own in alike.values()
+        for own in rows.values()
     ]
     return sorted(merged, key=lambda row: -row[1])
 

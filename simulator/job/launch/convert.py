@@ -99,7 +99,9 @@ def import_text(
         comments["run.tokens"] = comments["run.steps"]
     if model is None and isinstance(job["model"], str):
         comments["model"] = "the preset of the shape that the file states"
-    return ImportedJob(job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places, microbatches)
+    return ImportedJob(
+        job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places, microbatches
+    )
 
 
 def find_format(name: str) -> LaunchFormat:
