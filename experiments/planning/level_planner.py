@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, permutations, product
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.cores.option_pruning import bound_objective
+from experiments.planning.cores.elimination import Optimum, bound_objective
 from experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
 from experiments.planning.planner import Proposal, SpaceOptimum
 from experiments.planning.problem import Allowed, Dims, Problem, SearchBudget

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.table import FactorTable
+from experiments.planning.table import FactorTable, Kept, PendingFactor, PendingTable
 
 LARGEST = 200_000_000
 """Entries of the largest table that elimination makes."""
+
+ROUNDING = 1e-9
+"""Share by which sums in another order differ."""
 
 
 class Optimum(NamedTuple):
@@ -128,6 +131,53 @@ def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
             rest = least - np.where(np.isfinite(sent[step]), sent[step], 0.0)
         beliefs[step] = joined[step] + rest[..., None]
     return {name: beliefs[step].min(axis=tuple(range(len(scope)))) for step, (name, scope) in enumerate(order)}
+
+
+class LeastObjective(NamedTuple):
+    """What no assignment of a table is below.
+
+    value: [s]. exact: whether it is the optimum. kept: numbers of the options that may be part of it.
+    """
+
+    value: float
+    exact: bool
+    kept: Kept
+
+
+def bound_objective(table: PendingTable, known: float, cells: int) -> LeastObjective:
+    """The least objective of a table of which most is never priced.
+
+    Costs that are not priced yet count as zero, so the least objective with an option is a lower bound of it. Options
+    whose bound is above the known objective go; then the smallest factor that is left is priced, and so on
+    (reduced-cost fixing).
+
+    known: the objective of some assignment [s]. cells: combinations of options that are priced at most; factors for
+    which they do not suffice count as zero.
+
+    Raises ValueError as `eliminate`, or if no assignment is as good as `known`.
+    """
+    kept: Kept = {name: range(len(options)) for name, options in table.choices.items()}
+    priced, pending = FactorTable(table.choices, table.factors, table.microbatches), list(table.pending)
+    while True:
+        least = least_objectives(priced)
+        places = {name: np.flatnonzero(own <= known * (1 + ROUNDING)) for name, own in least.items()}
+        if empty := [name for name, own in places.items() if not len(own)]:
+            raise ValueError(f"no option of {empty[0]} is part of an assignment of {known} s")
+        kept = {name: [kept[name][int(place)] for place in own] for name, own in places.items()}
+        priced = priced.take({name: own.tolist() for name, own in places.items()})
+        size, place = min(((_count_cells(one, kept), place) for place, one in enumerate(pending)), default=(0, -1))
+        if not pending or size > cells:
+            break
+        cells -= size
+        factors = [*priced.factors, pending.pop(place).price(kept)]
+        priced = FactorTable(priced.choices, factors, priced.microbatches)
+    found = eliminate(priced)
+    assert found is not None  # the options that are kept are part of one
+    return LeastObjective(found.value, not pending, kept)
+
+
+def _count_cells(factor: PendingFactor, kept: Kept) -> int:
+    return math.prod(len(kept[name]) for name in factor.scope)
 
 
 class Frontier(NamedTuple):

@@ -125,10 +125,7 @@ class MixedProblem(JobProblem):
             return super().pending_operators(axes, allowed)
         kinds = [kind.problem.pending_operators(axes, allowed) for kind in self.kinds]
         factors = [*map(slowest_factor, zip(*(one.factors for one in kinds), strict=True))]
-        pending = [
-            PendingFactor(same[0].scope, lambda kept, same=same: slowest_factor([one.price(kept) for one in same]))
-            for same in zip(*(one.pending for one in kinds), strict=True)
-        ]
+        pending = [slowest_pending(same) for same in zip(*(one.pending for one in kinds), strict=True)]
         return PendingTable(kinds[0].choices, factors, pending, self.microbatches)
 
     def stages(self, recompute: bool = True) -> StageTable:
@@ -193,6 +190,11 @@ def slowest_factor(kinds: Sequence[Factor]) -> Factor:
     """The largest of every cost of a factor over kinds of nodes."""
     arrays = zip(*(one[1:] for one in kinds), strict=True)
     return Factor(kinds[0].scope, *(np.maximum.reduce(column) for column in arrays))
+
+
+def slowest_pending(kinds: Sequence[PendingFactor]) -> PendingFactor:
+    """The same of a factor that is not priced yet."""
+    return PendingFactor(kinds[0].scope, lambda kept: slowest_factor([one.price(kept) for one in kinds]))
 
 
 def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
-from experiments.planning.cores.elimination import eliminate, least_objectives, trace_frontier
+from experiments.planning.cores.elimination import bound_objective, eliminate, least_objectives, trace_frontier
 from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
 from experiments.planning.cores.ilp import solve_table
 from experiments.planning.cores.mcmc import walk_table
-from experiments.planning.cores.option_pruning import bound_objective
 from experiments.planning.cores.stage_dp import plan_stages
 from experiments.planning.cores.tree_search import search_tree
 from experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable

@@ -24,11 +24,11 @@ FAILED = 10.0
 """The time of a placement that fails, in times of the mean of those that do not."""
 
 
-MOST_DRAWS = 10
+MOST_DRAWS = 4
 """Placements that are drawn at most for each that may be priced: those that are known cost nothing."""
 
 CONVERGED = 0.1
-"""Share of a batch that is new at which a policy has converged."""
+"""Share of a batch that is new, below which a policy is given up."""
 
 
 class TrainingSettings(NamedTuple):
@@ -129,7 +129,7 @@ def _draw_and_train(
         known: dict[bytes, float] = {}
         drawn = 0
         while len(known) < steps and drawn < MOST_DRAWS * steps:
-            # A policy that draws what it has drawn before learns nothing: the next one begins from other weights.
+            # A policy that draws what is known finds nothing: the next one begins from other weights.
             policy = PlacementPolicy(features, devices)
             for placements, seconds in _train(policy, price, steps, generator, settings, known):
                 drawn += len(seconds)
@@ -147,7 +147,7 @@ def _train(
     settings: TrainingSettings,
     known: dict[bytes, float],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of placements with their seconds; the policy is trained on each, until it has converged, or `steps` are
+    """Batches of placements with their seconds; the policy is trained on each, until hardly any is new, or `steps` are
     priced.
 
     known: seconds of the placements that are priced; new ones are added.
