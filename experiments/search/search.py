@@ -357,8 +357,9 @@ class Search(PlanSearch):
             if others is not None and self.known.is_kept(made.values):
                 others.send(made.values)
             return
+        fewer = dict[int, float]()
         for choice in cluster.runs.choices:
-            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)))
+            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)), fewer)
             self._push(cluster, one, made.forecast.step_time, made.forecast.peak_device)
 
     def _simulate(self, cluster: SearchedCluster, one: _Candidate) -> None:
@@ -367,7 +368,7 @@ class Search(PlanSearch):
         assert counts is not None
         job = choice.apply(plan.job)
         try:
-            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)))
+            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)), one.fewer)
         except PlanError as error:
             counts.invalid += 1
             self._refused = self._refused or error
@@ -409,12 +410,14 @@ class _Point(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A plan that fits, with a choice of its run, which has not been simulated."""
+    """A plan that fits, with a choice of its run, which has not been simulated. fewer: durations of its steps by the
+    number of missing replicas, for all choices [s]."""
 
     plan: FoundPlan
     report: Report
     choice: RunChoice
     use: ClusterUse
+    fewer: dict[int, float]
 
 
 class _OnePipeline(NamedTuple):

@@ -15,8 +15,9 @@ from simulator.report.report import Report
 from simulator.runs.elastic import Elasticity
 
 
-def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
-    """The policy of a job. Raises PlanError where its plan cannot lose replicas."""
+def make_elasticity(report: Report, recovery: Recovery, fewer: dict[int, float] | None = None) -> Elasticity:
+    """The policy of a job. fewer: durations of steps by the number of missing replicas [s], as far as they are known of
+    its plan; others are added. Raises PlanError where its plan cannot lose replicas."""
     step = report.step_time
     if recovery.elastic == "none":
         return Elasticity((step,))
@@ -29,10 +30,12 @@ def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
     stages, batches = plan.shape.p, plan.shape.m
     steps = [step]
     if recovery.elastic != "redundant":
-        shared = SharedWork()
+        shared, known = SharedWork(), {} if fewer is None else fewer
         for missing in range(1, min(recovery.most_lost_replicas, replicas - 1) + 1):
-            fewer = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
-            steps.append(max(simulate(fewer, shared_work=shared).step_time, steps[-1]))
+            if missing not in known:
+                left = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
+                known[missing] = simulate(left, shared_work=shared).step_time
+            steps.append(max(known[missing], steps[-1]))
     return Elasticity(
         step_s=tuple(steps),
         policy=recovery.elastic,
