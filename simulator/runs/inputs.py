@@ -131,8 +131,8 @@ def make_jitter(job: Job, barrier: int) -> Jitter:
 
 
 def make_run(report: Report, fewer: dict[int, float] | None = None) -> RunPlan:
-    """The run of a job. fewer: see `make_elasticity`. Raises PlanError for a run without a length, and for keys that its
-    plan does not admit."""
+    """The run of a job. fewer: see `make_elasticity`. Raises PlanError for a run without a length, and for keys that
+    its plan does not admit."""
     job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:
