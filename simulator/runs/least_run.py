@@ -96,6 +96,7 @@ class LeastRun:
             known = bool(failure.nodes) and failed.issuperset(failure.nodes)
             failed.update(failure.nodes)
             if known and self._may_miss:
+                yield (failure.time - down if failure.time >= until else spent), 0.0
                 continue
             if failure.time >= until:
                 spent, until = failure.time - down, failure.time
@@ -111,7 +112,8 @@ class LeastRun:
         for k, recoveries in enumerate(self._recoveries):
             one = self._next[k]
             while one is not None and one[0] < self._covered:
-                self._known.append(one)
+                if one[1]:
+                    self._known.append(one)
                 one = next(recoveries, None)
             self._next[k] = one
         self._known.sort()
