@@ -39,6 +39,7 @@ from simulator.job.locate import locate_errors
 from simulator.report.report import Report
 from simulator.runs.answer import RunAnswer
 from simulator.runs.inputs import make_run, replace_run_keys
+from simulator.runs.replicas import ForecastSteps
 
 
 class OtherProcesses(Protocol):
@@ -357,8 +358,9 @@ class Search(PlanSearch):
             if others is not None and self.known.is_kept(made.values):
                 others.send(made.values)
             return
+        known = ForecastSteps()
         for choice in cluster.runs.choices:
-            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)))
+            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)), known)
             self._push(cluster, one, made.forecast.step_time, made.forecast.peak_device)
 
     def _simulate(self, cluster: SearchedCluster, one: _Candidate) -> None:
@@ -367,7 +369,7 @@ class Search(PlanSearch):
         assert counts is not None
         job = choice.apply(plan.job)
         try:
-            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)))
+            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)), one.known)
         except PlanError as error:
             counts.invalid += 1
             self._refused = self._refused or error
@@ -409,12 +411,14 @@ class _Point(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A plan that fits, with a choice of its run, which has not been simulated."""
+    """A plan that fits, with a choice of its run, which has not been simulated. known: forecasts of its steps without
+    some of its replicas, for all choices."""
 
     plan: FoundPlan
     report: Report
     choice: RunChoice
     use: ClusterUse
+    known: ForecastSteps
 
 
 class _OnePipeline(NamedTuple):

@@ -16,7 +16,7 @@ from simulator.report.report import Report
 from simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
 from simulator.runs.failure_log import read_failure_log
 from simulator.runs.failures import FailingUnits, FailureLog, FailureSource
-from simulator.runs.replicas import make_elasticity
+from simulator.runs.replicas import ForecastSteps, make_elasticity
 from simulator.runs.stragglers import Episodes, Jitter
 from simulator.runs.training import RunSetting
 
@@ -130,8 +130,9 @@ def make_jitter(job: Job, barrier: int) -> Jitter:
     return Jitter(stragglers.jitter, stragglers.distribution, stragglers.ranks or job.cluster.gpus, barrier)
 
 
-def make_run(report: Report) -> RunPlan:
-    """The run of a job. Raises PlanError for a run without a length, and for keys that its plan does not admit."""
+def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
+    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, and for keys that
+    its plan does not admit."""
     job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:
@@ -141,7 +142,7 @@ def make_run(report: Report) -> RunPlan:
     step = report.step_time * jitter.mean_duration()
     size = state_size(report, given.checkpoints)
     setting = RunSetting(
-        elasticity=make_elasticity(report, given.recovery),
+        elasticity=make_elasticity(report, given.recovery, known),
         steps=steps,
         horizon=math.inf if run.days is None else run.days * 86_400,
         jitter=jitter,

@@ -67,9 +67,9 @@ class LeastRun:
     def _set_pauses(self, given: RunConditions) -> None:
         """Reads pauses for checkpoints, and the shortest recovery."""
         keys, job = given.checkpoints, self._job
-        # What adapters train depends on how a plan shards them.
-        nbytes = 0.0 if job.adapters is not None else float(job.model.parameters) * saved_bytes(job, keys)
-        tiers = make_tiers(keys, StateSize(nbytes, 2), given.store, job.cluster, given.mtbf, 1.0)
+        trained = job.model.parameters if job.adapters is None else job.adapters.parameters(job.model)
+        size = StateSize(float(trained) * saved_bytes(job, keys), 2)
+        tiers = make_tiers(keys, size, given.store, job.cluster, given.mtbf, 1.0)
         keeps = given.recovery.elastic in ("templates", "reroute", "redundant")
         restart = given.restart + min((one.load for one in tiers), default=0.0)
         self.recovery = given.detection + (min(restart, given.recovery.reconfigure_s) if keeps else restart)
@@ -80,6 +80,8 @@ class LeastRun:
             self._stall = 0.0 if keeps else tiers[0].stall
             self._every = keys.every_steps or 0
             self.interval = interval_seconds(keys, tiers[0].stall, tiers[0].write, given.mtbf)
+        if job.adapters is not None:  # how many of their states a checkpoint holds depends on the plan
+            self._stall, self.recovery = 0.0, given.detection + min(given.restart, given.recovery.reconfigure_s)
 
     def _list_recoveries(
         self, sources: Sequence[FailureSource], entropy: np.random.SeedSequence
@@ -94,6 +96,7 @@ class LeastRun:
             known = bool(failure.nodes) and failed.issuperset(failure.nodes)
             failed.update(failure.nodes)
             if known and self._may_miss:
+                yield (failure.time - down if failure.time >= until else spent), 0.0
                 continue
             if failure.time >= until:
                 spent, until = failure.time - down, failure.time
@@ -109,7 +112,8 @@ class LeastRun:
         for k, recoveries in enumerate(self._recoveries):
             one = self._next[k]
             while one is not None and one[0] < self._covered:
-                self._known.append(one)
+                if one[1]:
+                    self._known.append(one)
                 one = next(recoveries, None)
             self._next[k] = one
         self._known.sort()

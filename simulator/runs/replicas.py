@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from hardware.cluster import Cluster
@@ -17,8 +18,24 @@ from simulator.runs.elastic import Elasticity, PipelineTime
 from simulator.scheduling.schedule import PipelineShape
 
 
-def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
-    """The policy of a job. Raises PlanError where its plan cannot lose replicas."""
+@dataclass
+class ForecastSteps:
+    """Forecasts of a plan without some of its replicas or nodes, as far as they were made.
+
+    fewer: duration of a step by the number of missing replicas [s]. pipelines: times of pipelines of other depths; None
+    before they are forecast.
+    """
+
+    fewer: dict[int, float] = field(default_factory=dict)
+    pipelines: tuple[PipelineTime, ...] | None = None
+    shared: SharedWork = field(default_factory=SharedWork)
+
+
+def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | None = None) -> Elasticity:
+    """The policy of a job. known: forecasts of its plan; others are added.
+
+    Raises PlanError where its plan cannot lose replicas.
+    """
     step = report.step_time
     if recovery.elastic == "none":
         return Elasticity((step,))
@@ -31,18 +48,20 @@ def make_elasticity(report: Report, recovery: Recovery) -> Elasticity:
     stages, batches = plan.shape.p, plan.shape.m
     most = min(recovery.most_lost_replicas, replicas - 1)
     nodes = job.cluster.nodes / replicas
-    shared, steps = SharedWork(), [step]
+    known, steps, outside = ForecastSteps() if known is None else known, [step], 0.0
     pipelines: tuple[PipelineTime, ...] = ()
-    outside = 0.0
-    if recovery.elastic in ("fewer-replicas", "templates") and _pipeline_axis(job, stages, nodes):
-        pipelines = time_pipelines(job, axis, _pipeline_axis(job, stages, nodes), stages, batches, shared)
-        whole = next((one for one in pipelines if one.nodes == nodes), None)
+    if recovery.elastic in ("fewer-replicas", "templates") and (depth := _pipeline_axis(job, stages, nodes)):
+        if known.pipelines is None:
+            known.pipelines = time_pipelines(job, axis, depth, stages, batches, known.shared)
+        whole = next((one for one in known.pipelines if one.nodes == nodes), None)
         outside = max(step - whole.fixed - batches * whole.each, 0.0) if whole else 0.0
-        pipelines = pipelines if whole else ()
+        pipelines = known.pipelines if whole else ()
     if not pipelines:
         for missing in range(1, most + 1):
-            fewer = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
-            longer = simulate(fewer, shared_work=shared).step_time
+            if missing not in known.fewer:
+                left = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
+                known.fewer[missing] = simulate(left, shared_work=known.shared).step_time
+            longer = known.fewer[missing]
             if recovery.elastic == "reroute":
                 longer -= _filled_bubble(longer - step, plan.shape, replicas, missing)
             steps.append(max(longer, steps[-1]))
