@@ -29,7 +29,7 @@ from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.decomposition import Decomposition
-from simulator.costs.kernels.eager import EagerKernels, EagerPasses, make_eager_kernels
+from simulator.costs.kernels.eager import EagerPasses, make_eager_kernels
 from simulator.costs.kernels.gemm import uses_tensor_cores
 from simulator.costs.kernels.grouped import price_group_by_group
 from simulator.costs.kernels.libraries import (
@@ -113,8 +113,7 @@ class Costs:
             together takes as long as on the slowest.
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         pairs: reaches of messages between two ranks of this cluster, on any mesh; new ones are added.
-        eager: memory-bound operations that are several kernels on a GPU, see `Framework.eager`.
-        sustained: see `Framework.sustained`.
+        eager: memory-bound operations that are several kernels on a GPU. sustained: see both in `Framework`.
         """
         self._joint, self._decomposition = joint, decomposition
         self._eager = eager if eager and cluster.gpu.architecture != "cpu" else {}
@@ -150,7 +149,7 @@ class Costs:
             Attention: self._attention_price(
                 self._kernel_price(lambda work: self._sustained_rate(work) * self.rates["attention"])
             ),
-            Memory: self._memory_price(self._kernel_price(self._memory_traffic)),
+            Memory: self._memory_price(),
             Collective: self._price_collective,
             Exchange: self._price_exchange,
             Transfer: self._price_transfer,
@@ -238,12 +237,7 @@ class Costs:
 
     def _gemm_rate(self, work: Gemm) -> float:
         """Returns the same of a GEMM, with the factor on those that tensor cores cannot do."""
-        rate = self._sustained_rate(work)
-        return rate if uses_tensor_cores(work) else rate * self.rates["unaligned"]
-
-    def _memory_traffic(self, work: Memory | EagerKernels) -> float:
-        """Returns the factor on the bytes of memory-bound kernels; those of eager operations are counted one by one."""
-        return self._pace if isinstance(work, EagerKernels) else self.rates["memory_bound"] * self._pace
+        return self._sustained_rate(work) * (1.0 if uses_tensor_cores(work) else self.rates["unaligned"])
 
     def _kernel_price(self, rate: Callable[[Any], float]) -> Callable[[Any], Estimate]:
         """Returns a function that prices kernels. rate: factor on that of one (memory-bound ones: on its traffic)."""
@@ -261,11 +255,13 @@ class Costs:
 
         return price
 
-    def _memory_price(self, price: Callable[[Any], Estimate]) -> Callable[[Memory], Estimate]:
-        """Returns a function that prices memory-bound operations, of one kernel or of several."""
+    def _memory_price(self) -> Callable[[Memory], Estimate]:
+        """Returns a function that prices memory-bound operations, of one kernel or of several, which are counted."""
+        price = self._kernel_price(lambda _: self.rates["memory_bound"] * self._pace)
+        counted = self._kernel_price(lambda _: self._pace)
         if not self._eager:
             return price
-        return lambda work: price(make_eager_kernels(work, self._eager) or work)
+        return lambda work: counted(made) if (made := make_eager_kernels(work, self._eager)) else price(work)
 
     def _attention_price(self, price: Callable[[Any], Estimate]) -> Callable[[Attention], Estimate]:
         """Returns a function that prices attention in the number format of its library."""
