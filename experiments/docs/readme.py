@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from experiments.docs.plots import compress_image
 from experiments.pages.forecast import page, render
 from experiments.plots import timeline
 from simulator import simulate
@@ -20,4 +21,5 @@ if __name__ == "__main__":
     report = simulate(EXAMPLE)
     printed = render(page(report))
     timeline.draw(report, TIMELINE)
+    compress_image(TIMELINE)
     README.write_text(BLOCK.sub(lambda _: printed, README.read_text("utf-8")), "utf-8")
