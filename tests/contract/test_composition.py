@@ -144,7 +144,7 @@ def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
 INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")]
 
 
-@pytest.mark.parametrize(("regather", "use"), some([*product((True, False), INSIDE)], 4))
+@pytest.mark.parametrize(("regather", "use"), some([*product((True, False), INSIDE)], 8))
 def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
     """Whatever a scheme does inside a layer, its result is discarded with the rest."""
     job = job_with(use, overlap=True)

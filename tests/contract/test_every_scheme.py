@@ -39,6 +39,7 @@ from tests.contract.measure import (
 )
 from tests.contract.played import FREE, Ideal, Played, play_job, stated
 from tests.strategies import EVERY, SECONDS, SHARE, examples, jobs_of_all
+from tests.thinning import thinned
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
@@ -245,13 +246,16 @@ def a_step_without_schemes() -> Played:
 
 @pytest.mark.parametrize(
     "use",
-    [
-        use
-        for use in SCHEMES
-        if use.partition("/")[0] not in ("pipeline", "memory")
-        and not offloads(use)
-        and not find_scheme(use).changes_kernels
-    ],
+    thinned(
+        [
+            use
+            for use in SCHEMES
+            if use.partition("/")[0] not in ("pipeline", "memory")
+            and not offloads(use)
+            and not find_scheme(use).changes_kernels
+        ],
+        keep=3,
+    ),
 )
 def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
     """With the default schemes of all other families."""

@@ -27,7 +27,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 4))
+@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 8))
 def test_data_flow_with_each_option(use: str, options: Options) -> None:
     job = job_with(use, True)
     if use.startswith("data/") and find_scheme(use).least_axes < 2:

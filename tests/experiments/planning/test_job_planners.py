@@ -48,7 +48,7 @@ def found(gpt: JobProblem) -> dict[str, Proposal]:
     return Proposals(gpt)
 
 
-@pytest.mark.parametrize("name", thinned(JOB_PLANNERS, keep=3))
+@pytest.mark.parametrize("name", thinned(JOB_PLANNERS, keep=6))
 def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str, Proposal], name: str) -> None:
     one = found[name]
     assert not one.not_executable and one.visited > 0

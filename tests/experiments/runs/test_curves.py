@@ -76,6 +76,7 @@ def test_without_failures_there_is_no_curve_of_their_rate() -> None:
     assert found.interval == found.mtbf == found.worth == () and found.best_interval is None
 
 
+@pytest.mark.slow
 def test_the_plots_are_drawn_alike_each_time(curves: RunCurves, plan: RunPlan, tmp_path) -> None:
     answer = RunAnswer(plan, simulate_runs(plan, 1))
     for width in ("column", "page", "slide"):

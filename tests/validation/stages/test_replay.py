@@ -272,5 +272,9 @@ def test_unsupported_plans_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="at least one sample"):
         stages.measure(job(pp=2), "cpu", out, repeat=0)
     assert not out.exists()
-    replicas = stages.measure(job(pp=2, dp=2, zero=0), "cpu", out, repeat=1, warmup=0)
-    assert len(replicas.rows) == 9
+
+
+@pytest.mark.slow
+def test_replicas_with_whole_states_are_measured(tmp_path: Path) -> None:
+    found = stages.measure(job(pp=2, dp=2, zero=0), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
+    assert len(found.rows) == 9
