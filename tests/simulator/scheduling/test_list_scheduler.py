@@ -79,7 +79,7 @@ TABLES = [
 
 @pytest.mark.parametrize(
     ("p", "m", "tf", "tb", "tw", "hop", "one_p", "two_p"),
-    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] * row[1] > 1000)) for row in TABLES],
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] * row[1] > 500)) for row in TABLES],
 )
 def test_zb_auto_has_the_bubble_rates_of_the_paper(
     p: int, m: int, tf: float, tb: float, tw: float, hop: float, one_p: float, two_p: float
@@ -462,7 +462,7 @@ def test_tessel_finds_1f1b_on_a_chain_of_equal_stages() -> None:
     assert search(**case, memory_limit=4)["order"] == answer({"schedule": "1f1b", "order": True, **case})["order"]
 
 
-@pytest.mark.parametrize(("p", "limit"), [(3, 2), (4, 2)])
+@pytest.mark.parametrize(("p", "limit"), [(3, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_tessel_uses_the_memory_that_it_is_given(p: int, limit: int) -> None:
     """Less memory than 1F1B needs makes the kernel longer, but not past what the forward passes of 1F1B in it take."""
     case = {"m": 4 * p, "t_f": 1, "t_b": 1, "t_w": 1}

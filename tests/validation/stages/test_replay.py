@@ -238,6 +238,7 @@ def test_memory_counters_and_states_of_a_gpu(tmp_path: Path, fake_cuda: Any) -> 
     assert fake_cuda.calls["empty_cache"] >= 2 and fake_cuda.calls["reset_peaks"] == 2
 
 
+@pytest.mark.slow
 def test_a_stage_that_runs_out_of_memory_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -248,6 +249,7 @@ def test_a_stage_that_runs_out_of_memory_is_a_note(tmp_path: Path, monkeypatch: 
     assert not any(row.samples for row in found.rows)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
     out = tmp_path / "stages.json"
 
