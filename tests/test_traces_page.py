@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,18 @@ def test_the_table_of_hta_states_the_figures_of_the_forecast(tmp_path: Path, mon
     assert overhead == pytest.approx(0.035, abs=1e-6)
     for key, seconds in ours.items():
         assert shown[key] == pytest.approx(1e3 * seconds, abs=6e-4), key
+
+
+def test_the_table_of_perfetto_states_the_kernels_of_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((name, _, text),) = [found.groups() for found in BLOCK.finditer(PAGE) if found[1]]
+    Path(name).write_text(text, "utf-8")
+    run_command("meshcast predict job.yaml --trace step.json.gz")
+    trace = json.loads(gzip.decompress(Path("step.json.gz").read_bytes()))
+    lengths = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "kernel":
+            lengths[str(event["args"]["stream"])].append(event["dur"])
+    ours = {stream: (f"{len(found):,}", f"{sum(found) / 1e3:,.3f}") for stream, found in lengths.items()}
+    rows = re.findall(r"^\| (\d+) \| [a-z-]+ \| ([\d,]+) \| ([\d,.]+) \|$", PAGE, re.MULTILINE)
+    assert {stream: (number, ms) for stream, number, ms in rows} == ours

@@ -10,15 +10,15 @@ A process is a pipeline device, which stands for its equal ranks; a thread is on
     kernel, gpu_memcpy   on a stream (``args.stream``): a kernel, collective or message; a copy to or from the host
 
 Arrows lead from a send to the op on the other device that waits for it; counters show memory by category. Times are in
-microseconds [us], rounded to one grid, so that consecutive ops stay consecutive in the file; equal forecasts give equal
-bytes. Format: "Trace Event Format", JSON object form; fields as of libkineto's ``output_json.cpp``.
+microseconds [us], rounded to whole nanoseconds, so that consecutive ops stay consecutive in the file and in Perfetto:
+it rounds begins and lengths each by itself, and drops slices that then overlap. Equal forecasts give equal bytes.
+Format: "Trace Event Format", JSON object form; fields as of libkineto's ``output_json.cpp``.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +32,7 @@ from simulator.plan.plan import Plan
 from simulator.program.join import shift_item
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
-from simulator.report.tracing.lanes import HOST, THREADS, describe_ranks, find_lanes, find_launches, thin_samples
+from simulator.report.tracing.lanes import HOST, THREADS, describe_ranks, find_lanes, find_launches, thin_samples, to_ns
 from simulator.report.tracing.names import (
     COPY,
     LAUNCH,
@@ -98,11 +98,9 @@ class _Trace:
     def __init__(self, report: Report) -> None:
         self.report, self.play = report, report.play
         self.program, self.flat = report.play.program, report.play.step.flat
-        # Ticks per microsecond: 1000, and more for steps below a second, so that a tick is at most 1e-9 of the step.
-        self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
         times = report.play.step.times
-        self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
-        self.arrive = self.ticks(np.add(times.end, self.flat.latency))
+        self.begin, self.end = to_ns(times.begin), to_ns(times.end)
+        self.arrive = to_ns(np.add(times.end, self.flat.latency))
         # Stages have the numbers of their own pipeline.
         self.first_stage = self._first_stages()
         turns = [
@@ -119,7 +117,7 @@ class _Trace:
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
         self._texts: dict[tuple[Op, int], tuple[str, str]] = {}
-        self.launch = find_launches(self.flat, self.begin, self.ticks, self.scale)
+        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin)
         self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
     def _first_stages(self) -> list[int]:
@@ -130,13 +128,9 @@ class _Trace:
             first += one.shape.stages
         return found
 
-    def ticks(self, seconds: Any) -> np.ndarray:
-        """Moments [s] in ticks."""
-        return np.rint(np.asarray(seconds, float) * (1e6 * self.scale)).astype(np.int64)
-
-    def us(self, ticks: np.ndarray) -> list[float]:
-        """Ticks in microseconds; with at most 15 digits the shortest decimal is exact."""
-        return (ticks / self.scale).tolist()
+    def us(self, ns: np.ndarray) -> list[float]:
+        """Nanoseconds in microseconds; with at most 15 digits the shortest decimal is exact."""
+        return (ns / 1000).tolist()
 
     def _owners(self) -> np.ndarray:
         """Index in `actions` of every op's action; of a pair that of its first action."""
@@ -327,20 +321,21 @@ class _Trace:
         its launch, then the framework's constant time after the step."""
         tid = self.tid(device, HOST)
         overhead = self.report.job.framework.step_overhead_s
-        done = max(int(self.arrive.max(initial=0)), int(self.ticks(self.play.step.span)))
-        ends = np.array([done, max(done, int(self.ticks(self.play.step.span + overhead)))])
+        done = max(int(self.arrive.max(initial=0)), int(to_ns(self.play.step.span)))
+        ends = np.array([done, max(done, int(to_ns(self.play.step.span + overhead)))])
         (ts, step), (dur,) = self.us(ends), self.us(np.diff(ends))
         lines = [_slice_event(STEP, "user_annotation", device, tid, 0.0, step, {})]
         issue = np.asarray(self.flat.issue)
         own = np.flatnonzero((np.asarray(self.flat.device) == device) & (issue > 0))
         if len(own):
             first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
-            clock = self.ticks(np.concatenate([[0.0], np.cumsum(issue[own])]))[[*first, len(own)]]
-            rows = zip(self.us(clock[:-1]), self.us(np.diff(clock)), np.diff([*first, len(own)]).tolist(), strict=True)
-            for (begin, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
+            last = np.append(first[1:], len(own)) - 1
+            begin, end = self.launch_begin[own[first]], self.launch_end[own[last]]
+            rows = zip(self.us(begin), self.us(end - begin), (last - first + 1).tolist(), strict=True)
+            for (start, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
                 name = self.actions[action]
                 args = {"action": name, "ops": count}
-                lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, begin, lasts, args))
+                lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, start, lasts, args))
         lines += self.launches(device)
         if overhead:
             lines.append(_slice_event("host: data, logging", "user_annotation", device, tid, ts, dur, {}))
@@ -353,9 +348,8 @@ class _Trace:
         sides = [(number, False) for number in own.tolist()]
         sides += [(number, True) for number, _, receiver in self.flat.sent if receiver == device]
         numbers = np.array([number for number, _ in sides], int)
-        spent = np.where([receives for _, receives in sides], 0.0, np.asarray(self.flat.issue)[numbers])
-        end = self.launch[numbers]
-        begin = np.maximum(end - self.ticks(spent), 0)
+        end = self.launch_end[numbers]
+        begin = np.where([receives for _, receives in sides], end, self.launch_begin[numbers])
         where = f'"pid":{device},"tid":{self.tid(device, HOST)},"ts":'
         lines = []
         for (number, receives), ts, dur in zip(sides, self.us(begin), self.us(end - begin), strict=True):
@@ -397,7 +391,7 @@ class _Trace:
         chosen = thin_samples(moments, held.sum(axis=1), SAMPLES)
         shown = [i for i in range(len(CATEGORIES)) if held[:, i].any()]
         names = [CATEGORIES[i] for i in shown]
-        rows = zip(self.us(self.ticks(moments[chosen])), (held[chosen][:, shown] / GIB).tolist(), strict=True)
+        rows = zip(self.us(to_ns(moments[chosen])), (held[chosen][:, shown] / GIB).tolist(), strict=True)
         lines = []
         for ts, values in rows:
             # Rounding errors must not show as negative memory.

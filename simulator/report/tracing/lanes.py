@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -59,23 +59,40 @@ def find_lanes(
     return found
 
 
-def find_launches(flat: FlatProgram, begin: np.ndarray, ticks: Callable[[Any], np.ndarray], scale: int) -> np.ndarray:
-    """When the host has launched every op, in ticks.
+def to_ns(seconds: Any) -> np.ndarray:
+    """Moments [s] in whole nanoseconds."""
+    return np.rint(np.asarray(seconds, float) * 1e9).astype(np.int64)
 
-    The host launches the ops of a device in their order, each in its `issue`. What hooks launch takes no time of
-    its own. A host without launch times is as far ahead as the order allows: a launch then is no later than the
-    begin of any later op.
+
+def find_launches(flat: FlatProgram, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When the host begins and ends to launch every op [ns]. begin: of the ops [ns].
+
+    The host launches the ops of a device one after another, each in its `issue`. A host without launch times is as
+    far ahead as the order allows: a launch then ends no later than any later op begins. An op without launch time
+    takes a nanosecond, before its op begins: readers nest slices of no length that share their time, one in the other.
+    What a hook launches before its turn is an instant inside whatever the host does then; so is a launch of a kernel
+    that begins with the step.
     """
-    found, issue = begin.copy(), np.asarray(flat.issue)
-    owner = np.asarray(flat.device)
+    starts, ends = begin.copy(), begin.copy()
+    issue, owner = np.asarray(flat.issue), np.asarray(flat.device)
     for device in range(max(flat.device, default=-1) + 1):
         own = np.flatnonzero(owner == device)
+        if not len(own):
+            continue
         if issue[own].any():
-            found[own] = np.minimum(ticks(np.cumsum(issue[own])), begin[own])
-        elif len(own):
-            ahead = np.minimum.accumulate(begin[own][::-1])[::-1]
-            found[own] = ahead // scale * scale  # to whole microseconds: some readers round to them
-    return found
+            due = to_ns(np.cumsum(issue[own]))
+            in_turn = (issue[own] > 0) | (begin[own] >= due)
+        else:
+            due = np.minimum.accumulate(begin[own][::-1])[::-1] // 1000 * 1000  # some readers round to microseconds
+            in_turn = np.ones(len(own), bool)
+        chain, place = own[in_turn], np.arange(np.count_nonzero(in_turn))
+        end = np.minimum(due[in_turn], begin[chain])
+        end = np.minimum.accumulate((end - place)[::-1])[::-1] + place
+        end = np.maximum(end, place + 1)
+        ends[chain] = np.minimum(end, begin[chain])
+        busy = np.concatenate([[0], end[:-1]])
+        starts[chain] = np.minimum(np.where(issue[chain] > 0, busy, end - 1), ends[chain])
+    return starts, ends
 
 
 def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:

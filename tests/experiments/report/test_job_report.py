@@ -18,7 +18,7 @@ from experiments.report.job_report import report_job
 from experiments.report.sections import assumptions, breakdown, communication, memory, roofline, timeline
 from hardware.units import GIB
 from simulator import load_job, simulate
-from tests.experiments.report.browser import Browser
+from tests.browser import Browser
 from tests.thinning import thinned
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

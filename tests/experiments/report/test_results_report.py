@@ -21,7 +21,7 @@ from experiments.report.results.summary import count_reasons
 from experiments.report.results_report import report_results
 from hardware.errors import PlanError
 from simulator.report.figures import FIGURES
-from tests.experiments.report.browser import Browser
+from tests.browser import Browser
 from tests.thinning import thinned
 
 ANSWER = {

@@ -265,10 +265,10 @@ def test_the_last_slices_end_with_the_step(name: str, folder: Path) -> None:
     host = [event for event in shown if event["name"] == "host: data, logging"]
     span, step = report(name).play.step.span, report(name).step_time
     last = max(end(event) for event in shown if event["cat"] in ON_GPU)
-    assert float(last) * 1e-6 == pytest.approx(span, rel=1e-9)
+    assert float(last) * 1e-6 == pytest.approx(span, abs=1e-9)
     assert len(host) == (report(name).play.program.devices if step > span else 0)
     assert all(event["ts"] == last for event in host)
-    assert float(max(map(end, shown))) * 1e-6 == pytest.approx(step, rel=1e-9)
+    assert float(max(map(end, shown))) * 1e-6 == pytest.approx(step, abs=1e-9)
     steps = [event for event in shown if event["name"] == "ProfilerStep#0"]
     assert len(steps) == report(name).play.program.devices
     assert all((event["ts"], end(event)) == (0, max(map(end, shown))) for event in steps)
@@ -352,7 +352,8 @@ def test_the_host_issues_every_op_before_it_begins(name: str, folder: Path) -> N
         hosted = [n for n in hosted if report(name).play.step.flat.issue[n]]
         assert sum(event["args"]["ops"] for event in issued.values()) == len(hosted)
         busy = sum(float(event["dur"]) for event in issued.values()) * 1e-6
-        assert busy == pytest.approx(len(hosted) * program.host, rel=1e-6)
+        # An op without launch time takes a nanosecond of the op before it.
+        assert busy == pytest.approx(len(hosted) * program.host, abs=1e-9 * len(report(name).play.step.flat.ops))
         for event in annotations(name, folder, device, "gpu_user_annotation"):
             # The first op, which may be no kernel, is issued ahead of all others; behind the last kernel comes a send.
             first = issued[event["name"]]["ts"] + Decimal(program.host * 1e6)

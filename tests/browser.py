@@ -129,15 +129,20 @@ class Browser:
         """Opens a page in a window of `width` pixels."""
         file = self.folder / "page.html"
         file.write_text(html.replace("<head>", f"<head>{LISTEN}", 1), "utf-8")
-        arguments = [*OPTIONS, f"--user-data-dir={self.folder / f'profile{width}'}"]
-        wanted = {"goog:chromeOptions": {"binary": self.browser, "args": arguments}, "timeouts": {"script": 240_000}}
+        return OpenedPage(**self.run(file.as_uri(), width, ANSWER))
+
+    def run(self, address: str, width: int, script: str, *arguments: Any) -> Any:
+        """Opens an address in a window of `width` pixels and runs a script there, which calls its last argument with
+        its answer."""
+        options = [*OPTIONS, f"--user-data-dir={self.folder / f'profile{width}'}"]
+        wanted = {"goog:chromeOptions": {"binary": self.browser, "args": options}, "timeouts": {"script": 240_000}}
         session = f"/session/{self._ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
         try:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
             self._ask(f"{session}/goog/cdp/execute", command)
-            self._ask(f"{session}/url", {"url": file.as_uri()})
-            return OpenedPage(**self._ask(f"{session}/execute/async", {"script": ANSWER, "args": []}))
+            self._ask(f"{session}/url", {"url": address})
+            return self._ask(f"{session}/execute/async", {"script": script, "args": arguments})
         finally:
             self._ask(session, None, "DELETE")
 
