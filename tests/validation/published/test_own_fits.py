@@ -13,7 +13,7 @@ from validation.published.open_plans import forecast_run
 from validation.published.rows import PublishedHardware, PublishedRun
 
 OPEN = {"shard_group": None, "batch__global": 192, "cuda_graphs": None}
-PROFILES = {"bloom": "megatron-deepspeed", "foundry": "llm-foundry", "torchtitan": "torchtitan"}
+PROFILES = {"bloom": "megatron-deepspeed", "foundry": "llm-foundry"}
 
 
 def forecast_both(run: PublishedRun) -> tuple[Report, Report]:
@@ -51,4 +51,4 @@ def test_every_fit_to_one_source_is_replaced() -> None:
 
 
 def test_a_source_without_fits_of_its_own_has_nothing_to_forget() -> None:
-    assert not has_own_fits(published()) and has_own_fits(published().model_copy(update={"id": "torchtitan-1"}))
+    assert not has_own_fits(published()) and has_own_fits(published().model_copy(update={"id": "foundry-1"}))

@@ -56,10 +56,9 @@ OWN_FITS: dict[str, tuple[OwnFit, ...]] = {
         OwnFit("rates.unaligned", lambda: 1 / UNALIGNED_RATE),
     ),
     "foundry": (
-        OwnFit("rates.memory_bound", lambda: load_framework("torchtitan").rates["memory_bound"]),
+        OwnFit("rates.memory_bound", lambda: load_framework("megatron-core").rates["memory_bound"]),
         OwnFit("rates.attention", _triton_by_document, "hopper"),
     ),
-    "torchtitan": (OwnFit("rates.memory_bound", lambda: load_framework("llm-foundry").rates["memory_bound"]),),
 }
 """Fits to steps of one source alone. Those to steps of many sources are fitted again without it, see `refit.FITTED`."""
 
