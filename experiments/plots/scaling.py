@@ -40,7 +40,7 @@ PARTS = (
     StepShare("GEMMs", style.BLUE),
     StepShare("attention", style.SKY, "\\\\\\\\"),
     StepShare("memory-bound kernels", style.PINK, "...."),
-    StepShare("exposed communication", style.GREEN),
+    StepShare("exposed communication", style.GREEN, "----"),
     StepShare("pipeline bubble", style.STONE, "////"),
     StepShare("optimizer, host, idle", style.GREY, "xxxx"),
 )

@@ -84,7 +84,8 @@ def show_replay(name: str, run: ScheduleReplay, most: int = 32) -> ShownSchedule
     shape, bubble = run.table.shape, 1 - sum(run.busy) / len(run.busy) / run.makespan
     held = max(run.in_flight("B")) * (run.end[0][0] - run.begin[0][0])  # the first pass is a forward pass of a chunk
     rows = replay_rows(run, 1.0, choose_rows(shape.p, most))
-    notes = f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {held:,.6g} micro-batches held"
+    notes = f"{shape.v} chunks a device, " if shape.v > 1 else ""
+    notes += f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {held:,.6g} micro-batches held"
     return ShownSchedule(name, rows, run.makespan, notes, shape.p)
 
 
@@ -118,19 +119,20 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     above = [LINE * len(lines) + 0.1 for lines in captions]
     foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     room = style.layout_height() - heading.bottom - foot - sum(above)
-    wide_passes = min(usual_pass(one.rows) for one in shown) / span * wide >= SEEN_PASS
-    numbers, counts, bar = _choose_bars(shown, room, lanes, wide_passes)
+    wide_passes = [usual_pass(one.rows) / span * wide >= SEEN_PASS for one in shown]
+    numbers, counts, bar = _choose_bars(shown, room, lanes, any(wide_passes))
     if not numbers:  # bars alone: no lanes, no parts of a pass, no hatch
         plain = {looks.words for looks in KINDS.values()}
         entries = [entry._replace(hatch="") for entry in entries if entry.words in plain]
         note = note.removeprefix(NUMBERS)
         foot = AXIS + legend_height(entries) + note_height(note) + 0.12
     panels = [
-        Panel(0.0, span, chosen, bar, numbers, lanes if numbers else ())
-        for chosen in (
-            [one.rows[i] for i in choose_rows(len(one.rows), n)] for one, n in zip(shown, counts, strict=True)
+        Panel(
+            0.0, span, [one.rows[i] for i in choose_rows(len(one.rows), count)], bar, numbers and has_numbers,
+            lanes if numbers else (),
         )
-    ]
+        for one, count, has_numbers in zip(shown, counts, wide_passes, strict=True)
+    ]  # fmt: skip
     height = heading.bottom + sum(above) + sum(panel.height for panel in panels) + foot
     sheet = Sheet(height - 0.1)
     sheet.head(heading)

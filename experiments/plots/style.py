@@ -126,11 +126,22 @@ def lighten(colour: str, by: float) -> RGB:
 
 
 def shades(colour: str, count: int) -> list[RGB]:
-    """`count` shades of one hue, darkest first; the palest is still seen on white."""
+    """`count` shades of one hue, darkest first; the palest is still seen on white, of a pale hue all are darker."""
+    if count == 1:
+        return [rgb(colour)]
     palest = PALEST
     while palest > 0 and contrast(lighten(colour, palest)) < 2.0:
         palest -= 0.02
-    return [lighten(colour, palest * i / max(1, count - 1) if count > 1 else 0.0) for i in range(count)]
+    darkest = palest - PALEST
+    return [_mix(colour, darkest + PALEST * i / (count - 1)) for i in range(count)]
+
+
+def _mix(colour: str, by: float) -> RGB:
+    """A colour with a share of white, or of black if negative."""
+    if by >= 0:
+        return lighten(colour, by)
+    red, green, blue = (part * (1 + by) for part in rgb(colour))
+    return red, green, blue
 
 
 def luminance(colour: RGB) -> float:

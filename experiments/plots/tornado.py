@@ -23,12 +23,13 @@ from experiments.plots.sheet import (
     text_width,
     time_unit,
     truncate_words,
+    wrap_text,
 )
 from simulator.report.words import describe_plan, format_seconds
 
 ROW = 0.24
 """Height of a bar with its gap [in]."""
-LEFT, NARROW = 2.35, 1.3
+LEFT, NARROW = 2.35, 1.45
 """Largest left end of the axes, after the names of the figures, and that in a column [in]."""
 LOOKS: dict[str, dict[str, Any]] = {
     "shorter": {"facecolor": style.GREEN, "edgecolor": "white", "linewidth": 0},
@@ -137,8 +138,15 @@ def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float)
                 fontsize=style.SMALL,
             )
     axes.axvline(step * scale, color=style.INK, linewidth=0.8)
-    labels = [truncate_words(bar.label, left - EDGE - 0.05) for bar in bars]
-    axes.set_yticks(range(len(bars)), labels)
+    axes.set_yticks(range(len(bars)), [_break_label(bar.label, left - EDGE - 0.05) for bar in bars], linespacing=0.9)
     limits = axes.get_xlim()
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
     axes.set_xlim(limits)
+
+
+def _break_label(label: str, room: float) -> str:
+    """A label in at most two lines of a width [in], cut behind them; a field breaks at its last dot."""
+    field, dot, name = label.rpartition(".")
+    is_long = " " not in label and text_width(label) > room
+    lines = [field + dot, name] if is_long and dot else wrap_text(label, room)
+    return "\n".join(truncate_words(line, room) for line in (lines[0], " ".join(lines[1:])) if line)

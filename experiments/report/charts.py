@@ -20,11 +20,10 @@ def to_hex(colour: str | style.RGB) -> str:
 
 
 def new_figure(height: int, x_label: str, y_label: str, tools: str = "pan,box_zoom,reset,save", **more: Any) -> Any:
-    """A figure as wide as the page, or with a frame of fixed size. height: in pixels, 0 if that of its frame says it.
-    more: of `bokeh.plotting.figure`."""
+    """A figure as wide as the page, unless `more` of `bokeh.plotting.figure` says otherwise. height: [px]."""
     from bokeh.plotting import figure
 
-    size: dict[str, Any] = {"height": height, "sizing_mode": "stretch_width", "min_width": 200} if height else {}
+    size: dict[str, Any] = {"height": height, "sizing_mode": "stretch_width", "min_width": 200}
     found = figure(tools=tools, **(size | more))
     found.toolbar.logo = None
     found.outline_line_color = None

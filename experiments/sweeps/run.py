@@ -184,7 +184,11 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
         return {**changes, "status": stated["status"], **row_of(stated), **simulated, "limits": stated["limits"]}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
-        return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}
+        return {
+            **changes,
+            "status": "invalid",
+            "reason": f"{type(error).__name__} {place}: {error.rule}. {error.remedy}",
+        }
     except Exception as error:  # a defect of meshcast costs one row, not the sweep
         _local.shared_work = SharedWork()  # the failure may have left it half made
         return {**changes, "status": "invalid", "reason": Defect.of(error).rule}

@@ -36,7 +36,12 @@ def describe_run(answer: RunAnswer) -> str:
     """The model, the cluster and the length, in one line."""
     job, nodes = answer.plan.job, answer.plan.setting.spares
     spares = f" with {nodes} spare node{'s' if nodes != 1 else ''}" if nodes is not None else ""
-    return f"{job.model.name} on {job.cluster}{spares}: mean of {len(answer.runs):,} simulated runs"
+    return f"{job.model.name} on {job.cluster}{spares}: {count_runs(answer)}"
+
+
+def count_runs(answer: RunAnswer) -> str:
+    """How many simulated runs the figures come from."""
+    return "one simulated run" if len(answer.runs) == 1 else f"mean of {len(answer.runs):,} simulated runs"
 
 
 def headline(answer: RunAnswer) -> Table:

@@ -51,7 +51,9 @@ def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
     lines = [
         ", ".join(describe_plan(plan.report.play.plan)),
         f"{answer.days:,.4g} days ({low:,.4g} to {high:,.4g}), goodput {answer.goodput:.1%}, "
-        f"mean of {len(answer.runs):,} runs",
+        f"mean of {len(answer.runs):,} runs"
+        if len(answer.runs) > 1
+        else "one run",
     ]
     return title, lines
 

@@ -17,6 +17,10 @@ FORMATS = {"%": "0.0%", "0": "0,0", "1": "0,0.0", "2": "0,0.00", "3": "0,0.000",
 """Formats of Bokeh by the end of those of figures."""
 
 
+LETTER = 7
+"""Width of a letter in a cell [pixels]."""
+
+
 def make_section(found: PlanRows, source: PlanSource) -> PageSection:
     count = len(found.fitting) + len(found.others)
     words = (
@@ -34,15 +38,17 @@ def _draw(source: PlanSource) -> Any:
     columns = []
     for number, name in enumerate(source.fields):
         head = name.removeprefix("plan.")
-        columns.append(
-            TableColumn(field=f"f{number}", title=head, width=max(70, 9 * len(head)), formatter=StringFormatter())
-        )
+        longest = max(map(len, [head, *map(str, source.data.data[f"f{number}"])]))
+        wide = min(260, max(70, LETTER * longest + 14))
+        columns.append(TableColumn(field=f"f{number}", title=head, width=wide, formatter=StringFormatter()))
     columns.append(TableColumn(field="status", title="status", width=90))
     for figure in sorted(source.figures, key=lambda one: one.name not in FIRST):
         form = NumberFormatter(format=number_format(figure), text_align="right", nan_format="-")
         title = figure.title
         columns.append(
-            TableColumn(field=figure.name, title=title, width=min(170, max(80, 7 * len(title) + 14)), formatter=form)
+            TableColumn(
+                field=figure.name, title=title, width=min(170, max(80, LETTER * len(title) + 14)), formatter=form
+            )
         )
     rows = min(len(source.rows), 18)
     return DataTable(

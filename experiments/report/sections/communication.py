@@ -22,6 +22,9 @@ LEAST = 1e-9
 SIDE = 300
 """Side of a matrix [px]: rows and columns are the same, so it is square at any width of the page."""
 
+AROUND = 85
+"""Room for the title and the labels of the x axis, and for those of the y axis and the tools [px]."""
+
 LEAST_SHADE = 1e-5
 """Share of the largest value that has the palest shade, with all smaller ones."""
 
@@ -90,13 +93,14 @@ def _draw(
         ranges["x_range"] = Range1d(*bounds, bounds=bounds)
         ranges["y_range"] = Range1d(size - 0.5, -0.5, bounds=bounds)
     figure = new_figure(
-        0,
+        SIDE + AROUND,
         f"to {noun}",
         f"from {noun}",
         "pan,wheel_zoom,box_zoom,reset,save",
         title=title,
         active_scroll=None,
         sizing_mode="fixed",
+        width=SIDE + AROUND,
         frame_width=SIDE,
         frame_height=SIDE,
         **ranges,

@@ -43,7 +43,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     if not fronted and result.best:
         plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
         best = f"best: {plan}"
-    title = f"Search of the best plan of {job.model.name}: step time and memory"
+    title = f"Search for the best plan of {job.model.name}: step time and memory"
     heading = make_heading(title, words, *([best] if best else []))
     if not plans:
         sheet = Sheet(heading.bottom + 0.2)

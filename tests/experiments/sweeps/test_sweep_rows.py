@@ -38,7 +38,7 @@ def test_rows_are_the_answers_of_predict(reference: Path) -> None:
         if row["status"] == "invalid":
             with pytest.raises(MeshcastError) as refused:
                 simulate(job)
-            assert row["reason"] == f"PlanError {refused.value.where}: {refused.value.rule}"
+            assert row["reason"] == f"PlanError {refused.value.where}: {refused.value.rule}. {refused.value.remedy}"
             assert row["step_time_s"] is None and row["limits"] is None
             continue
         answer = simulate(job).to_dict()
