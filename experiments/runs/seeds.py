@@ -191,7 +191,7 @@ class SeedStore(Store):
         import pyarrow.parquet as pq
 
         try:
-            rows = pq.read_table(self.out, use_threads=False).to_pylist()
+            rows = pq.read_table(self.out, use_threads=False, page_checksum_verification=True).to_pylist()
         except (pa.ArrowException, OSError, ValueError) as error:
             rule = f"{self.out} is damaged ({error})"
             raise PlanError("--out", rule, "Simulate it again with --restart, or restore the file") from None

@@ -164,7 +164,8 @@ class ShardRows:
         self.file, self._schema, self._left = file, schema, schema.empty_table()
         with self._reading():
             content = pa.BufferReader(file.path.read_bytes())
-            self._batches = pq.ParquetFile(content, page_checksum_verification=True).iter_batches(BATCH)
+            opened = pq.ParquetFile(content, page_checksum_verification=True)
+            self._batches, self._unread = opened.iter_batches(BATCH), opened.metadata.num_rows
 
     def take(self, first: int, last: int) -> pa.Table:
         """The next rows, which are those with first <= index < last. Raises PlanError for other rows before them."""
@@ -185,8 +186,9 @@ class ShardRows:
         return rows
 
     def finish(self) -> None:
-        """Raises PlanError if rows are left, which are then of no chunk of the shard."""
-        if self._fill():
+        """Raises PlanError if rows are left, which are then of no chunk of the shard, or if rows of the file were not
+        read: of a page whose kind is damaged Arrow skips all rows."""
+        if self._fill() or self._unread:
             raise _explain_damage(self.file.path)
 
     def _fill(self) -> bool:
@@ -196,6 +198,7 @@ class ShardRows:
         with self._reading():
             while not len(self._left) and (batch := next(self._batches, None)) is not None:
                 self._left = pa.Table.from_batches([batch]).replace_schema_metadata(self._schema.metadata)
+                self._unread -= len(batch)
         if not self._left.schema.equals(self._schema):
             raise _explain_damage(self.file.path)
         return len(self._left) > 0

@@ -40,6 +40,8 @@ def read_rows(path: Path) -> list[Row]:
                 rule = f"the column {name!r} has no numbers but {kind}"
                 raise PlanError(str(path), rule, "Name the --out of a finished sweep")
         found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        if len(found) != about.num_rows:
+            raise PlanError(str(path), "it is damaged: rows are missing", REMEDY)
     except OSError as error:
         rule = f"it cannot be read ({error.strerror or 'not a Parquet file, or damaged'})"
         raise PlanError(str(path), rule, REMEDY) from None

@@ -198,10 +198,10 @@ class Store(Output):
 
         try:
             with pq.ParquetFile(self._part(number), page_checksum_verification=True) as file:
-                rows = file.read(use_threads=False)
+                rows, count = file.read(use_threads=False), file.metadata.num_rows
         except (pa.ArrowException, OSError, ValueError):  # ValueError: a name that is not UTF-8
             return None
-        if not rows.schema.equals(self._part_schema(number), check_metadata=True):
+        if len(rows) != count or not rows.schema.equals(self._part_schema(number), check_metadata=True):
             return None
         first, last = number * self.chunk, min((number + 1) * self.chunk, self.sweep.points)
         found = rows["index"].to_pylist()
