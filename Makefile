@@ -136,17 +136,17 @@ $(BIN)/python:
 # $(BIN)/python is order-only: it is a link to an interpreter whose own date means nothing here.
 $(BASE): pyproject.toml | $(BIN)/python
 	@echo "installing meshcast into $(VENV)"
-	@$(PIP) --editable .
+	@$(PIP) --config-settings editable_mode=compat --editable .
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
-	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search,solvers]"
+	@$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable ".[dev,torch,search,solvers]"
 	@touch $@ $(BASE)
 
 $(SITE): pyproject.toml | $(BIN)/python
 	@echo "installing meshcast and mkdocs into $(VENV)"
-	@$(PIP) --editable ".[docs]"
+	@$(PIP) --config-settings editable_mode=compat --editable ".[docs]"
 	@touch $@ $(BASE)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
@@ -154,5 +154,5 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@sed '/^torch==/d' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST)/bin/python -m pip install --no-compile --quiet --quiet --disable-pip-version-check \
-		--constraint $(OLDEST)/constraints.txt --editable ".[dev,solvers]" "torch==$(OLDEST_TORCH)"
+		--constraint $(OLDEST)/constraints.txt --config-settings editable_mode=compat --editable ".[dev,solvers]" "torch==$(OLDEST_TORCH)"
 	@touch $@

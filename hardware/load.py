@@ -91,6 +91,16 @@ class Fact(Sourced, Generic[Plain]):
 
     value: Plain
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pydantic makes ``Fact[bool]`` when it is written, so pickle finds no class of this name.
+        return _make_fact, self.__pydantic_generic_metadata__["args"], self.__getstate__()
+
+
+def _make_fact(*plain: Any) -> Fact[Any]:
+    """An entry without fields yet, of a kind of values."""
+    kind: type[Fact[Any]] = Fact.__class_getitem__(plain) if plain else Fact  # type: ignore[assignment]
+    return kind.__new__(kind)
+
 
 @dataclass(frozen=True)
 class quantity:

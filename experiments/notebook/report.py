@@ -63,7 +63,8 @@ class ForecastReport(Report):
         from simulator.report.figures import row_of
 
         answer = self.to_dict()
-        row = {"id": answer["id"], "status": answer["status"], **row_of(answer), "limits": answer["limits"]}
+        figures = {name: float("nan") if value is None else value for name, value in row_of(answer).items()}
+        row = {"id": answer["id"], "status": answer["status"], **figures, "limits": answer["limits"]}
         return pandas.DataFrame([row])
 
     def timeline(self, width: Width = "page") -> Figure:

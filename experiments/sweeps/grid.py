@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 
 from experiments.sweeps.expressions import Expression, parse_constraint
 from hardware import load_cluster
+from hardware.documents.plain_data import to_plain_data
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from simulator.job.job import JobFile, LongPlan, ShortPlan
@@ -137,7 +138,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     Raises PlanError for the first mistake.
     """
     if isinstance(source, Mapping):
-        document, folder = Document(copy.deepcopy(dict(source)), "", "sweep"), Path(".")
+        document, folder = Document(to_plain_data(source), "", "sweep"), Path(".")
     elif isinstance(source, str | Path):
         document, folder = read_yaml(Path(source), str(source), PlanError), Path(source).parent
     else:

@@ -84,12 +84,14 @@ def run(
     Raises PlanError if rows cannot be written, or if workers cannot forecast them. KeyboardInterrupt leaves the
     finished chunks for the next run.
     """
+    if workers is not None and workers < 1:
+        raise PlanError("workers", "at least one process forecasts", "Write 1 or more, or None for one a core", workers)
     size = max(CHUNK, -(-sweep.points // MOST_CHUNKS))
     store = Store(Path(out), sweep, size, restart, shard)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)
-        with _open_answers(store, todo, executor, workers or count_cores(), on) as answers:
+        with _open_answers(store, todo, executor, count_cores() if workers is None else workers, on) as answers:
             for number, rows in answers:
                 store.keep(number, rows)
                 watch(store.points_kept, store.points)

@@ -151,6 +151,8 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
     field = str(place[-1]) if place else ""
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "no such key", nearest(field, keys) if keys else "Remove it"
+    if kind == "int_type" and one.get("input") == "auto":
+        return "must be a number: only a search opens fields", "Use `meshcast search`, or write a whole number"
     if kind == "missing":
         return "needed and missing", f"Add `{field}: ...`"
     if kind == "value_error":

@@ -50,6 +50,9 @@ class SharedWork:
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
         self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
 
+    def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
+        return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
+
     def forget_excess(self) -> None:
         """Drops all units or stages once there are more than `MOST_KEPT`."""
         if len(self.units) > MOST_KEPT:

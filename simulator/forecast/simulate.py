@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from hardware.errors import PlanError, nearest
 from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
@@ -33,6 +34,8 @@ def simulate(
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
+    if engine not in get_args(Engine):
+        raise PlanError("engine", "there is no such engine", nearest(str(engine), get_args(Engine)), engine)
     shared = shared_work or SharedWork(calibration)
     if calibration not in (None, shared.calibration):
         raise ValueError("shared work was priced with another calibration")

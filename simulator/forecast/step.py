@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from simulator.program.program import EveryStageOps, Program, variants_of
 from simulator.report.energy import KWH
 from simulator.report.forecast import Assume, Forecast
 from simulator.report.metrics import Metrics
+from simulator.scheduling.schedule import ScheduleItem
 
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
 """Assumption of the engine `shared`."""
@@ -102,18 +104,21 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     uses = [one.use for one in device_costs]
     stages, program = build_program(plan, prices, shared)
 
-    def assume() -> Sequence[str]:
-        return _assumptions(plan, costs, stages, program, engine)
-
+    assume = partial(_assumptions, plan, costs, stages, program, engine)
     regime = least_known(plan.job.framework.regime, *(one.regime for one in dict.fromkeys(device_costs)))
     forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
     if plan.schedule.reorders_at_run_time:
-        forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
+        forecast = replace(forecast, rebuild=partial(_rebuild_program, plan, shared))
     if plan.period == 1:
         return forecast, ()
     usual = build_program(plan, prices, shared, periodic=False)[1]
     share, other = 1 / plan.period, play_forecast(plan, stages, usual, assume, engine, skip, uses, shared)
     return forecast, [(share, forecast), (1 - share, other)]
+
+
+def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[ScheduleItem]]) -> Program:
+    """The program of the same step for other orders."""
+    return build_program(plan, [one.estimate for one in shared.device_costs(plan)], shared, orders)[1]
 
 
 def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:

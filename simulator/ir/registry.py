@@ -37,32 +37,38 @@ def scheme_file(use: str) -> Path:
     return SCHEMES / family / f"{name.replace('-', '_')}.py"
 
 
-@cache
 def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
     """The scheme class in the file of `use` (``family/name``).
 
     where: place of the name in the job, for error messages.
     Raises PlanError for a name without a file.
     """
-    family, _, name = use.partition("/")
-    path = scheme_file(use)
     if not is_scheme(use):
         raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
-    module = _load(path, f"simulator.schemes.{family}.{path.stem}")
+    own = _import_schemes(use)
+    if len(own) != 1:
+        rule = f"{scheme_file(use).name} must define exactly one scheme, it defines {len(own)}"
+        raise PlanError(where, rule, "Keep one scheme a file", use)
+    return own[0]
+
+
+@cache
+def _import_schemes(use: str) -> list[type[Scheme]]:
+    """The scheme classes of a file, which is imported once: a class is the same wherever a job names it."""
+    family, _, name = use.partition("/")
+    path = scheme_file(use)
+    module = _import_file(path, f"simulator.schemes.{family}.{path.stem}")
     own = [
         c
         for _, c in inspect.getmembers(module, inspect.isclass)
         if issubclass(c, Scheme) and c.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        raise PlanError(
-            where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use
-        )
-    own[0].name = name
-    return own[0]
+    for one in own:
+        one.name = name
+    return own
 
 
-def _load(path: Path, name: str) -> ModuleType:
+def _import_file(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

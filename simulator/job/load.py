@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from hardware import load_cluster
+from hardware.documents.plain_data import to_plain_data
 from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
 from simulator.job.batch import Batch
@@ -27,16 +29,18 @@ if TYPE_CHECKING:
 
 
 def load_job(
-    source: str | Path | Mapping[str, Any], changes: Iterable[str] = (), base: str | Path | None = None
+    source: str | Path | Mapping[str, Any],
+    changes: str | Iterable[str] | Mapping[str, Any] = (),
+    base: str | Path | None = None,
 ) -> Job:
     """The job of a YAML or JSON file, or of a mapping.
 
     source: path of the file, or the mapping.
-    changes: changes to make first, such as ``plan.tp=4``.
+    changes: changes to make first, such as ``plan.tp=4``, or a mapping, such as ``{"plan.tp": 4}``.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
-    changed = list(changes)
+    changed = _write_changes(changes)
     read = read_job(source, changed)
     data, text, where, folder, _ = read
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
@@ -65,7 +69,7 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     """Reads a job as plain data and makes the changes. Raises PlanError for what is no mapping of keys to values."""
     folder, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
-        data: Any = copy.deepcopy(dict(source))
+        data: Any = to_plain_data(source)
     elif not isinstance(source, (str, Path)):
         raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
     else:
@@ -171,6 +175,13 @@ def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: str(base / given[key]) for key in ("path", "counts", "trace") if isinstance(given.get(key), str)}
     inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
     return found | {key: {**given[key], **value} for key, value in inner.items() if value}
+
+
+def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
+    """Changes as they are written on a command line: ``plan.tp=4``."""
+    if isinstance(changes, Mapping):
+        return [f"{field}={json.dumps(to_plain_data(value))}" for field, value in changes.items()]
+    return [changes] if isinstance(changes, str) else list(changes)
 
 
 def _apply_change(data: dict[str, Any], change: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,10 @@ class Forecast:
     def assumed(self) -> Sequence[str]:
         """Assumptions of the forecast, a sentence each."""
         return self.assume()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: what was assumed instead of all prices and stages that it is looked up in."""
+        return self.__dict__ | {"assumed": self.assumed, "assume": tuple}
 
     @cached_property
     def peaks(self) -> list[Peak]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 import pytest
 from matplotlib.figure import Figure
@@ -136,3 +138,47 @@ def test_a_search_gives_reports_that_draw(tmp_path: Path) -> None:
 def test_a_wrong_sweep_is_refused() -> None:
     with pytest.raises(MeshcastError, match="vary"):
         sweep({"job": JOB, "vary": {}}, workers=1)
+
+
+def test_results_can_be_pickled_and_sent_to_processes(report: meshcast.Report) -> None:
+    found: meshcast.Report = pickle.loads(pickle.dumps(report))
+    assert found.to_dict() == report.to_dict() and found.assumed == report.assumed
+    assert found.memory().axes and found._repr_html_() == report._repr_html_()
+    job = meshcast.load_job(JOB)
+    assert pickle.loads(pickle.dumps(job)).to_dict() == job.to_dict()
+    # Varuna decides at run time: noise builds its program again, for other orders.
+    plan = {"pp": 4, "schedule": "varuna", "recompute": "full"}
+    noisy = simulate(JOB | {"plan": plan, "noise": {"steps": 2, "jitter": 0.1}})
+    assert pickle.loads(pickle.dumps(noisy)).to_dict() == noisy.to_dict()
+    searched = search({**JOB, "plan": {"tp": "auto"}}, workers=1)
+    assert pickle.loads(pickle.dumps(searched)).to_dict() == searched.to_dict()
+
+
+def test_numbers_of_tables_are_values_of_jobs(report: meshcast.Report) -> None:
+    rows = sweep(
+        {"job": JOB, "vary": {"plan.tp": numpy.array([1, 2]), "batch.micro": range(1, 3)}}, workers=1
+    ).to_frame()
+    best = rows[rows["status"] == "fits"].iloc[-1]
+    plan = {**JOB["plan"], "tp": best["plan.tp"]}
+    again = simulate({**JOB, "plan": plan, "batch": {"global": numpy.int64(16), "micro": best["batch.micro"]}})
+    assert again.step_time == best["step_time_s"]
+
+
+def test_changes_may_be_a_mapping_or_one_text() -> None:
+    wanted = meshcast.load_job(JOB, ["plan.tp=4", "plan.schedule=gpipe"]).to_dict()
+    assert meshcast.load_job(JOB, {"plan.tp": numpy.int64(4), "plan.schedule": "gpipe"}).to_dict() == wanted
+    assert meshcast.load_job(JOB, "plan.tp=4").to_dict() == meshcast.load_job(JOB, ["plan.tp=4"]).to_dict()
+
+
+def test_missing_figures_are_not_objects(report: meshcast.Report) -> None:
+    assert report.to_frame()["days"].dtype == float and report.to_frame()["days"].isna().all()
+
+
+def test_wrong_words_in_python_are_named() -> None:
+    engine: Any = "fast"
+    with pytest.raises(MeshcastError, match=r"engine is 'fast': there is no such engine\. Valid: matrices"):
+        simulate(JOB, engine=engine)
+    with pytest.raises(MeshcastError, match=r"workers is 0: at least one process"):
+        sweep(SWEEP, workers=0)
+    with pytest.raises(MeshcastError, match=r"plan\.tp is 'auto': must be a number: only a search opens fields"):
+        simulate({**JOB, "plan": {"tp": "auto"}})
