@@ -44,7 +44,7 @@ class Inter(Strict):
 class ByGPU(Strict):
     """A cluster described by its GPUs; what is null is taken from the GPU's usual node, and listed under `assumed`."""
 
-    name: str = "inline"
+    name: str = ""
     title: str = ""
     source: str = ""
     gpu: Annotated[GPU, by_name("gpus", GPU)]
@@ -76,7 +76,7 @@ class ByGPU(Strict):
             staging=usual.staging if usual and int(usual.gpus) == per_node else None,
         )
         return Cluster(
-            name=self.name,
+            name=self.name or f"{self.gpus:,} x {self.gpu.name}",
             title=self.title,
             source=self.source,
             node=node,

@@ -26,7 +26,7 @@ class ByGroups(Strict):
         fabric: its `blocks` count nodes as the groups list them, other levels those of the smallest size.
     """
 
-    name: str = "inline"
+    name: str = ""
     title: str = ""
     source: str = ""
     groups: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
@@ -45,7 +45,7 @@ class ByGroups(Strict):
         names = " and ".join(kinds)
         one = f"cluster.groups: where ranks of a stage lie on several kinds, each is as slow as the slowest of {names}"
         return Cluster(
-            name=self.name,
+            name=self.name or " + ".join(f"{group.node.name}:{group.nodes}" for group in self.groups),
             title=self.title,
             source=self.source,
             node=node,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -73,5 +74,10 @@ def _import_file(path: Path, name: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the code of a new scheme raises
+        line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
+        rule = f"the file of this scheme cannot be imported: {type(error).__name__}: {error}"
+        raise PlanError(f"{path}:{line}", rule, "Correct the file, or take it out of the folder") from error
     return module

@@ -192,6 +192,8 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     default = "interleaved-1f1b" if (stated or 1) > 1 else "1f1b"
     options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
     schedule = options.pop("use", default)
+    if str(schedule).endswith(".csv"):
+        schedule, options = "from-file", {"path": schedule, **options}
     try:
         kind = find_scheme(f"pipeline/{str(schedule).removeprefix('pipeline/')}")
     except PlanError:

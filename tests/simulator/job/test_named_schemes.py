@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,19 @@ def test_a_scheme_that_keeps_experts_whole_has_one_axis() -> None:
     plan = {"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "all-gather-dispatch"}
     with pytest.raises(PlanError, match=r"keeps experts whole, and the plan has etp = 2\. Leave etp out"):
         load_job({**EXPERTS, "plan": plan})
+
+
+def test_a_file_of_an_order_is_a_schedule(tmp_path: Path) -> None:
+    """`schedule: own.csv` is the scheme from-file, with its path from the job's folder."""
+    rows = ["0F0,0F1,,,0B0,0B1", ",1F0,1B0,1F1,1B1,"]
+    (tmp_path / "own.csv").write_text("\n".join(rows) + "\n")
+    job = {
+        "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128},
+        "cluster": "dgx-h100:1",
+        "batch": {"global": 8, "micro": 1},
+        "plan": {"tp": 2, "pp": 2, "schedule": "own.csv"},
+    }
+    short = load_job(job, base=tmp_path).to_dict()
+    job["plan"]["schedule"] = {"use": "from-file", "path": "own.csv"}
+    assert short == load_job(job, base=tmp_path).to_dict()
+    assert short["plan"]["schemes"][0]["use"] == "pipeline/from-file"
