@@ -15,7 +15,7 @@ AXIS_NAMES = {
     "ep": "expert parallelism (ep)",
     "dp": "data parallelism (dp)",
     "pp": "pipeline parallelism (pp)",
-    "copy": "copies to and from the host",
+    "copy": "copies to and from the host, updates there",
 }
 BETTER, WORSE = style.GREEN, style.ORANGE
 

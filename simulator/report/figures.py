@@ -349,7 +349,7 @@ _TABLE = (
             "ep": ("expert communication (ep)", "token dispatch and combine of expert parallelism"),
             "dp": ("data communication (dp)", "gradient reductions and weight all-gathers of data parallelism"),
             "pp": ("pipeline communication (pp)", "sends and receives between pipeline stages"),
-            "copy": ("copies", "copies between GPU and host (offloading)"),
+            "copy": ("copies, host updates", "copies between GPU and host, and updates there (offloading)"),
         }.items()
     ),
     _part("bubble_s", "bubble", "pipeline bubble", "waiting for other pipeline stages"),
