@@ -44,7 +44,7 @@ def plot(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png if not given."),
+        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png or heatmap.png if not given."),
     ] = None,
     x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Sweep: varied field on the x axis.")] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Sweep: varied field on the y axis.")] = None,
@@ -113,9 +113,7 @@ def _plot_sweep(
     from experiments.plots import heatmap
     from experiments.sweeps import selection
 
-    if out is None and why is None:
-        raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
-    files = plot_files(out, ("heatmap",), "--out") if out is not None else {}
+    files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
     rows = selection.read_rows(results)
     x, y = selection.choose_axes(rows, axes[0], axes[1])
     cells = heatmap.group_cells(rows, x, y, axes[2])
@@ -125,6 +123,9 @@ def _plot_sweep(
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
         heatmap.draw(rows, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"], file, width)
+        typer.echo(f"wrote {file}")
+    if files and why is None and any(cell.best is None for cell in cells.values()):
+        typer.echo("--why X,Y has the reasons of a blank cell in full")
 
 
 def _plot_schedules(
