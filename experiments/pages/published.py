@@ -49,18 +49,33 @@ def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], Renderable
     cases = [found for path in paths for _, found in read_lines(path)] if paths else list(EXAMPLES)
     good = iter(answers([case for case in cases if isinstance(case, dict)]))
     rows = [next(good) if isinstance(case, dict) else {"status": "refused", "reason": case} for case in cases]
-    return {"rows": rows}, cases_table(cases, rows)
+    described = [{"case": {**UNSTATED, **one}} if isinstance(one, dict) else {} for one in cases]
+    return {"rows": [{**case, **row} for case, row in zip(described, rows, strict=True)]}, cases_table(cases, rows)
+
+
+UNSTATED: dict[str, Any] = {"v": 1, "t_w": 0, "hop": 0}
+"""Inputs of a pipeline case that it need not state."""
+
+
+def describe_inputs(case: Mapping[str, Any]) -> str:
+    """Times and options of a pipeline case, as it writes them; the shape has columns of its own."""
+    given = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
+    first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in given]
+    more = [key for key in case if key not in (*first, "schedule", "p", "m", "v", "order")]
+    return ", ".join(f"{key} {describe_list(given[key])}" for key in (*first, *more))
 
 
 def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     """The answers of ``validate pipeline`` as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("schedule", style="bold")
-    for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
-        table.add_column(head, justify="left" if head == "chunks in flight" else "right")
+    words = ("times and options", "chunks in flight")
+    for head in ("p", "m", "v", words[0], "makespan", "bubble %", words[1]):
+        table.add_column(head, justify="left" if head in words else "right")
     for case, row in zip(cases, rows, strict=True):
         summary = case if isinstance(case, dict) else {}
         words = [str(summary.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
+        words.append(describe_inputs(summary) if summary else "")
         if row["status"] == "refused":
             table.add_row(str(summary.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
             continue
