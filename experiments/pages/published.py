@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.plots.style import Width
+from simulator.report.words import describe_value
 from validation.measurements.jsonl import read_lines
 
 FEW = 40
@@ -62,20 +63,24 @@ def describe_inputs(case: Mapping[str, Any]) -> str:
     given = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
     first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in given]
     more = [key for key in case if key not in (*first, "schedule", "p", "m", "v", "order")]
-    return ", ".join(f"{key} {describe_list(given[key])}" for key in (*first, *more))
+    return ", ".join(f"{key} {describe_value(given[key])}" for key in (*first, *more))
 
 
 def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     """The answers of ``validate pipeline`` as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("schedule", style="bold")
-    words = ("times and options", "chunks in flight")
-    for head in ("p", "m", "v", words[0], "makespan", "bubble %", words[1]):
-        table.add_column(head, justify="left" if head in words else "right")
+    table.add_column("p", justify="right")
+    table.add_column("m", justify="right")
+    table.add_column("v", justify="right")
+    table.add_column("times and options")
+    table.add_column("makespan", justify="right")
+    table.add_column("bubble %", justify="right")
+    table.add_column("chunks in flight")
     for case, row in zip(cases, rows, strict=True):
         summary = case if isinstance(case, dict) else {}
-        words = [str(summary.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
-        words.append(describe_inputs(summary) if summary else "")
+        words = [Text(str(summary.get(key, 1 if key == "v" else ""))) for key in ("p", "m", "v")]
+        words.append(Text(describe_inputs(summary) if summary else ""))
         if row["status"] == "refused":
             table.add_row(str(summary.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
             continue
