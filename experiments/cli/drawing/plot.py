@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from experiments.cli.console import answering, plot_files
 from experiments.cli.drawing.width import WidthOption, choose_width
 from experiments.plots.style import Width
 from hardware.errors import PlanError, escape_controls, nearest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 OF_JOBS = {
     "timeline": "every pass of the step and its communication, stage by stage",
@@ -87,15 +90,20 @@ def plot(
             example = "1f1b zb-h1 --p 8 --m 16" if what == "schedules" else "job.yaml"
             raise PlanError("NAME", "the plot has no subject", f"Write meshcast plot {what} {example}")
         (file,) = plot_files(out or f"{what}.png", (what,), "--out").values()
+        page = None
         if what == "schedules":
             _refuse_others(given, ("--p", "--m", "--v", "--set", "--title"), "schedules")
-            _plot_schedules(names, (p, m, v), change or (), title, file, paper)
+            page = _plot_schedules(names, (p, m, v), change or (), title, file, paper)
         else:
             _refuse_others(given, ("--set", "--by") if what == "communication" else ("--set",), f"plot {what}")
             if by is not None and by not in GROUPINGS:
                 raise PlanError("--by", "there is no grouping of this name", nearest(by, GROUPINGS), by)
             _plot_jobs(what, names, change or (), by, file, paper)
         typer.echo(f"wrote {file}")
+        if page is not None:
+            from experiments.pages.forecast import show
+
+            show(page)
 
 
 def _refuse_others(given: dict[str, Any], taken: Sequence[str], subject: str) -> None:
@@ -131,8 +139,12 @@ def _plot_sweep(
 def _plot_schedules(
     names: Sequence[str], numbers: tuple[int | None, int | None, int | None], changes: Sequence[str],
     title: str | None, file: Path, width: Width,
-) -> None:  # fmt: skip
-    """Draws schedules by name, played in slots, or those of jobs. numbers: devices, micro-batches, chunks."""
+) -> RenderableType:  # fmt: skip
+    """Draws schedules by name, played in slots, or those of jobs, and returns a table of their figures.
+
+    numbers: devices, micro-batches, chunks.
+    """
+    from experiments.pages.schedules import tabulate_shown
     from experiments.plots import schedules
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
@@ -163,6 +175,7 @@ def _plot_schedules(
             words += f" of {p} devices and {m} micro-batches"
     file.parent.mkdir(parents=True, exist_ok=True)
     schedules.draw(shown, words, not all(files), file, width)
+    return tabulate_shown(shown)
 
 
 def _split_chunks(name: str) -> tuple[str, int | None]:
