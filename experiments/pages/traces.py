@@ -57,13 +57,7 @@ def page(found: Comparison) -> RenderableType:
     real, simulated = found.real.span, found.simulated.span
     error = format_percent(simulated / real - 1, "+") if real else ""
     table.add_row("step", format_amount(real, "seconds"), "", format_amount(simulated, "seconds"), "", f"{error} %")
-    words = list(found.notes)
-    if found.framework_s:
-        words.append(
-            f"the forecast's step has {found.framework_s * 1e3:,.4g} ms of the framework (step_overhead_s), which "
-            "the trace's last kernel does not show"
-        )
-    notes = [Text(f"note      {note}", "dim") for note in words]
+    notes = [Text(f"note      {note}", "dim") for note in (*found.notes, *found.explain_framework())]
     return Group(Text(f"{found.title}, traced on {found.on}", "bold"), table, *notes)
 
 

@@ -69,6 +69,13 @@ class Comparison:
         nothing = 0.0, 0
         return [ClassRow(*k, *self.real.sums.get(k, nothing), *self.simulated.sums.get(k, nothing)) for k in ordered]
 
+    def explain_framework(self) -> list[str]:
+        """A note on the constant time of the framework, if the forecast has one: it is no error of the forecast."""
+        if not self.framework_s:
+            return []
+        words = f"{self.framework_s * 1e3:,.4g} ms of the framework (step_overhead_s)"
+        return [f"the forecast's step has {words}, which the trace's last kernel does not show"]
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the answer of ``--json``; times in seconds."""
         sides = {"real": self.real, "simulated": self.simulated}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from simulator.bridges import kineto
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import COMPUTING
 from simulator.report.report import Report
+from tests.experiments.plots.checks import check_figure, draw_styled
 from tests.simulator.bridges.samples import event, kernel, launch
 from validation.traces.comparison import Comparison, compare_step, differs
 from validation.traces.gpu_timeline import ranks_along, stream_of
@@ -299,6 +301,20 @@ def test_the_figure_shows_the_table(comparison: Comparison) -> None:
     for text in texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+
+
+@pytest.mark.parametrize("width", style.WIDTHS)
+def test_long_numbers_of_kernels_have_room(reports: Any, put: Any, width: style.Width) -> None:
+    found = compare_step(put(pictured(reports["many"], 0, 0)), reports["many"])
+    many = [replace(one, calls=1_234_567) for one in found.real.slices]
+    wide = replace(found, real=replace(found.real, slices=tuple(many)), framework_s=0.035)
+    figure = draw_styled(plot.traces, wide, width=width)
+    check_figure(figure, width)
+    words = {text.get_text(): text for text in figure.texts}
+    assert "35 ms of the framework" in " ".join(words)
+    if width != "column":
+        bars = figure.axes[0].get_window_extent()
+        assert words["exposed comm."].get_window_extent().x1 < bars.x0, "words touch their bar"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("png", marks=pytest.mark.slow), "svg"])
