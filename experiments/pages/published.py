@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.plots.style import Width
+from simulator.report.words import describe_value
 from validation.measurements.jsonl import read_lines
 
 FEW = 40
@@ -49,18 +50,37 @@ def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], Renderable
     cases = [found for path in paths for _, found in read_lines(path)] if paths else list(EXAMPLES)
     good = iter(answers([case for case in cases if isinstance(case, dict)]))
     rows = [next(good) if isinstance(case, dict) else {"status": "refused", "reason": case} for case in cases]
-    return {"rows": rows}, cases_table(cases, rows)
+    described = [{"case": {**UNSTATED, **one}} if isinstance(one, dict) else {} for one in cases]
+    return {"rows": [{**case, **row} for case, row in zip(described, rows, strict=True)]}, cases_table(cases, rows)
+
+
+UNSTATED: dict[str, Any] = {"v": 1, "t_w": 0, "hop": 0}
+"""Inputs of a pipeline case that it need not state."""
+
+
+def describe_inputs(case: Mapping[str, Any]) -> str:
+    """Times and options of a pipeline case, as it writes them; the shape has columns of its own."""
+    given = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
+    first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in given]
+    more = [key for key in case if key not in (*first, "schedule", "p", "m", "v", "order")]
+    return ", ".join(f"{key} {describe_value(given[key])}" for key in (*first, *more))
 
 
 def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     """The answers of ``validate pipeline`` as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("schedule", style="bold")
-    for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
-        table.add_column(head, justify="left" if head == "chunks in flight" else "right")
+    table.add_column("p", justify="right")
+    table.add_column("m", justify="right")
+    table.add_column("v", justify="right")
+    table.add_column("times and options")
+    table.add_column("makespan", justify="right")
+    table.add_column("bubble %", justify="right")
+    table.add_column("chunks in flight")
     for case, row in zip(cases, rows, strict=True):
         summary = case if isinstance(case, dict) else {}
-        words = [str(summary.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
+        words = [Text(str(summary.get(key, 1 if key == "v" else ""))) for key in ("p", "m", "v")]
+        words.append(Text(describe_inputs(summary) if summary else ""))
         if row["status"] == "refused":
             table.add_row(str(summary.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
             continue

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from hardware.errors import PlanError, nearest
@@ -20,6 +23,9 @@ from simulator.job.shorthand import SCHEDULES_ELSEWHERE
 from simulator.program.timetable import Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
+
+if TYPE_CHECKING:
+    from experiments.plots.schedules import ShownSchedule
 
 COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red", "N": "cyan", "Y": "red"}
 """By kind of action; activation transfers are grey."""
@@ -87,6 +93,17 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
         rule = "in torch's format the stages are one chain, from the first to the last"
         raise PlanError("schedule", rule, "Export a schedule with one chain of stages", name)
     return write_csv(table.orders, name)
+
+
+def tabulate_shown(shown: Sequence[ShownSchedule]) -> RenderableType:
+    """The figures of schedules that were drawn, as a table."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("schedule" if "slots" in shown[0].cells else "job", style="bold")
+    for head in shown[0].cells:
+        table.add_column(head, justify="right")
+    for one in shown:
+        table.add_row(Text(one.name), *one.cells.values())
+    return table
 
 
 # ------------------------------------------------------------------------------------------- the table

@@ -57,7 +57,7 @@ def page(found: Comparison) -> RenderableType:
     real, simulated = found.real.span, found.simulated.span
     error = format_percent(simulated / real - 1, "+") if real else ""
     table.add_row("step", format_amount(real, "seconds"), "", format_amount(simulated, "seconds"), "", f"{error} %")
-    notes = [Text(f"note      {note}", "dim") for note in found.notes]
+    notes = [Text(f"note      {note}", "dim") for note in (*found.notes, *found.explain_framework())]
     return Group(Text(f"{found.title}, traced on {found.on}", "bold"), table, *notes)
 
 

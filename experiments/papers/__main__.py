@@ -42,8 +42,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        draw(figure, given.out / f"{figure.file.name}.png")
-        print(f"{figure.file.name}: {word_errors(figure)}")
+        file = given.out / f"{figure.file.name}.png"
+        draw(figure, file)
+        print(f"{figure.file.name}: {word_errors(figure)}; wrote {file}")
     if not given.names:
         given.page.write_text(write_page(figures), "utf-8")
         _write_images(figures, given.out, given.page.parent / IMAGES)

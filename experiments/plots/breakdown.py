@@ -122,7 +122,9 @@ def breakdown(named: Named) -> Figure:
     first = heading.bottom - 0.06
     table = first + (bar + above) * len(named) + (0.46 if alone else 0.62)
     hides = any(part.hidden > 0 for account in accounts for part in account.values())
-    note = "Hatched and pale: hidden communication. It is overlapped by computation and not part of the sum."
+    drawn = not alone or _room_for_bars(column_ends(1)[0]) >= LEAST_BARS
+    note = "Hidden communication is overlapped by computation and not part of the sum."
+    note = f"Hatched and pale: hidden communication. {note.replace('Hidden communication', 'It')}" if drawn else note
     foot = table + ROW * (len(keys) + 1.4)
     sheet = Sheet(foot + 0.1 + (note_height(note) if hides else 0.0))
     sheet.head(heading)
@@ -207,6 +209,11 @@ def column_ends(count: int) -> list[dict[str, float]]:
     return [{"ms": end - 1.06, "%": end - 0.66, "hidden ms": end} if wide >= WHOLE else {"%": end} for end in ends]
 
 
+def _room_for_bars(place: dict[str, float]) -> float:
+    """Width between the names of the parts and the numbers of a single report [in]. place: right ends of those [in]."""
+    return place["ms"] - 0.62 - LABELS
+
+
 def draw_rows(
     sheet: Sheet, accounts: Sequence[dict[str, BreakdownPart]], steps: Sequence[float], keys: Sequence[str], top: float
 ) -> None:
@@ -225,7 +232,7 @@ def draw_rows(
                 write(x, top - 0.06, head, ha="right", color=style.FAINT)
 
     if alone:
-        room = places[0]["ms"] - 0.62 - LABELS
+        room = _room_for_bars(places[0])
     if alone and room >= LEAST_BARS:
         axes = sheet.axes(LABELS, top, room, ROW * len(keys))
         axes.set_axis_off()

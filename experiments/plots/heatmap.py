@@ -129,16 +129,18 @@ def heatmap(
     reasons = [note for note in HATCHES if any(_reason(cell) == note for cell in grid.values())]
     extras = [_describe_others(cell, others) for cell in found.values() if cell.best is not None]
     has_extras = any(extras) and max(map(text_width, extras)) < size - 0.06
-    below = f" ({' / '.join(map(_last_key, others))} written below it)" if has_extras else ""
+    fields = [name for name in next(iter(found.values())).rows[0] if "." in name]
+    below = f" (below it: {' / '.join(shorten_field(name, fields) for name in others)})" if has_extras else ""
     lines = [f"{shown.title}, of the best plan that fits{below}" if others else shown.title, *lines]
     heading = make_heading(title, lines)
     key = "; ".join(f"{note}: {MEANING[note]}" for note in reasons)
-    key = f"Blank cells: {key}. --why X,Y has the reasons of one in full." if key else ""
+    key = f"Blank cells: {key}." if key else ""
     blank = [2 if reason == "too large" else 1 for reason in reasons]
     blank += [len(wrap_text(reason, size - 0.04)) for reason in reasons]
     lowest = LINE * max(*(name.count("\n") + 1 for name in names), 2 if has_extras else 1, *blank)
     room = style.layout_height() - heading.bottom - 0.7 - note_height(key)
     height = max(lowest + 0.06, min(0.42, size * 0.55, room / len(down)))
+    height = max(height, (text_width(shorten_field(y, fields), style.TEXT) + 0.1) / len(down))
     top = heading.bottom
     below_cells = [_wrap(one, size - 0.04) for one in across]
     more = max(name.count("\n") for name in below_cells)
@@ -149,6 +151,7 @@ def heatmap(
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     good = [cell.best[value] for cell in found.values() if cell.best is not None]
+    form = choose_form(shown.short or shown.form, good)
     colours = LinearSegmentedColormap.from_list("cells", ["#d9ecf9", style.SKY, style.BLUE, "#00395c"])
     for i, here in enumerate(across):
         for j, there in enumerate(down):
@@ -157,15 +160,15 @@ def heatmap(
                 _draw_blank(axes, (i, j), _reason(cell), cell, size)
             else:
                 extra = _describe_others(cell, others) if has_extras else ""
-                _draw_cell(axes, (i, j), cell.best[value], extra, shown, good, colours)
+                _draw_cell(axes, (i, j), cell.best[value], extra, (shown, form), good, colours)
     axes.set_xticks([i + 0.5 for i in range(len(across))], below_cells)
     axes.set_yticks([j + 0.5 for j in range(len(down))], names)
     axes.tick_params(axis="both", length=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel(_name_axis(x, fields, size * len(across)))
+    axes.set_ylabel(_name_axis(y, fields, height * len(down)))
     axes.spines[:].set_visible(False)
     if good:
-        _draw_scale(sheet, top, height * len(down), shown, good, colours)
+        _draw_scale(sheet, top, height * len(down), (shown, form), good, colours)
     if key:
         sheet.note(foot + 0.05, key)
     return sheet.figure
@@ -199,27 +202,31 @@ def _draw_cell(
     at: tuple[int, int],
     value: float,
     extra: str,
-    shown: figures.Figure,
+    figure: tuple[figures.Figure, str],
     good: Sequence[float],
     colours: Any,
 ) -> None:
-    """Draws a cell with the figure of its best plan. extra: its other fields. good: the figures of all cells."""
-    low, high = min(good), max(good)
+    """Draws a cell with the figure of its best plan.
+
+    extra: its other fields. figure: with the format of its numbers. good: the figures of all cells.
+    """
+    (shown, form), low, high = figure, min(good), max(good)
     share = (value - low) / (high - low) if high > low else 0.5
     colour = colours(1 - share if shown.better == "lower" else share)[:3]
     axes.add_patch(Rectangle(at, 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
     looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.SMALL, "color": style.ink_on(colour)}
     winner = "bold" if value == shown.best(good) else "normal"
-    words = (shown.short or shown.form).format(value)
-    axes.text(at[0] + 0.5, at[1] + (0.3 if extra else 0.5), words, fontweight=winner, **looks)
+    middle = at[1] + (0.3 if extra else 0.5)
+    axes.text(at[0] + 0.5, middle, form.format(value), fontweight=winner, **looks)
     if extra:
         axes.text(at[0] + 0.5, at[1] + 0.72, extra, **looks)
 
 
 def _draw_scale(
-    sheet: Sheet, top: float, height: float, shown: figures.Figure, good: Sequence[float], colours: Any
+    sheet: Sheet, top: float, height: float, figure: tuple[figures.Figure, str], good: Sequence[float], colours: Any
 ) -> None:
     """Draws the scale of colours right of the cells, with the value at each of its ends and in the middle."""
+    shown, form = figure
     tall = min(height, 1.6)
     axes = sheet.axes(sheet.width - SCALE + 0.12, top, BAR, tall)
     low, high = min(good), max(good)
@@ -228,7 +235,7 @@ def _draw_scale(
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     marks = (0.0, 0.5, 1.0) if high > low and tall > 0.5 else (0.0, 1.0) if high > low else (0.5,)
-    words = [(shown.short or shown.form).format(low + (high - low) * mark) for mark in marks]
+    words = [form.format(low + (high - low) * mark) for mark in marks]
     axes.set_yticks(marks, words)
     axes.yaxis.tick_right()
     axes.tick_params(axis="y", length=0, pad=2)
@@ -241,12 +248,34 @@ def _other_fields(found: Mapping[tuple[Any, Any], Cell], x: str, y: str) -> list
     return [name for name in fields if any(len({repr(one[name]) for one in cell.rows}) > 1 for cell in found.values())]
 
 
+def choose_form(form: str, values: Sequence[float]) -> str:
+    """A format that gives all numbers of a plot the same decimals, as many as any needs; `form` if they differ widely.
+
+    form: a format of significant digits, or of decimals.
+    """
+    words = [form.format(value) for value in values]
+    if not form.endswith("g}") or any("e" in one for one in words) or max(values) > 100 * min(values):
+        return form
+    return f"{{:,.{max(len(one.partition('.')[2]) for one in words)}f}}"
+
+
+def shorten_field(name: str, fields: Sequence[str]) -> str:
+    """The last key of a field, with the one before it where the last alone would be read as another field."""
+    short = name.rpartition(".")[2]
+    same = [one for one in fields if one.rpartition(".")[2] == short and one != name]
+    if same or (short in style.AXES and not name.startswith("plan.")):
+        return ".".join(name.split(".")[-2:])
+    return short
+
+
+def _name_axis(name: str, fields: Sequence[str], room: float) -> str:
+    """A field at an axis, in short if its name is longer than the axis. room: length of the axis [in]."""
+    return name if text_width(name, style.TEXT) <= room else shorten_field(name, fields)
+
+
 def _sort_values(values: Iterable[Any]) -> list[Any]:
-    return sorted(values, key=lambda value: (isinstance(value, str), value))
-
-
-def _last_key(name: str) -> str:
-    return name.rpartition(".")[2]
+    """Values of a field in their order: none before numbers, numbers before names."""
+    return sorted(values, key=lambda one: (one is not None, isinstance(one, str), 0 if one is None else one))
 
 
 def _wrap(value: Any, room: float) -> str:
@@ -257,4 +286,8 @@ def _wrap(value: Any, room: float) -> str:
 
 
 def _format_value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()  # as jobs write it
     return f"{value:g}" if isinstance(value, float) else describe_value(value) if isinstance(value, str) else str(value)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.gantt.bars import GAP, KINDS, LANE, LANES, Panel, bar_height, draw_panel, left_margin
+from experiments.plots.gantt.bars import GAP, KINDS, LANE, LANES, SEEN, Panel, bar_height, draw_panel, left_margin
 from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
 from experiments.plots.gantt.rows import (
     Row,
@@ -55,7 +55,8 @@ class ShownSchedule(NamedTuple):
     """A schedule with its rows.
 
     span: from its begin to its end, in slots or [s]. notes: what stands beside its name.
-    devices: number of all, of which some have rows. noun: what a row is.
+    devices: number of all, of which some have rows. cells: its figures for a table, by their heading. noun: what a row
+    is.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ShownSchedule(NamedTuple):
     span: float
     notes: str
     devices: int
+    cells: dict[str, str]
     noun: str = "device"
 
 
@@ -86,7 +88,9 @@ def show_replay(name: str, run: ScheduleReplay, most: int = 32) -> ShownSchedule
     rows = replay_rows(run, 1.0, choose_rows(shape.p, most))
     notes = f"{shape.v} chunks a device, " if shape.v > 1 else ""
     notes += f"{run.makespan:,.6g} slots, bubble {bubble:.1%}, activations of {held:,.6g} micro-batches held"
-    return ShownSchedule(name, rows, run.makespan, notes, shape.p)
+    cells = {"chunks": f"{shape.v}", "slots": f"{run.makespan:,.6g}", "bubble %": f"{100 * bubble:.1f}"}
+    cells["activations held"] = f"{held:,.6g}"
+    return ShownSchedule(name, rows, run.makespan, notes, shape.p, cells)
 
 
 def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
@@ -94,10 +98,15 @@ def show_report(name: str, report: Report, most: int = 32) -> ShownSchedule:
     devices, span = report.play.program.devices, report.play.step.span
     rows = report_rows(report, choose_rows(devices, most))
     found, share = measure_occupation(rows, span), report.breakdown.parts["bubble"] / report.step_time
-    notes = [f"{format_seconds(report.step_time)} a step, bubble of the slowest stage {share:.1%}"]
-    notes += [f"no kernel computes {found.waiting + found.between:.1%} of the time of all"]
+    step, constant = format_seconds(report.step_time), report.job.framework.step_overhead_s
+    behind = f" ({1e3 * constant:,.4g} ms of the framework behind it, not drawn)" if constant else ""
+    notes = [f"{step} a step{behind}"]
+    notes += [f"bubble of the slowest stage {share:.1%}"]
+    notes += [f"{found.waiting + found.between:.1%} of all stages' time has no kernel"]
     notes += describe_plan(report.play.plan)
-    return ShownSchedule(name, rows, span, ", ".join(notes), devices, "stage")
+    cells = {"chunks": f"{report.play.plan.shape.v}", "step": step, "bubble of slowest stage %": f"{100 * share:.1f}"}
+    cells["no kernel, all stages %"] = f"{100 * (found.waiting + found.between):.1f}"
+    return ShownSchedule(name, rows, span, ", ".join(notes), devices, cells, "stage")
 
 
 def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure:
@@ -106,7 +115,9 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
     rows = [row for one in shown for row in one.rows]
     lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
     chunks = max(int(row.chunk.max(initial=0)) + 1 for row in rows)
-    entries = legend_entries(rows, lanes, chunks, waits=any(len(row.waits) for row in rows))
+    wide = style.layout_width() - left_margin(rows) - 0.12
+    waits = any((row.waits[:, 1] - row.waits[:, 0]).max(initial=0.0) >= SEEN * span / wide for row in rows)
+    entries = legend_entries(rows, lanes, chunks, waits)
     heading = make_heading(title)
     note = NUMBERS + "White: idle, up to the line at the end of the schedule."
     if slots:
@@ -114,7 +125,6 @@ def schedules(shown: Sequence[ShownSchedule], title: str, slots: bool) -> Figure
         note += "for weights. Activations: of 1/p of the layers each. Bubble: idle time of all devices up to the end."
     if chunks > 1:
         note += f" Shades: chunks of a {shown[0].noun}, the first one dark."
-    wide = style.layout_width() - left_margin(rows) - 0.12
     captions = [_break_caption(one, 1) for one in shown]  # with room for the number of rows that are drawn
     above = [LINE * len(lines) + 0.1 for lines in captions]
     foot = AXIS + legend_height(entries) + note_height(note) + 0.12

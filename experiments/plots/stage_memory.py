@@ -50,8 +50,8 @@ PEAK = 0.7
 """Room right of the curves for the peaks [in]."""
 MOST = 64
 """Most devices that are drawn; of more, evenly spaced ones and the fullest."""
-BASE_SHARE = 0.35
-"""If every device always holds more than this share of the highest peak, the axes begin above zero."""
+LABELLED = 0.24
+"""Least height of axes that have room for labels [in]."""
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
@@ -77,20 +77,12 @@ def stage_memory(report: Report) -> Figure:
         curves[bar.device] = sample_columns(moments, held, span) / GIB
     peaks = np.max([curve.max(axis=0) for curve in curves.values()], axis=0)
     top = max(bar.allocated for bar in shown) / GIB
-    base = choose_base(curves, top)
-    highest = np.max([np.cumsum(curve, axis=1).max(axis=0) for curve in curves.values()], axis=0)
     entries = [
         LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
-        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
-        if n > LEGEND_FROM * full.total / GIB and upper > base
+        for name, n in zip(CATEGORIES, peaks, strict=True)
+        if n > LEGEND_FROM * full.total / GIB
     ]
-    below = [
-        WORDS.get(name, name)
-        for name, n, upper in zip(CATEGORIES, peaks, highest, strict=True)
-        if 0 < upper <= base and n
-    ]
-    note = f"Right: peak of the tensors [GiB]. Every row reaches from {base:,.10g} to {top:,.1f} GiB."
-    note += f" Below them: {', '.join(below)}." if below else ""
+    note = "Right: peak of the tensors [GiB]. Axes: GiB from 0, one scale for all."
     rooms = {(bar.capacity - bar.context) / GIB for bar in shown}
     note += " Line: room of the GPU for tensors." if min(rooms) <= 1.25 * top else ""
     note += f" A GPU has {format_gib(full.capacity)}, which lies beyond it." if min(rooms) > 1.25 * top else ""
@@ -99,14 +91,24 @@ def stage_memory(report: Report) -> Figure:
     foot = 0.3 + legend_height(entries) + note_height(note) + 0.08
     sheet = Sheet(heading.bottom + tall * rows + foot)
     sheet.head(heading)
-    left = max(text_width(bar.name, style.TEXT) for bar in shown) + 0.2
+    upper = max(top, *(room for room in rooms if room <= 1.25 * top), 0.0) * 1.02
+    mark = _round_below(top)
+    labels = ["0", f"{mark:,.10g}"] if 0.88 * tall >= LABELLED else []
+    names = max(text_width(bar.name, style.TEXT) for bar in shown) + 0.2
+    left = names + max(map(text_width, labels), default=0.0) + 0.04
     scale, unit = time_unit(span)
     block = sheet.width / columns
     for i, bar in enumerate(shown):
         column, row = divmod(i, rows)
         at = heading.bottom + tall * row
         axes = sheet.axes(block * column + left, at, block - left - PEAK, 0.88 * tall)
-        _draw_curve(axes, bar, curves[bar.device], span * scale, (base, max(top, min(max(rooms), 1.25 * top)) * 1.02))
+        _draw_curve(axes, bar, curves[bar.device], span * scale, upper)
+        axes.spines["left"].set_visible(True)
+        axes.set_yticks([0, mark], labels or ["", ""])
+        axes.tick_params(axis="y", length=2, pad=1.5)
+        zero, highest = axes.get_yticklabels()
+        zero.set_verticalalignment("bottom")  # else those of neighbours touch
+        highest.set_verticalalignment("top" if mark > 0.8 * upper else "center")
         last = row == rows - 1 or i == len(shown) - 1
         format_time_axis(axes, span, scale, unit)
         if not last:
@@ -114,7 +116,7 @@ def stage_memory(report: Report) -> Figure:
         weight = "bold" if bar.device == full.device else "normal"
         looks: dict[str, Any] = {"va": "center_baseline", "fontweight": weight}
         middle = at + 0.44 * tall
-        sheet.text(block * column + left - 0.06, middle, bar.name, ha="right", **looks)
+        sheet.text(block * column + names - 0.06, middle, bar.name, ha="right", **looks)
         words = f"{bar.allocated / GIB:,.1f}"
         sheet.text(block * (column + 1) - 0.12, middle, words, ha="right", fontsize=style.SMALL, **looks)
     at = heading.bottom + tall * rows + 0.26
@@ -123,19 +125,13 @@ def stage_memory(report: Report) -> Figure:
     return sheet.figure
 
 
-def choose_base(curves: dict[int, np.ndarray], top: float) -> float:
-    """Lower end of the axes [GiB]: 0, or a round value below what all devices always hold if that is much of it.
-
-    curves: memory by column of time and category, by device [GiB]. top: highest peak [GiB].
-    """
-    least = min(float(curve.sum(axis=1).min()) for curve in curves.values())
-    if least < BASE_SHARE * top:
-        return 0.0
-    step = 10.0 ** math.floor(math.log10(max(top - least, 0.01 * top)))
-    return math.floor(least / step) * step
+def _round_below(value: float) -> float:
+    """The largest of 1, 2, 2.5 and 5 times a power of ten that is not above a value."""
+    unit: float = 10.0 ** math.floor(math.log10(value))
+    return max(step * unit for step in (1, 2, 2.5, 5) if step * unit <= value)
 
 
-def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[float, float]) -> None:
+def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, upper: float) -> None:
     """Draws the memory of a device by category, its peak, and the room of its GPU for tensors."""
     sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, BINS + 1)
     fill_categories(axes, sums, edges, curve)
@@ -143,5 +139,4 @@ def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, ends: tuple[
     middle = (edges[at] + edges[at + 1]) / 2
     axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)
     axes.axhline((bar.capacity - bar.context) / GIB, color=style.INK, linewidth=0.8)
-    axes.set_ylim(*ends)
-    axes.set_yticks([])
+    axes.set_ylim(0, upper)

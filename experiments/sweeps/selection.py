@@ -65,10 +65,15 @@ def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str
     """Returns the fields of the heatmap across and down; for one that is None, the first that takes several values."""
     several = [name for name in varied_fields(rows) if len({repr(row[name]) for row in rows}) > 1]
     left = [name for name in several if name not in (x, y)]
+    if x is not None and x == y:
+        raise PlanError("--y", "it is the field of --x", f"Name another: {', '.join(left) or 'vary two fields'}", y)
     x = x or (left.pop(0) if left else None)
     y = y or (left.pop(0) if left else None)
     if x is None or y is None:
-        raise PlanError("--x", "the sweep has no two fields that take several values", "Vary two fields")
+        found = f"only {several[0]} takes" if len(several) == 1 else "none takes"
+        remedy = "Vary a second field; one alone is compared by meshcast plot breakdown JOB JOB..., or a plot of its "
+        remedy += "rows with pandas"
+        raise PlanError("--x", f"a heatmap has two fields, and of this sweep {found} several values", remedy)
     return x, y
 
 
@@ -79,9 +84,14 @@ def parse_cell(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
         raise PlanError("--why", f"it names a value of {x} and one of {y}", "Write it like --why 4,8", words)
     found = []
     for part, name in zip(parts, (x, y), strict=True):
-        known = {str(row[name]): row[name] for row in rows}
+        known = {_spell(row[name]): row[name] for row in rows}
         if part not in known:
             values = ", ".join(sorted(known, key=lambda word: (len(word), word))[:20])
             raise PlanError("--why", f"the sweep has no {name} of {part}", f"Its values: {values}", words)
         found.append(known[part])
     return found[0], found[1]
+
+
+def _spell(value: Any) -> str:
+    """A value as the heatmap labels it."""
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,11 +7,13 @@ The seconds of a measured collective include its wait for the other ranks; those
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hardware import GPU, gpus
 from hardware.errors import PlanError
 from simulator.bridges.kineto import Event, Trace
 from simulator.ir.ops import COMPUTE
@@ -47,6 +49,8 @@ class Comparison:
 
     on: name of the GPU that was traced, or ``CPU``.
     device: pipeline device of the simulation that stands for the traced rank.
+    framework_s: constant time of the framework in the simulated step that the measured one cannot have: it ends with
+        its last kernel [s].
     """
 
     title: str
@@ -55,6 +59,7 @@ class Comparison:
     real: Timeline
     simulated: Timeline
     notes: tuple[str, ...] = field(default=())
+    framework_s: float = 0.0
 
     @cached_property
     def lines(self) -> list[ClassRow]:
@@ -63,6 +68,13 @@ class Comparison:
         ordered = sorted(keys, key=lambda key: (STREAMS.index(key[0]), CLASSES.index(key[1])))
         nothing = 0.0, 0
         return [ClassRow(*k, *self.real.sums.get(k, nothing), *self.simulated.sums.get(k, nothing)) for k in ordered]
+
+    def explain_framework(self) -> list[str]:
+        """A note on the constant time of the framework, if the forecast has one: it is no error of the forecast."""
+        if not self.framework_s:
+            return []
+        words = f"{self.framework_s * 1e3:,.4g} ms of the framework (step_overhead_s)"
+        return [f"the forecast's step has {words}, which the trace's last kernel does not show"]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the answer of ``--json``; times in seconds."""
@@ -86,6 +98,7 @@ class Comparison:
                 }
                 for line in self.lines
             ],
+            "framework_s": self.framework_s,
             "notes": list(self.notes),
         }
 
@@ -95,10 +108,12 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
 
     rank: the traced rank, if the trace does not record it.
     step: index among the steps that the trace marks, negative from the end; None: the last.
-    Raises PlanError for a rank outside the job's mesh, or a step that the trace does not have.
+    Raises PlanError for a trace of several processes, a rank outside the job's mesh, or a step that the trace does not
+    have.
     """
     plan = report.play.plan
     check_alike(plan, "a comparison with a trace")
+    check_process(trace)
     notes: list[str] = []
     if trace.world is not None and trace.world > 1 and trace.world != plan.mesh.world:
         rule = f"the job has {plan.mesh.world} ranks, the trace is from a run of {trace.world}"
@@ -120,8 +135,33 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
     if ambiguous:
         notes.append(f"the trace records no process group for {', '.join(ambiguous)}, which several schemes of it use")
     on = (trace.devices[0] if trace.devices else "GPU") if trace.on_gpu else "CPU"
-    model = report.job.model.name
-    return Comparison(f"{model}, rank {number}", on, device, measured, forecast, tuple(notes))
+    gpu = plan.clusters[device].gpu
+    if differs(on, gpu):
+        notes.append(f"the trace is of {on}, the job of {gpu.title or gpu.name}")
+    framework_s = report.job.framework.step_overhead_s if trace.on_gpu else 0.0
+    title = f"{report.job.model.name}, rank {number}"
+    return Comparison(title, on, device, measured, forecast, tuple(notes), framework_s)
+
+
+def check_process(trace: Trace) -> None:
+    """Raises PlanError for one file of several processes: their steps run at the same time, not after each other."""
+    processes = {mark.lane[0] for mark in trace.steps()}
+    if trace.rank is None and len(processes) > 1:
+        rule = f"it has {len(processes)} processes, each with its own steps, and a trace of one is compared"
+        remedy = "Name the file of one rank; of a forecast, predict JOB --trace FOLDER/ writes one for each stage"
+        raise PlanError(trace.file, rule, remedy)
+
+
+def differs(on: str, gpu: GPU) -> bool:
+    """Whether a traced device, by the name that its driver gives it, is certainly another one than a GPU."""
+    if (on == "CPU") != (gpu.architecture == "cpu"):
+        return True
+    words, traced = gpu.name.lower().split("-"), on.lower()
+    model = next((word for word in words if any(letter.isdigit() for letter in word)), "")
+    if gpu.name not in gpus() or not model or not any(letter.isdigit() for letter in on):
+        return False
+    other_form = any(here in traced and there in words for here, there in (("pcie", "sxm"), ("sxm", "pcie")))
+    return other_form or re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", traced) is None
 
 
 def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:

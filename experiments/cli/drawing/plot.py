@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from experiments.cli.console import answering, plot_files
 from experiments.cli.drawing.width import WidthOption, choose_width
 from experiments.plots.style import Width
 from hardware.errors import PlanError, escape_controls, nearest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 OF_JOBS = {
     "timeline": "every pass of the step and its communication, stage by stage",
@@ -44,7 +47,7 @@ def plot(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png if not given."),
+        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png or heatmap.png if not given."),
     ] = None,
     x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Sweep: varied field on the x axis.")] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Sweep: varied field on the y axis.")] = None,
@@ -87,15 +90,20 @@ def plot(
             example = "1f1b zb-h1 --p 8 --m 16" if what == "schedules" else "job.yaml"
             raise PlanError("NAME", "the plot has no subject", f"Write meshcast plot {what} {example}")
         (file,) = plot_files(out or f"{what}.png", (what,), "--out").values()
+        page = None
         if what == "schedules":
             _refuse_others(given, ("--p", "--m", "--v", "--set", "--title"), "schedules")
-            _plot_schedules(names, (p, m, v), change or (), title, file, paper)
+            page = _plot_schedules(names, (p, m, v), change or (), title, file, paper)
         else:
             _refuse_others(given, ("--set", "--by") if what == "communication" else ("--set",), f"plot {what}")
             if by is not None and by not in GROUPINGS:
                 raise PlanError("--by", "there is no grouping of this name", nearest(by, GROUPINGS), by)
             _plot_jobs(what, names, change or (), by, file, paper)
         typer.echo(f"wrote {file}")
+        if page is not None:
+            from experiments.pages.forecast import show
+
+            show(page)
 
 
 def _refuse_others(given: dict[str, Any], taken: Sequence[str], subject: str) -> None:
@@ -113,9 +121,7 @@ def _plot_sweep(
     from experiments.plots import heatmap
     from experiments.sweeps import selection
 
-    if out is None and why is None:
-        raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
-    files = plot_files(out, ("heatmap",), "--out") if out is not None else {}
+    files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
     rows = selection.read_rows(results)
     x, y = selection.choose_axes(rows, axes[0], axes[1])
     cells = heatmap.group_cells(rows, x, y, axes[2])
@@ -125,13 +131,20 @@ def _plot_sweep(
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
         heatmap.draw(rows, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"], file, width)
+        typer.echo(f"wrote {file}")
+    if files and why is None and any(cell.best is None for cell in cells.values()):
+        typer.echo("--why X,Y has the reasons of a blank cell in full")
 
 
 def _plot_schedules(
     names: Sequence[str], numbers: tuple[int | None, int | None, int | None], changes: Sequence[str],
     title: str | None, file: Path, width: Width,
-) -> None:  # fmt: skip
-    """Draws schedules by name, played in slots, or those of jobs. numbers: devices, micro-batches, chunks."""
+) -> RenderableType:  # fmt: skip
+    """Draws schedules by name, played in slots, or those of jobs, and returns a table of their figures.
+
+    numbers: devices, micro-batches, chunks.
+    """
+    from experiments.pages.schedules import tabulate_shown
     from experiments.plots import schedules
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
@@ -162,6 +175,7 @@ def _plot_schedules(
             words += f" of {p} devices and {m} micro-batches"
     file.parent.mkdir(parents=True, exist_ok=True)
     schedules.draw(shown, words, not all(files), file, width)
+    return tabulate_shown(shown)
 
 
 def _split_chunks(name: str) -> tuple[str, int | None]:

@@ -14,7 +14,12 @@ from experiments.planning.planner import find_planner
 from hardware.errors import PlanError, escape_controls
 from simulator.report.words import format_need
 
-HEADS = ("step s", "90%", "GiB", "regret", "own", "by", "objective s", "evaluated", "CPU s")
+HEADS = ("step s", "90%", "GiB", "regret", "own regret", "objective s", "priced", "CPU s")
+LEGEND = (
+    "regret: against the certified optimum. own regret: against the best plan of the planner's own space, and the "
+    "method that found it. objective: the step by the planner's own prices. priced: candidates, graphs or "
+    "entries of tables."
+)
 BY = {
     "elimination": "elim",
     "integer program": "ILP",
@@ -34,18 +39,19 @@ BY = {
 
 def league_table(rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
     """A row for every planner: forecast, memory, regret against the certified optimum and against the optimum of its
-    own space, its own objective, evaluations, CPU time. Below: why planners refused, and what is outside of the space.
+    own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and what is
+    outside of the space.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("planner")
+    table.add_column("planner", no_wrap=True)
     for head in HEADS:
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", min_width=max(map(len, head.split())), no_wrap=head == "90%")
     if isinstance(optimum, CertifiedOptimum):
-        cells = (f"{optimum.step_time:.4g}", "", "", "0.0%", f"{optimum.gap:.1%}", "search", "", f"{optimum.plans:.3g}")
+        cells = (f"{optimum.step_time:.4g}", "", "", "0.0%", f"{optimum.gap:.1%} search", "", f"{optimum.plans:.3g}")
         table.add_row("certified", *cells, f"{optimum.cpu_s:.1f}", end_section=True)
     for row in rows:
         table.add_row(row.name, *_cells(row), f"{row.cpu_s:.1f}")
-    notes = [f"{row.name}: {row.refused}" for row in rows if row.refused]
+    notes = [LEGEND, *(f"{row.name}: {row.refused}" for row in rows if row.refused)]
     notes += [f"{row.name}: {row.not_executable}" for row in rows if row.not_executable]
     notes += [
         f"{row.name}: faster than the certified optimum, whose space has no such {', '.join(row.outside)}"
@@ -53,29 +59,28 @@ def league_table(rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanErro
         if row.outside
     ]
     notes += [f"certified: {optimum}"] if isinstance(optimum, PlanError) else []
-    if notes:
-        table.caption = Text("\n".join(map(escape_controls, notes)))
-        table.caption_justify = "left"
+    table.caption = Text("\n".join(map(escape_controls, notes)))
+    table.caption_justify = "left"
     return table
 
 
 def _cells(row: LeagueRow) -> tuple[str, ...]:
     proposal, report = row.proposal, row.report
     if proposal is None:
-        return ("refused", "", "", "", "", "", "", "")
+        return ("refused", "", "", "", "", "", "")
     objective = "-" if find_planner(row.name).unit == "bytes" else f"{proposal.value:.4g}"
     evaluated = f"{proposal.visited:.3g}"
     if report is None:
-        return ("not executable", "", "", "", "", "", objective, evaluated)
+        return ("not executable", "", "", "", "", objective, evaluated)
     low, high = report.interval_90
+    method = "" if row.space is None else BY.get(row.space.method, "DP")
     memory = format_need(report.peak_device, report.capacity) + ("" if report.fits else " too large")
     return (
         f"{report.step_time:.4g}",
         f"{low:.3g}-{high:.3g}",
         memory,
         "-" if row.regret is None else f"{row.regret:.1%}",
-        "-" if row.own_regret is None else f"{row.own_regret:.1%}",
-        "" if row.space is None else BY.get(row.space.method, "DP"),
+        f"{'-' if row.own_regret is None else f'{row.own_regret:.1%}'} {method}".strip(),
         objective,
         evaluated,
     )

@@ -59,9 +59,11 @@ def planners_of_jobs() -> list[str]:
 def choose_planners(given: str) -> list[str]:
     """The planners of a list with commas; ``all``: those that propose plans of jobs.
 
-    Raises PlanError for a name without a planner, and for planners of profiles alone.
+    Raises PlanError for a name without a planner, for none beside a comma, and for planners of profiles alone.
     """
     names = planners_of_jobs() if given == "all" else [name.strip() for name in given.split(",")]
+    if not all(names):
+        raise PlanError("--with", "a name is missing beside a comma", "Write --with alpa,optcnn, or all", given)
     for name in names:
         if "ours" not in find_planner(name).modes:
             remedy = f"Choose some of {', '.join(planners_of_jobs())}"

@@ -14,7 +14,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, Sheet, format_time_axis, make_heading, note_height, save, time_unit
+from experiments.plots.sheet import (
+    EDGE,
+    Sheet,
+    format_time_axis,
+    make_heading,
+    note_height,
+    save,
+    text_width,
+    time_unit,
+)
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import SHORT
 from simulator.report.words import format_seconds
@@ -85,7 +94,7 @@ def traces(comparison: Comparison) -> Figure:
     lanes = [stream for stream in STREAMS if any(line.stream == stream for line in lines)]
     spans = [side.span for side in sides]
     notes = [f"{comparison.on}. Simulated over real: {spans[1] / spans[0]:.2f}.", *_describe_sides(comparison)]
-    notes += [f"{note[0].upper()}{note[1:]}." for note in comparison.notes]
+    notes += [f"{note[0].upper()}{note[1:]}." for note in (*comparison.notes, *comparison.explain_framework())]
     given = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
     heading = make_heading(f"{comparison.title}: a step of {given}", *notes)
     top = heading.bottom + 0.14
@@ -155,6 +164,11 @@ def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
     narrow = style.is_narrow()
     places = NARROW if narrow else {"LABEL": LABEL, "REAL": REAL, "FORECAST": FORECAST, "RATIO": RATIO}
+    counts = [f"{calls[0]:,} / {calls[1]:,}" if any(calls) else "" for _, _, _, calls in rows]
+    if not narrow:  # long numbers of kernels move the other columns
+        more = max(0.0, max(map(text_width, counts), default=0.0) + 0.14 - RATIO)
+        places |= {key: places[key] + more for key in ("REAL", "FORECAST", "RATIO")}
+    bars = max(BARS, places["LABEL"] + 0.25 + max((text_width(kind) for _, kind, _, _ in rows), default=0.0))
     ends = {key: sheet.right - places[key] for key in ("REAL", "FORECAST", "RATIO")}
     heads = {ends["REAL"]: "real ms", ends["FORECAST"]: "simul. ms", ends["RATIO"]: "ratio"}
     heads |= {} if narrow else {sheet.right: "kernels"}
@@ -162,13 +176,13 @@ def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
         sheet.text(x, top - 0.07, words, ha="right", fontsize=style.SMALL, color=style.FAINT)
     axes = None
     if not narrow:
-        sheet.text(BARS, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=style.FAINT)
-        axes = sheet.axes(BARS, top, ends["REAL"] - 0.6 - BARS, ROW * len(rows))
+        sheet.text(bars, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=style.FAINT)
+        axes = sheet.axes(bars, top, ends["REAL"] - 0.6 - bars, ROW * len(rows))
         axes.set_axis_off()
         axes.set_xlim(0, longest)
         axes.set_ylim(len(rows) - 0.5, -0.5)
     before = ""
-    for y, (stream, kind, times, calls) in enumerate(rows):
+    for y, (stream, kind, times, _) in enumerate(rows):
         tone = style.rgb(style.LINE) if stream == "step" else class_colour(stream, kind)
         base = top + ROW * (y + 0.5)
         if axes is not None:
@@ -186,8 +200,7 @@ def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
             sheet.text(ends[key], base, f"{took * 1e3:,.3f}" if took >= LEAST else "", ha="right", **looks)
         sheet.text(ends["RATIO"], base, format_ratio(*times), ha="right", fontweight="bold", **looks)
         if not narrow:
-            count = f"{calls[0]:,} / {calls[1]:,}" if any(calls) else ""
-            sheet.text(sheet.right, base, count, ha="right", color=style.FAINT, **looks)
+            sheet.text(sheet.right, base, counts[y], ha="right", color=style.FAINT, **looks)
 
 
 def _draw_lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: float) -> None:

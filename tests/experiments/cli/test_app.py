@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from experiments.pages.published import describe_inputs
 from tests.experiments.cli.samples import ROOT, run
 from tests.strategies import some
 from tests.thinning import thinned
@@ -194,6 +195,7 @@ def test_validate_pipeline(tmp_path: Path) -> None:
     rows = answer("validate", "pipeline", "--data", path, "--json")["rows"]
     assert [row["status"] == "refused" for row in rows] == [False, True, True, True, False]
     assert rows[0] == rows[4] and rows[0]["makespan"] == 15
+    assert rows[0]["case"] == {"schedule": "1f1b", "p": 2, "m": 4, "v": 1, "t_f": 1, "t_b": 1, "t_w": 1, "hop": 0}
     assert "cases.jsonl:3" in rows[1]["reason"] and "cases.jsonl:4" in rows[2]["reason"]
     assert "1f1b" in run("validate", "pipeline", "--data", path).stdout
 
@@ -201,6 +203,10 @@ def test_validate_pipeline(tmp_path: Path) -> None:
 def test_validate_without_data_runs_the_examples() -> None:
     result = run("validate", "pipeline")
     assert result.exit_code == 0 and "interleaved-1f1b" in result.stdout
+    assert "t_f 2, t_b 2, t_w 2, hop 0" in result.stdout and "0.25" in result.stdout
+    assert describe_inputs({"schedule": "1f1b", "t_f": [1, 1, 1, 2], "slices": 2}) == (
+        "t_f [1, 1, 1, 2], t_w 0, hop 0, slices 2"
+    )
 
 
 def test_an_unsupported_validation_is_refused(tmp_path: Path) -> None:

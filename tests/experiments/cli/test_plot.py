@@ -38,7 +38,10 @@ def is_png(path: Path, width: Any = "page") -> bool:
 def test_schedules_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("plot", "schedules", "1f1b", "interleaved-1f1b:2", "dualpipe", "--p", 2, "--m", 4)
-    assert done.exit_code == 0 and done.stdout == "wrote schedules.png\n"
+    assert done.exit_code == 0 and done.stdout.startswith("wrote schedules.png\n")
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert rows[0] == ["schedule", "chunks", "slots", "bubble", "%", "activations", "held"]
+    assert rows[2][:4] == ["1f1b", "1", "15", "20.0"] and rows[3][:2] == ["interleaved-1f1b", "2"]
     assert is_png(tmp_path / "schedules.png")
     again = run("plot", "schedules", "zb-h1", "--p", 2, "--m", 4, "--width", "slide", "--out", "a.png")
     assert again.exit_code == 0 and is_png(tmp_path / "a.png", "slide")

@@ -101,6 +101,14 @@ def test_the_table_shows_refusals_with_their_reason(job: Path) -> None:
     assert "refused" in done.stdout and "no power of two" in " ".join(done.stdout.split())
 
 
+def test_the_columns_of_the_table_are_whole_and_explained(job: Path) -> None:
+    done = run(job, "--with", "optcnn,alpa", "--no-optimum")
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout, "nothing is cut"
+    words = " ".join(done.stdout.split())
+    assert "own regret objective s priced CPU s" in words and "own regret: against the best plan" in words
+
+
 def test_the_jobs_of_the_league_are_accepted() -> None:
     files = sorted((Path(__file__).resolve().parents[3] / "examples" / "league").glob("*.yaml"))
     assert len(files) == 4
@@ -109,7 +117,13 @@ def test_the_jobs_of_the_league_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("piper", "not jobs"), ("alpas", "alpa"), ("optcnn,tarnawski-dp", "not jobs")]
+    ("given", "words"),
+    [
+        ("piper", "not jobs"),
+        ("alpas", "alpa"),
+        ("optcnn,tarnawski-dp", "not jobs"),
+        ("alpa,", "--with is 'alpa,': a name is missing beside a comma"),
+    ],
 )
 def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, given: str, words: str) -> None:
     done = run(job, "--with", given)

@@ -1,6 +1,7 @@
 """Sweeps as heatmaps, and why a cell is blank."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from experiments.plots import heatmap
+from experiments.plots import heatmap, style
 from experiments.sweeps import selection
 from experiments.sweeps.grid import load_sweep
 from experiments.sweeps.run import run
 from hardware.errors import PlanError
+from tests.experiments.plots.checks import check_figure, draw_styled
 
 SWEEP: dict[str, Any] = {
     "job": {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16, "sequence": 8192}},
@@ -90,10 +92,52 @@ def test_a_real_sweep(results: Path, tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_command(results: Path, tmp_path: Path) -> None:
+def test_a_field_that_some_plans_lack_is_drawn_first() -> None:
+    rows = [
+        sweep_row(**{"plan.schedule": schedule, "plan.chunks": chunks})
+        for schedule, chunks in (("1f1b", None), ("interleaved-1f1b", 4), ("interleaved-1f1b", 2))
+    ]
+    found = heatmap.group_cells(rows, "plan.schedule", "plan.chunks", "step_time_s")
+    figure = draw_styled(heatmap.heatmap, found, "plan.schedule", "plan.chunks", "step_time_s", "A sweep", [])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["-", "2", "4"]
+    assert selection.parse_cell("1f1b, -", rows, "plan.schedule", "plan.chunks") == ("1f1b", None)
+
+
+def test_long_names_of_fields_are_shortened_where_they_are_ambiguous() -> None:
+    fields = [f"framework.set.overlap.{axis}" for axis in ("tp", "dp", "pp")]
+    rows = [
+        sweep_row(**dict(zip(fields, flags, strict=True)), step_time_s=step)
+        for flags, step in zip(product([True, False], repeat=3), (16.0, 17.8, 15.5, 19, 20, 21, 22, 23), strict=True)
+    ]
+    found = heatmap.group_cells(rows, fields[0], fields[1], "step_time_s")
+    for width in style.WIDTHS:
+        figure = draw_styled(heatmap.heatmap, found, fields[0], fields[1], "step_time_s", "A", [], width=width)
+        check_figure(figure, width)
+        axes = figure.axes[0]
+        assert axes.get_ylabel() == "overlap.dp" and axes.get_xlabel().endswith("overlap.tp")
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["false", "true"]
+        assert "(below it: overlap.pp)" in " ".join(text.get_text() for text in figure.texts)
+        assert {"16.0", "15.5"} <= {text.get_text() for text in axes.texts}, "one format"
+    names = ["plan.tp", "batch.micro", "model.micro", "framework.set.launch_s"]
+    assert [heatmap.shorten_field(one, names) for one in names] == ["tp", "batch.micro", "model.micro", "launch_s"]
+
+
+def test_numbers_of_a_plot_have_one_format() -> None:
+    assert heatmap.choose_form("{:,.3g}", [16.0, 17.8]) == "{:,.1f}"
+    assert heatmap.choose_form("{:,.3g}", [0.0012, 17.8]) == "{:,.3g}"
+    assert heatmap.choose_form("{:.1%}", [0.1, 0.25]) == "{:.1%}"
+
+
+def test_command(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "map.png"
     done = CliRunner().invoke(app, ["plot", str(results), "--out", str(out), "--why", "3,1"])
     assert done.exit_code == 0 and out.read_bytes().startswith(b"\x89PNG") and "must divide" in done.stdout
+    done = CliRunner().invoke(app, ["plot", str(results)])
+    assert done.exit_code == 0 and (tmp_path / "heatmap.png").is_file()
+    assert done.stdout.splitlines()[0] == "wrote heatmap.png" and "--why X,Y" in done.stdout
+    one = tmp_path / "one.parquet"
+    pq.write_table(pq.read_table(results, filters=[("plan.pp", "=", 1), ("batch.micro", "=", 1)]), one)
     text = tmp_path / "results.json"
     text.write_text(json.dumps(SWEEP), "utf-8")
     twice, table = tmp_path / "twice.parquet", pq.read_table(results)
@@ -101,8 +145,9 @@ def test_command(results: Path, tmp_path: Path) -> None:
     wrong, names = tmp_path / "wrong.parquet", table["status"]
     pq.write_table(table.set_column(table.column_names.index("step_time_s"), "step_time_s", names), wrong)
     for words, message in (
-        ([str(results)], "--out FILE"),
+        ([str(results), "--x", "plan.tp", "--y", "plan.tp"], "it is the field of --x"),
         ([str(wrong), "--out", str(out)], "'step_time_s' has no numbers but string"),
+        ([str(one)], "only plan.tp takes several values. Vary a second field"),
         ([str(text), "--out", str(out)], "not a Parquet file"),
         ([str(twice), "--out", str(out)], "the column 'plan.tp' is there twice"),
         ([str(tmp_path), "--out", str(out)], "it is a folder"),

@@ -9,10 +9,10 @@ import pytest
 
 from experiments.explain.communication_matrix import communication_matrix
 from experiments.explain.roofline import step_roofline
-from experiments.plots import communication, memory, roofline, stage_memory
+from experiments.plots import communication, memory, roofline, stage_memory, style
 from simulator import simulate
 from simulator.report.words import format_bytes
-from tests.experiments.plots.checks import draw_styled, shown_texts
+from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
@@ -104,8 +104,16 @@ def test_curves_keep_the_peaks_of_all_devices(report: Any) -> None:
     assert len({axes.get_ylim() for axes in figure.axes}) == 1, "one scale"
 
 
-def test_axes_begin_below_what_is_always_held() -> None:
-    flat = {0: np.array([[17.9, 0.5], [17.9, 1.2]])}
-    assert 18.2 <= stage_memory.choose_base(flat, 19.1) <= 18.4
-    steep = {0: np.array([[1.0, 0.5], [1.0, 30.0]])}
-    assert stage_memory.choose_base(steep, 31.0) == 0.0
+def test_areas_of_memory_are_proportional_to_their_bytes() -> None:
+    """Parameters and optimizer are most of the memory here, and still the axes begin at 0 and say so."""
+    batch = {"global": 32, "micro": 1, "sequence": 4096}
+    small = simulate({"model": "llama2-7b", "cluster": "dgx-h100:4", "batch": batch, "plan": {"tp": 4, "pp": 4}})
+    for width in style.WIDTHS:
+        figure = draw_styled(stage_memory.stage_memory, small, width=width)
+        check_figure(figure, width)
+        for axes in figure.axes:
+            assert axes.get_ylim()[0] == 0 and axes.spines["left"].get_visible()
+            zero, mark = (label.get_text() for label in axes.get_yticklabels())
+            assert zero == "0" and float(mark) == axes.get_yticks()[1] <= axes.get_ylim()[1]
+        words = " ".join(text.get_text() for text in figure.texts)
+        assert "GiB from 0" in words and "Below them" not in words

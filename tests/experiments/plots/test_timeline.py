@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments.plots import style
 from simulator import load_job, simulate
@@ -267,6 +269,27 @@ def test_rows_of_a_replay_are_its_passes() -> None:
             assert row.is_paired == (name == "dualpipe")
         bubble = 1 - sum(run.busy) / 4 / run.makespan
         assert measure_occupation(found, run.makespan).between == pytest.approx(bubble)
+
+
+def test_steps_of_jobs_name_what_is_not_drawn() -> None:
+    from experiments.pages.schedules import tabulate_shown
+    from experiments.plots import schedules
+
+    batch, plan = {"global": 16}, {"tp": 8, "pp": 2}
+    report = simulate({"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": batch, "plan": plan})
+    one = schedules.show_report("job", report)
+    assert "(35 ms of the framework behind it, not drawn)" in one.notes
+    assert "of all stages' time has no kernel" in one.notes
+    table = Console(record=True, width=120)
+    table.print(tabulate_shown([one]))
+    heads, row = (table.export_text(clear=False).splitlines()[i].split() for i in (0, 2))
+    assert heads[:3] == ["job", "chunks", "step"] and row[0] == "job" and len(row) == 6
+    # No wait has the width that is drawn, so the legend has none.
+    for seconds, drawn in ((1e-9, False), (0.1, True)):
+        shown = one._replace(rows=[replace(part, waits=np.array([[0.0, seconds]])) for part in one.rows])
+        figure = draw_styled(schedules.schedules, [shown], "Schedules", False)
+        words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        assert ("wait inside a pass" in words) == drawn
 
 
 def test_schedules_have_one_axis_of_time() -> None:

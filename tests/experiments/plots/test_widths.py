@@ -79,6 +79,16 @@ def test_figures_of_a_forecast(reports: dict[str, Any], name: str, width: Any) -
     check_figure(draw_styled(breakdown.breakdown, several, width=width), width)
 
 
+@pytest.mark.parametrize(("width", "has_bars"), [("page", True), ("column", False)])
+def test_the_note_of_a_breakdown_is_of_what_is_drawn(reports: dict[str, Any], width: Any, has_bars: bool) -> None:
+    figure = draw_styled(breakdown.breakdown, [("", reports["pp 4"])], width=width)
+    check_figure(figure, width)
+    words = " ".join(text.get_text() for text in figure.texts)
+    hatched = [patch for axes in figure.axes for patch in axes.patches if patch.get_hatch() == "////"]
+    assert bool(hatched) == has_bars == ("Hatched and pale" in words)
+    assert "hidden ms" in words and "overlapped by computation and not part of the sum" in words
+
+
 @pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("column",)))
 @pytest.mark.parametrize(("names", "p", "m"), [(("1f1b", "zb-h1", "dualpipe"), 8, 16), (("gpipe",), 64, 96)])
 def test_schedules(names: tuple[str, ...], p: int, m: int, width: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.plots import style
 from experiments.plots.measured import traces as plot
+from hardware import load
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.bridges import kineto
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import COMPUTING
 from simulator.report.report import Report
+from tests.experiments.plots.checks import check_figure, draw_styled
 from tests.simulator.bridges.samples import event, kernel, launch
-from validation.traces.comparison import Comparison, compare_step
+from validation.traces.comparison import Comparison, compare_step, differs
 from validation.traces.gpu_timeline import ranks_along, stream_of
 from validation.traces.simulated_timeline import simulated_timeline
 from validation.traces.timeline import UNATTRIBUTED, Slice
@@ -36,6 +39,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "framework": {"set": {"launch_s": 1e-5}},
     },
 }
+GPUS = {"a100-sxm-80": "NVIDIA A100-SXM4-80GB", "h100-sxm": "NVIDIA H100 80GB HBM3"}
 NAMES = {
     "gemm": "nvjet_tst_192x192",
     "attention": "void pytorch_flash::flash_fwd_kernel<...>",
@@ -67,7 +71,8 @@ def pictured(report: Report, rank: int, device: int, slower: float = 1.0) -> dic
         seconds = one.seconds * (slower if one.stream == COMPUTE else 1.0)
         rows.append(kernel(NAMES[one.kind], one.begin * 1e6, seconds * 1e6, i, hash(one.stream) % 50, **fields))
     info = {"rank": rank, "world_size": report.play.plan.mesh.world, "backend": "nccl"}
-    return {"deviceProperties": [{"name": "NVIDIA H100"}], "distributedInfo": info, "traceEvents": rows}
+    devices = [{"name": GPUS[report.job.cluster.gpu.name]}]
+    return {"deviceProperties": devices, "distributedInfo": info, "traceEvents": rows}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +96,7 @@ def test_a_trace_made_from_the_forecast_agrees_with_it(
 ) -> None:
     report = reports[name]
     found = compare_step(put(pictured(report, rank, device)), report)
-    assert (found.device, found.on, found.notes) == (device, "NVIDIA H100", (WHOLE,))
+    assert (found.device, found.on, found.notes) == (device, GPUS[report.job.cluster.gpu.name], (WHOLE,))
     streams = {line.stream for line in found.lines}
     assert streams == ({COMPUTE} if name == "alone" else {COMPUTE, "tensor", "data", "pipeline", UNATTRIBUTED})
     for line in found.lines:
@@ -241,6 +246,23 @@ def test_a_trace_of_another_job(reports: Any, put: Any, info: dict[str, int], ra
         compare_step(trace, reports["many"], rank)
 
 
+def test_a_trace_of_another_device_is_noted(reports: Any, put: Any) -> None:
+    other, same = "the trace is of NVIDIA H200, the job of NVIDIA H100", "the trace is of"
+    data = pictured(reports["many"], 0, 0)
+    data["deviceProperties"] = [{"name": "NVIDIA H200"}]
+    assert any(note.startswith(other) for note in compare_step(put(data), reports["many"]).notes)
+    on_cpu = put({"traceEvents": [event("aten::mm", "cpu_op", 2, 3)]})
+    assert any("is of CPU, the job of NVIDIA A100" in note for note in compare_step(on_cpu, reports["alone"]).notes)
+    for name in ("", "NVIDIA H100", "h100-sxm"):
+        data["deviceProperties"] = [{"name": name}] if name else []
+        assert not any(same in note for note in compare_step(put(data), reports["many"]).notes)
+    h100, cpu = reports["many"].job.cluster.gpu, load("gpus", "cpu-core")
+    assert [differs(name, h100) for name in ("NVIDIA H100 PCIe", "NVIDIA GH200", "CPU")] == [True, True, True]
+    assert [differs(name, cpu) for name in ("CPU", "NVIDIA H100")] == [False, True]
+    own = h100.model_copy(update={"name": "lab-7"})
+    assert not differs("NVIDIA H200", own), "a name that the catalog does not have says nothing"
+
+
 def test_steps_without_work(reports: Any, put: Any) -> None:
     marks = [event("step", "user_annotation", 0, 5), event("step", "user_annotation", 50, 5)]
     with pytest.raises(PlanError, match="no operator ran"):
@@ -279,6 +301,20 @@ def test_the_figure_shows_the_table(comparison: Comparison) -> None:
     for text in texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+
+
+@pytest.mark.parametrize("width", style.WIDTHS)
+def test_long_numbers_of_kernels_have_room(reports: Any, put: Any, width: style.Width) -> None:
+    found = compare_step(put(pictured(reports["many"], 0, 0)), reports["many"])
+    many = [replace(one, calls=1_234_567) for one in found.real.slices]
+    wide = replace(found, real=replace(found.real, slices=tuple(many)), framework_s=0.035)
+    figure = draw_styled(plot.traces, wide, width=width)
+    check_figure(figure, width)
+    words = {text.get_text(): text for text in figure.texts}
+    assert "35 ms of the framework" in " ".join(words)
+    if width != "column":
+        bars = figure.axes[0].get_window_extent()
+        assert words["exposed comm."].get_window_extent().x1 < bars.x0, "words touch their bar"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("png", marks=pytest.mark.slow), "svg"])

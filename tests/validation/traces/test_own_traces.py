@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from experiments.pages import traces
+from hardware.errors import PlanError
 from simulator import Report, simulate
 from simulator.bridges import kineto
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import kind_of
-from simulator.report.trace import write_rank_traces
+from simulator.report.trace import write_rank_traces, write_trace
 from simulator.report.tracing.names import is_launched, name_kernel
 from validation.measurements.import_trace import import_trace
 from validation.traces.comparison import compare_step
@@ -100,6 +103,25 @@ def test_the_seconds_of_classes_are_imported(job: str, files: list[Path]) -> Non
     assert len(classes) > 8 and found.machine.device == "cuda"
     for row in classes:
         assert row.samples[0] == pytest.approx(row.forecasts["catalog"].value, rel=1e-4)
+
+
+def test_one_file_of_all_stages_is_refused(job: str, report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "step.json.gz"
+    write_trace(report, path)
+    if report.play.program.devices == 1:
+        assert compare_step(kineto.read(path), report).device == 0
+        return
+    for use in (lambda: compare_step(kineto.read(path), report), lambda: import_trace(path, JOBS[job])):
+        with pytest.raises(PlanError, match=r"has 2 processes.*--trace FOLDER/ writes one for each stage"):
+            use()
+
+
+def test_the_constant_time_of_the_framework_is_explained(report: Report, files: list[Path]) -> None:
+    found, page = compare_step(kineto.read(files[0]), report), Console(record=True, width=200)
+    page.print(traces.page(found))
+    words = "the forecast's step has 35 ms of the framework (step_overhead_s)"
+    assert report.job.framework.step_overhead_s == found.to_dict()["framework_s"] == 0.035
+    assert words in page.export_text()
 
 
 # ------------------------------------------------------------------------------- HolisticTraceAnalysis
