@@ -363,6 +363,7 @@ def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) ->
         assert played.times.span == pytest.approx(busy[0])
 
 
+@pytest.mark.slow
 @examples(15)
 @given(job=jobs_of_all(EVERY))
 def test_the_same_job_gives_the_same_times(job: dict[str, Any]) -> None:
