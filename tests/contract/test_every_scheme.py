@@ -151,7 +151,7 @@ def test_its_closed_forms_hold(use: str) -> None:
     if SHARE > 1:
         Random(use).shuffle(settings)
     for number, setting in enumerate(settings):
-        if SHARE > 1 and number >= 6 and min(asked.values(), default=0) >= 3:
+        if SHARE > 1 and number >= 4 and min(asked.values(), default=0) >= 3:
             break  # `make test-all` measures at all settings
         asked.update(check_closed_forms(use, setting))
     assert asked, "a scheme states at least one closed form"

@@ -221,7 +221,7 @@ def test_version() -> None:
     assert result.exit_code == 0 and result.stdout.split()[:2] == ["meshcast", expected]  # then the commit
 
 
-@pytest.mark.parametrize("option", ["--version", "--help"])
+@pytest.mark.parametrize("option", [pytest.param("--version", marks=pytest.mark.slow), "--help"])
 def test_a_glance_imports_nothing_heavy(option: str) -> None:
     code = (
         "import sys\nfrom experiments.cli.app import app\n"
