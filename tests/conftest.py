@@ -38,7 +38,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Freezes imported and collected objects, so that the rounds of garbage collection in a long run skip them."""
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(40_000, 20, 20)
     gc.enable()
 
 
