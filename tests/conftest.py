@@ -24,7 +24,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 
 ROOT = Path(__file__).resolve().parents[1]
 
-settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=8)
+settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=6)
 settings.register_profile("all", settings.get_profile("meshcast"), max_examples=60)
 settings.load_profile("meshcast")
 
@@ -38,7 +38,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Freezes imported and collected objects, so that the rounds of garbage collection in a long run skip them."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(40_000, 20, 20)
     gc.enable()
 
 

@@ -82,13 +82,16 @@ def _key(line: str) -> tuple[tuple[str, ...], int]:
     return words, 0 if words else len(line.split())
 
 
-def run_page(page: str, command: Run | None = None, python: Run | None = None) -> Iterator[Excerpt]:
+def run_page(
+    page: str, command: Run | None = None, python: Run | None = None, without: Sequence[str] = ()
+) -> Iterator[Excerpt]:
     """Runs the blocks of a page in the current folder, and yields its excerpts.
 
     command, python: run a line of the shell, or a script, and return what it prints; by default in this process.
+    without: lines of the shell that begin so are not run, and their excerpts are left out.
     Raises AssertionError for a command that ends with another exit code than its comment says (``# exit code 2``).
     """
-    printed = ""
+    printed, left_out = "", False
     for found in BLOCK.finditer(page.partition(END)[0]):
         name, language, text = found[1], found[2], found[3]
         if name:
@@ -96,16 +99,17 @@ def run_page(page: str, command: Run | None = None, python: Run | None = None) -
             Path(name).write_text(text, "utf-8")
         elif language == "sh":
             lines = [line for line in text.splitlines() if line.startswith("meshcast ")]
-            printed = "\n".join(map(command or run_command, lines))
+            kept = [line for line in lines if not line.startswith(tuple(without))]
+            printed, left_out = "\n".join(map(command or run_command, kept)), len(kept) < len(lines)
         elif language == "python":
-            printed = (python or run_python)(text)
-        elif language == "text":
+            printed, left_out = (python or run_python)(text), False
+        elif language == "text" and not left_out:
             yield Excerpt(text, found.start(3), printed)
 
 
-def follow_page(page: str, command: Run | None = None, python: Run | None = None) -> int:
+def follow_page(page: str, command: Run | None = None, python: Run | None = None, without: Sequence[str] = ()) -> int:
     """Runs a page like `run_page` and holds its excerpts against what is printed; returns their number."""
-    excerpts = [*run_page(page, command, python)]
+    excerpts = [*run_page(page, command, python, without)]
     for one in excerpts:
         assert not one.list_stale(), f"{one.list_stale()}\nis not in\n{one.printed}\n{FRESH}"
     return len(excerpts)

@@ -11,6 +11,8 @@ from itertools import accumulate
 from math import ceil, inf
 from typing import Any
 
+from hypothesis import settings
+
 from simulator.engine.longest_path import OpTimes
 from simulator.engine.peak_memory import Peak
 from simulator.engine.play import Engine, PlayedStep
@@ -311,6 +313,10 @@ class Played:
         return max(accumulate(by_action.values()))
 
 
+LIKE = None if settings.get_current_profile_name() == "all" else SharedWork()
+"""The lowered units of all jobs of a run; in `make test-all` every job is lowered alone."""
+
+
 def play_job(
     job: Mapping[str, Any],
     price: Any = PAID,
@@ -321,8 +327,12 @@ def play_job(
 ) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices.
 
-    orders: in place of the schedule's. shared: the lowered units of the same job at other prices, or of a like job.
+    orders: in place of the schedule's. shared: the lowered units of the same job at other prices, or of a like job;
+    by default those of `LIKE`.
     """
+    shared = shared or LIKE
+    if shared is not None:
+        shared.forget_excess()
     plan = resolve_plan(load_job(job, changes), shared, price)
     priced = replace(price, launch=plan.job.framework.hidden_launch_s) if isinstance(price, Ideal) else price
     stages, program = build_program(plan, priced, shared, orders)

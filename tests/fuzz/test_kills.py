@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from tests.fuzz import kills
 from tests.fuzz.kills import ATTACKS, EDITS, SWEEPS, Harness, Place, check_result, describe_difference, run_attack
 from tests.fuzz.sweep_process import BLOWS, Ended, Moment, check_end
@@ -29,6 +31,18 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
         made = Harness(tmp_path_factory.mktemp("kills"))
         made.reference("files")
         yield made
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of an undisturbed sweep, made in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kills, "SWEEPS", {"files": {**SWEEPS["files"], "vary": FEW}})
+        place = Place(tmp_path_factory.mktemp("table") / "place", "files")
+        patch.chdir(place.folder)
+        done = CliRunner().invoke(app, [*place.command(("--workers", "1")), "--out", str(place.out)])
+    assert done.exit_code == 0, done.output
+    return place.out.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -60,25 +74,24 @@ def test_every_blow_while_parts_are_stored(blow: str, harness: Harness, tmp_path
 # ------------------------------------------------------------------------------------- failures are seen
 
 
-def test_rows_that_are_lost_doubled_or_other_are_counted(harness: Harness, tmp_path: Path) -> None:
+def test_rows_that_are_lost_doubled_or_other_are_counted(table: bytes, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    expected = harness.reference("files")
-    table = pq.read_table(pa.BufferReader(expected))
-    changed = table.slice(1, 1).set_column(table.column_names.index("status"), "status", pa.array(["other"]))
+    rows = pq.read_table(pa.BufferReader(table))
+    changed = rows.slice(1, 1).set_column(rows.column_names.index("status"), "status", pa.array(["other"]))
     path = tmp_path / "rows.parquet"
-    pq.write_table(pa.concat_tables([changed, table.slice(2, 5), table.slice(2, 2), table.slice(10)]), path)
-    assert describe_difference(path.read_bytes(), expected) == "4 rows lost, 2 doubled, 1 other, of 32"
+    pq.write_table(pa.concat_tables([changed, rows.slice(2, 5), rows.slice(2, 2), rows.slice(10)]), path)
+    assert describe_difference(path.read_bytes(), table) == "4 rows lost, 2 doubled, 1 other, of 32"
 
 
-def test_another_table_and_files_beside_it_are_failures(harness: Harness, tmp_path: Path) -> None:
+def test_another_table_and_files_beside_it_are_failures(table: bytes, tmp_path: Path) -> None:
     place = Place(tmp_path / "place", "files")
-    place.out.write_bytes(harness.reference("files"))
-    check_result(place, harness.reference("files"))
+    place.out.write_bytes(table)
+    check_result(place, table)
     (place.out.parent / "other").touch()
     with pytest.raises(AssertionError, match="left beside the table"):
-        check_result(place, harness.reference("files"))
+        check_result(place, table)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_length_of_sequences_that_nothing_states_is_an_assumption(folder: Path
     assert "batch.sequence" in found["assumed"] and found["job"]["batch"]["sequence"] == 8192
 
 
-@pytest.mark.parametrize("command", ["compare", "why", "scale"])
+@pytest.mark.parametrize("command", ["compare", pytest.param("why", marks=pytest.mark.slow), "scale"])
 def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
     more = {"compare": ["--set", "plan.tp=4"], "why": [], "scale": ["--gpus", "8,16"]}[command]
     found = run(command, "small.sh", *more)

@@ -103,6 +103,7 @@ def test_every_command_that_draws_has_a_width() -> None:
     assert set(drawing) == {"predict", "plot", "run", "scale", "compare", "why", "plan", "search", "validate"}
 
 
+@pytest.mark.slow
 def test_widths_of_other_commands(job: Path) -> None:
     assert run("predict", job, "--plot", "a.png", "--width", "slide").exit_code == 0
     assert is_png(job.parent / "a.png", "slide")

@@ -116,7 +116,11 @@ def test_a_deadlock_is_shown_in_the_order(tmp_path: Path) -> None:
             ("list", "schedule", "1f1b", "--p", 4096, "--m", 4096),
             "p x m x v is 16,777,216, and at most 100,000 are shown",
         ),
-        (("list", "schedule", "1f1b", "--p", 1, "--m", 40_000), "1 rows of 120,000 slots, and a page shows at most"),
+        pytest.param(
+            ("list", "schedule", "1f1b", "--p", 1, "--m", 40_000),
+            "1 rows of 120,000 slots, and a page shows at most",
+            marks=pytest.mark.slow,
+        ),
         (("list", "schedule", "none.csv"), "none.csv: it cannot be read"),
         (("list", "gpus", "h100-sxm"), "NAME is 'h100-sxm': list gpus takes no such argument"),
         (("list", "gpus", "--p", 4), "--p is 4"),

@@ -13,6 +13,7 @@ from experiments.explain.action_times import UPDATE, action_times, busy_shares, 
 from experiments.plots.gantt.rows import busy_share, device_row
 from simulator import load_job, simulate
 from simulator.program.categories import EXPOSED
+from tests.thinning import thinned
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 PLANS = [
@@ -27,7 +28,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", thinned(PLANS, keep=2))
 def test_actions_begin_and_end_with_their_kernels(name: str) -> None:
     report = simulate(load_job(yaml.safe_load((GOLDEN / f"{name}.yaml").read_text("utf-8"))["job"], base=GOLDEN))
     step: Any = report.play.step

@@ -75,7 +75,9 @@ def test_long_plans_have_none() -> None:
     assert not report.fits and fitting_changes(report) == []
 
 
-def test_predict_shows_them_and_lists_unstated_fields(tmp_path) -> None:
+def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fitting_changes(simulate(JOB))  # once for both forms of the answer
+    monkeypatch.setattr("experiments.explain.fitting_changes.fitting_changes", lambda _: found)
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     answer = json.loads(run("predict", str(path), "--json", "--verbose").stdout)
     assert len(answer["fitting_changes"]) == SHOWN

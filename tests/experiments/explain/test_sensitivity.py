@@ -135,6 +135,7 @@ def test_nodes_of_several_kinds_are_refused() -> None:
         explain(load_job({**JOB, "cluster": {"groups": nodes}}))
 
 
+@pytest.mark.slow
 def test_the_plot_is_drawn(answers: Any, tmp_path: Path) -> None:
     tornado.draw(answers, tmp_path / "tornado.png")
     assert (tmp_path / "tornado.png").stat().st_size > 10_000

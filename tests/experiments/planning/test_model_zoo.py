@@ -4,7 +4,9 @@ published parameters and FLOPs.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,12 @@ from experiments.planning.profile import NetworkLevel, ProfileProblem
 from tests.thinning import thinned
 
 MODULES = Path(__file__).resolve().parents[3] / "examples" / "modules" / "convolutional.py"
+
+
+@cache
+def figures_of(name: str) -> Any:
+    """The figures of the layers of a module, traced once."""
+    return ModuleProblem(f"{MODULES}:{name}", "p3:1", depth=1).graph().figures
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_modules_have_the_published_parameters_and_flops(name: str, millions: fl
     """Products and sums of an image, in billions, as torchvision publishes them; the Wide-ResNets have the parameters
     that their names say."""
     pytest.importorskip("torch")
-    figures = ModuleProblem(f"{MODULES}:{name}", "p3:1", depth=1).graph().figures
+    figures = figures_of(name)
     assert figures["parameters"].sum() / 4e6 == pytest.approx(millions, rel=1e-9)
     if products is not None:
         assert figures["forward_flops"].sum() / 32 / 2e9 == pytest.approx(products, rel=1e-3)
@@ -68,7 +76,7 @@ def test_a_module_and_a_profile_of_wide_resnet_agree() -> None:
     """Weights within the rounding of the profile; convolutions are priced as products of fp32, which the measured ones
     outrun by a half."""
     pytest.importorskip("torch")
-    module = ModuleProblem(f"{MODULES}:wide_resnet_1b", "p3:1", depth=1).graph().figures
+    module = figures_of("wide_resnet_1b")
     profile = ProfileProblem("aceso-wresnet-1b").graph().figures
     assert module["parameters"].sum() == pytest.approx(profile["parameters"].sum(), rel=3e-4)
     for name in ("forward", "backward"):

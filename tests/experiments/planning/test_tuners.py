@@ -77,7 +77,8 @@ def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum(gpt: Job
     assert start.value > 5 * best.value and found.value == pytest.approx(best.value, rel=1e-9)
 
 
-@pytest.mark.parametrize("share", thinned([0.5, 0.9], keep=2))
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
     """Not below the integer program within that memory, and within 8 % of it; none fits into nothing."""
     problem = problem_of()

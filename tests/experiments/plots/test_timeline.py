@@ -136,11 +136,24 @@ def all_rows(report: Any) -> list[Any]:
     return report_rows(report, range(report.play.program.devices))
 
 
-def test_waits_and_kernels_make_up_the_bars(waiting: Any) -> None:
+@pytest.fixture(scope="module")
+def waiting_rows(waiting: Any) -> list[Any]:
+    return all_rows(waiting)
+
+
+@pytest.fixture(scope="module")
+def waiting_figure(waiting: Any) -> Any:
+    """Its timeline for a page."""
+    from experiments.plots import timeline
+
+    return draw_styled(timeline.timeline, waiting)
+
+
+def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any]) -> None:
     from experiments.plots.gantt.rows import measure_occupation
 
     flat = waiting.play.step.flat
-    found = all_rows(waiting)
+    found = waiting_rows
     for row in found:
         assert (row.waits[:, 1] > row.waits[:, 0]).all()
         kernels = sum(
@@ -155,19 +168,18 @@ def test_waits_and_kernels_make_up_the_bars(waiting: Any) -> None:
     assert sum(shares) == pytest.approx(1) and min(shares) > 0
 
 
-def test_a_wait_has_not_the_colour_of_work(waiting: Any) -> None:
+def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: list[Any]) -> None:
     """Where no kernel of a pass computes, a white, dotted area lies above its bar, if print can show it."""
-    from experiments.plots import timeline
     from experiments.plots.gantt.bars import SEEN
 
-    figure = draw_styled(timeline.timeline, waiting)
+    figure = waiting_figure
     axes = figure.axes[1]
     inches = axes.get_position().width * figure.get_size_inches()[0]
     start, stop = axes.get_xlim()
     least = SEEN * (stop - start) / inches / 1e3  # the axis is in ms
     expected = sum(
         int(((row.waits[:, 1] - row.waits[:, 0] >= least) & (row.waits[:, 0] * 1e3 < stop)).sum())
-        for row in all_rows(waiting)
+        for row in waiting_rows
     )
     drawn = [group for group in axes.collections if group.get_label() == "wait"]
     assert expected > 0 and sum(len(group.get_paths()) for group in drawn) == expected
@@ -177,13 +189,12 @@ def test_a_wait_has_not_the_colour_of_work(waiting: Any) -> None:
     assert any(text.get_text() == "wait inside a pass" for text in shown_texts(figure))
 
 
-def test_bubble_and_idle_time_are_both_named(waiting: Any) -> None:
-    from experiments.plots import timeline
+def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, waiting_rows: list[Any]) -> None:
     from experiments.plots.gantt.rows import measure_occupation
 
-    words = " ".join(text.get_text() for text in shown_texts(draw_styled(timeline.timeline, waiting)))
+    words = " ".join(text.get_text() for text in shown_texts(waiting_figure))
     share = waiting.breakdown.parts["bubble"] / waiting.step_time
-    found = measure_occupation(all_rows(waiting), waiting.play.step.span)
+    found = measure_occupation(waiting_rows, waiting.play.step.span)
     assert f"Pipeline bubble {share:.1%} of the step" in words and "the slowest" in words
     for part, name in (
         (found.computing, "kernels compute"),
@@ -204,10 +215,10 @@ def test_a_bar_is_split_at_its_waits() -> None:
 
 
 @pytest.mark.parametrize("width", thinned(["column", "page", "slide"], keep=("page",)))
-def test_windows_of_time_do_not_overlap(waiting: Any, width: Any) -> None:
+def test_windows_of_time_do_not_overlap(waiting: Any, waiting_figure: Any, width: Any) -> None:
     from experiments.plots import timeline
 
-    figure = draw_styled(timeline.timeline, waiting, width=width)
+    figure = waiting_figure if width == "page" else draw_styled(timeline.timeline, waiting, width=width)
     check_figure(figure, width)
     whole = figure.axes[0]
     first, second = (next(line for line in whole.lines if line.get_gid() == f"window {letter}") for letter in "ab")

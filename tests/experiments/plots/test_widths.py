@@ -90,7 +90,10 @@ def test_the_note_of_a_breakdown_is_of_what_is_drawn(reports: dict[str, Any], wi
 
 
 @pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("column",)))
-@pytest.mark.parametrize(("names", "p", "m"), [(("1f1b", "zb-h1", "dualpipe"), 8, 16), (("gpipe",), 64, 96)])
+@pytest.mark.parametrize(
+    ("names", "p", "m"),
+    [(("1f1b", "zb-h1", "dualpipe"), 8, 16), pytest.param(("gpipe",), 64, 96, marks=pytest.mark.slow)],
+)
 def test_schedules(names: tuple[str, ...], p: int, m: int, width: Any) -> None:
     shown = [schedules.show_replay(name, play_in_slots(name, p, m, None)) for name in names]
     figure = draw_styled(schedules.schedules, shown, "Pipeline schedules", True, width=width)

@@ -53,6 +53,7 @@ def test_a_job_with_sensitivities(job: Path, out: Path) -> None:
     assert "figure of the hardware" in out.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_launch_file(tmp_path: Path, out: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(SCRIPT)

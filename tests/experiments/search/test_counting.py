@@ -91,7 +91,7 @@ def test_the_watch_sees_the_count() -> None:
     assert not result.certificate.counting and result.certificate.cpu >= counted[-1][3]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_count_is_part_of_the_effort(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
     clock, spent = time.process_time, [0.0]

@@ -101,7 +101,7 @@ def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
     assert [step.shard for step in space.space.choices(group, two)] == [None]
 
 
-@pytest.mark.parametrize("margin", [0.25, 0.6, 0.8])
+@pytest.mark.parametrize("margin", [0.25, pytest.param(0.6, marks=pytest.mark.slow), 0.8])
 def test_memory_stays_free(points: list[Point], margin: float) -> None:
     found = search(memory_margin=margin)
     capacity = found.space.loaded.cluster.gpu.memory * (1 - margin)

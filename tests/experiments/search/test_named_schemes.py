@@ -215,7 +215,7 @@ def test_constraints_name_schemes() -> None:
             ({"recompute": ["selective", "full"]}, {"recompute": ["core_attn"]}),
             ({"cp": 2, "cp_scheme": ["ring", STRIPED]}, {"cp": 2, "cp_scheme": STRIPED}),
         ],
-        keep=3,
+        keep=5,
     ),
 )
 def test_a_compared_plan_is_read_with_the_schemes_that_a_search_names(
@@ -284,7 +284,7 @@ def draw(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", thinned(DRAWN, keep=("sequence", "units")))
+@pytest.mark.parametrize("name", thinned(DRAWN, keep=("sequence",)))
 def test_no_bound_is_above_its_forecast(name: str) -> None:
     ratios = draw(name, 0, 8)
     assert max(time for time, _ in ratios) > 0.7 and max(memory for _, memory in ratios) > 0.7

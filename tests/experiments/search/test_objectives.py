@@ -132,6 +132,7 @@ def test_groups_have_a_bound_of_memory_before_they_are_opened() -> None:
             assert fitting is None or cluster.groups.least_memory(group) <= fitting.nbytes.min()
 
 
+@pytest.mark.slow
 def test_a_front_that_is_interrupted_early_has_a_gap() -> None:
     def stop(found: Any) -> None:
         if found.exact:

@@ -47,6 +47,7 @@ def test_the_rows_are_the_plans_that_were_forecast(job: Path, tmp_path: Path) ->
     assert not [*tmp_path.glob("*.writing")]
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_search_are_drawn_like_those_of_a_sweep(job: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "plans.parquet", tmp_path / "heat.png"
     run("search", job, "--out", out)

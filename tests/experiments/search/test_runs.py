@@ -143,6 +143,7 @@ def test_the_page_shows_runs(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_the_notebook_takes_the_same_objectives() -> None:
     run_alone = {**RUN, "checkpoints": {"every_s": "auto"}, "recovery": {}}
     result = meshcast.search({**JOB, "plan": {"tp": 4}, "run": run_alone}, objective="run-cost", workers=1)

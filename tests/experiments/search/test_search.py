@@ -134,7 +134,7 @@ def test_a_stated_number_of_layers_holds_where_layers_are_recomputed() -> None:
             {"zero": 1, "offload": ["activations"]},
             {"zero": 0, "sequence_parallel": False, "schedule": "zb-h1"},
         ],
-        keep=2,
+        keep=4,
     ),
 )
 def test_stated_fields_hold_in_the_bounds(stated: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ def test_searches_find_what_brute_force_finds(seed: int) -> None:
     thinned(
         [{"recompute": "full"}, {"zero": 3}, {"fsdp": True}, {"recompute": "full", "recompute_layers": 2}]
         + [{"offload": ["activations", "optimizer"]}, {"order": "dp-pp-cp-tp", "shard": "auto", "fsdp": True}],
-        keep=2,
+        keep=4,
     ),
 )
 def test_bounds_hold_with_stated_fields(stated: dict[str, Any]) -> None:

@@ -146,6 +146,7 @@ def test_equal_stages_are_among_the_unlike_ones() -> None:
     assert unlike.best[0].report.step_time <= ordinary.best[0].report.step_time * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_a_stated_degree_restricts_the_stages() -> None:
     found = search(
         {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {"tp": 4, "pp": [2, 3]}}, unlike=True

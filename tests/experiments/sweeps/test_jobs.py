@@ -32,6 +32,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["predict", *words])
 
 
+@pytest.mark.slow
 def test_jobs_that_share_a_workshop_are_answered_as_alone() -> None:
     # Twice each, and the other way round, so that everything that can be shared is.
     alone = [simulate(job).to_dict() for job in JOBS]

@@ -127,7 +127,7 @@ def test_reasons_that_differ_in_numbers_only_are_one(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- the same bytes
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_any_number_of_workers_gives_the_same_bytes(
     workers: int, reference: Path, small_chunks: None, tmp_path: Path
 ) -> None:

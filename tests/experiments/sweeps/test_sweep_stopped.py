@@ -66,6 +66,7 @@ def wait_for(folder: Path, parts: int, at_work: subprocess.Popen[bytes]) -> None
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_its_killed_parent(tmp_path: Path) -> None:
     at_work = process(tmp_path, "--workers", "2", slow=True)
@@ -112,7 +113,9 @@ def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Pat
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
 
-@pytest.mark.parametrize(("flushes", "kept"), [(1, ""), (3, ""), (5, "; 4 of 32 "), (18, "; 32 of 32 ")])
+@pytest.mark.parametrize(
+    ("flushes", "kept"), [(1, ""), pytest.param(3, "", marks=pytest.mark.slow), (5, "; 4 of 32 "), (18, "; 32 of 32 ")]
+)
 def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
     flushes: int, kept: str, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,7 @@ def test_padded_heads_are_computed_whole():
     assert sample.parts[0].qk_dim[0] == 128
 
 
-@pytest.mark.parametrize("gpu", ["a100", "h100", "l40s"])
+@pytest.mark.parametrize("gpu", [pytest.param("a100", marks=pytest.mark.slow), "h100", "l40s"])
 def test_cost_model_against_public_tables(tables, gpu):
     """Rows that are attention and nothing else."""
     frame = tables.read(f"attention_{gpu}")

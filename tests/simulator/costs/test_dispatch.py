@@ -15,6 +15,7 @@ from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch, DispatchCostModel
 from simulator.costs.estimate import NOTHING
+from tests.thinning import thinned_grid
 from validation.calibration.fit import fit
 from validation.calibration.kernels import dispatch as reader
 
@@ -186,8 +187,9 @@ def fit_models(tables, gpu, operation):
     return own, found, on
 
 
-@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm", "gb200"])
-@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+@pytest.mark.parametrize(
+    ("gpu", "operation"), thinned_grid(["h100-sxm", "h200-sxm", "b200-sxm", "gb200"], ["dispatch", "combine"])
+)
 def test_calls_against_measurements(tables, gpu, operation):
     own, found, on = fit_models(tables, gpu, operation)
     for library in {s.library for s in own}:

@@ -120,7 +120,9 @@ def test_the_shipped_coefficients_are_those_of_the_fit() -> None:
         assert _error_without(rows) == pytest.approx(model.sigma, abs=5e-3)
 
 
-@pytest.mark.parametrize(("of", "on"), [("h200-sxm", "h100-sxm"), ("h100-sxm", "h200-sxm")])
+@pytest.mark.parametrize(
+    ("of", "on"), [("h200-sxm", "h100-sxm"), pytest.param("h100-sxm", "h200-sxm", marks=pytest.mark.slow)]
+)
 def test_steps_on_one_gpu_say_what_those_on_the_other_one_draw(of: str, on: str) -> None:
     rows = read_rows()
     found = fit([row for row in rows if row.gpu == of])

@@ -44,7 +44,7 @@ def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
     check_reports(job)
 
 
-@pytest.mark.parametrize("node", ["dgx-h100", "dgx-a100"])
+@pytest.mark.parametrize("node", [pytest.param("dgx-h100", marks=pytest.mark.slow), "dgx-a100"])
 @examples(40)
 @given(job=jobs(launch=LAUNCH, passes=80, formats=("bf16",)))
 def test_all_engines_agree_on_clusters_of_the_catalog(node: str, job: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[s
 PLANS = [{"pp": 4}, {"pp": 4, "tp": 2, "dp": 2}, {"pp": 2, "chunks": 2}, {"pp": 4, "tp": 2, "chunks": 2}]
 
 
-@pytest.mark.parametrize(("plan", "overlap", "launch"), some([*product(PLANS, (True, False), (0.0, 2e-6, 1e-3))], 9))
+@pytest.mark.parametrize(("plan", "overlap", "launch"), some([*product(PLANS, (True, False), (0.0, 2e-6, 1e-3))], 13))
 def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
     framework = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}

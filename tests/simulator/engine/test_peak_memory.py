@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
@@ -230,7 +230,7 @@ def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
 
 
 @given(p=st.sampled_from([1, 2, 4]), m=st.integers(1, 6))
-@settings(max_examples=10)
+@examples(10)
 def test_gpipe_holds_all_micro_batches(p: int, m: int) -> None:
     for schedule, held in (("gpipe", [m] * p), ("1f1b", [min(m, p - i) for i in range(p)])):
         played = gpt(4, 1, p, m, "tp", "none", schedule=schedule)

@@ -19,6 +19,7 @@ from simulator.ir.ops import Op, Param
 from simulator.lowering.scope import traits_of
 from simulator.report.report import Report
 from tests.golden.rewrite import names, playable, stored
+from tests.thinning import thinned
 
 GPT3 = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "batch": {"global": 1536, "micro": 1}}
 
@@ -27,7 +28,7 @@ def of_report(report: Report) -> StepAndMemory:
     return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, report.fits)
 
 
-@pytest.mark.parametrize("name", [name for name in [*names()][::12] if playable(name)])
+@pytest.mark.parametrize("name", thinned([name for name in [*names()][::12] if playable(name)], keep=3))
 def test_golden_jobs(name: str) -> None:
     """Equal figures, exactly, of every twelfth golden job."""
     job = load_job(stored(name).job)

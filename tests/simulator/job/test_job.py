@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from simulator import load_job, simulate
-from tests.strategies import jobs
+from tests.strategies import examples, jobs
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 12, "head_dim": 8, "vocab": 96, "seq": 48}
 SHORT: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_the_job_of_an_answer_gives_the_same_answer() -> None:
     assert report(json.loads(json.dumps(first["job"]))) == first
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(job=jobs())
 def test_any_jobs_long_form_gives_the_same_answer(job: dict[str, Any]) -> None:
     job = {**job, "model": job["model"].model_dump()}

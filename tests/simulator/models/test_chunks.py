@@ -84,7 +84,7 @@ def test_scores_in_memory_are_all_computed() -> None:
     assert figures(simulate({**job(128), **unfused})) == figures(simulate({**job(), **unfused}))
 
 
-@pytest.mark.parametrize("engine", ["simpy", "sweep", "matrices"])
+@pytest.mark.parametrize("engine", ["simpy", pytest.param("sweep", marks=pytest.mark.slow), "matrices"])
 def test_llama_4_scout(engine: Any) -> None:
     """At 64 Ki tokens three of four layers cost an eighth of their scores."""
     given = {

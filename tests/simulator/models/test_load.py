@@ -405,6 +405,7 @@ def test_changes_on_a_config(tmp_path: Path) -> None:
     assert (m.hidden, m.ffn, m.head_dim) == (128, 512, 32)
 
 
+@pytest.mark.slow
 def test_imports_stay_light() -> None:
     heavy = "numpy", "pandas", "torch", "matplotlib"
     code = f"import sys, simulator.models.flops; print([m for m in {heavy!r} if m in sys.modules])"

@@ -33,7 +33,7 @@ def lists(layers: int, stages: int) -> list[list[int]]:
     return [list(one) for one in every if sum(one) == layers and min(one[1:-1], default=1) >= 1]
 
 
-@pytest.mark.parametrize("micro", [1, 8])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_no_partition_has_a_lower_peak_than_that_by_memory(micro: int) -> None:
     found = fullest(simulate(job("by-memory", micro=micro)))
     assert found <= min(fullest(simulate(job(one, micro=micro))) for one in lists(8, 3)) * (1 + 1e-9)

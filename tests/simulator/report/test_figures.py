@@ -128,6 +128,7 @@ def test_the_page_of_the_figures_is_up_to_date() -> None:
     assert (ROOT / "docs" / "figures.md").read_text("utf-8") == docs_page(), "`make docs-figures` puts it right"
 
 
+@pytest.mark.slow
 def test_importing_the_table_is_light() -> None:
     heavy = ("matplotlib", "pandas", "pyarrow", "rich", "scipy", "torch")
     code = f"import sys, simulator.report.figures; print(*[name for name in {heavy!r} if name in sys.modules])"

@@ -81,7 +81,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "two ways": {**BASE, "plan": {"pp": 4, "schedule": "chimera"}},
     "pairs": {**BASE, "batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, "framework": SLOW},
     "a real one": {
-        "model": "llama3-8b",
+        "model": {"preset": "llama3-8b", "layers": 8},
         "cluster": "dgx-h100:2",
         "batch": {"global": 32, "micro": 1, "sequence": 4096},
         "plan": {"tp": 4, "pp": 2, "chunks": 2},

@@ -227,6 +227,7 @@ def test_all_engines_agree_on_transfers(plan: dict[str, Any], overlap: bool, lau
     check_reports(job("bpipe", launch=launch, overlap=overlap, **plan))
 
 
+@pytest.mark.slow
 @examples(20)
 @given(
     m=st.integers(1, 14),

@@ -266,6 +266,7 @@ def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
     check_reports(job)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(job=jobs(TWO_WAYS, launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:
@@ -420,6 +421,7 @@ def exposed(report: Report) -> float:
     return breakdown(play.program, play.step.span, play.step.occupancy(8), 8).parts["ep"]
 
 
+@pytest.mark.slow
 def test_deepseek_v3_hides_token_dispatch_and_combine() -> None:
     """Communication takes longer than computation here, so at best all of that is hidden: 12.3 of 20 seconds."""
     paired, usual = deepseek("pipeline/dualpipe"), deepseek("pipeline/1f1b")
@@ -428,12 +430,14 @@ def test_deepseek_v3_hides_token_dispatch_and_combine() -> None:
 
 
 def test_deepseek_v3_is_forecast_within_a_second() -> None:
-    took = []
+    took = math.inf
     for _ in range(3):
         begin = process_time()
         assert deepseek("pipeline/dualpipe").step_time > 0
-        took.append(process_time() - begin)
-    assert min(took) < 1
+        took = min(took, process_time() - begin)
+        if took < 1:
+            break
+    assert took < 1
 
 
 @pytest.mark.parametrize(

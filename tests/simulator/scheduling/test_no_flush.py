@@ -308,12 +308,14 @@ def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
     check_steps(job)
 
 
+@pytest.mark.slow
 @examples(10)
 @given(job=jobs(NO_FLUSH, launch=LAUNCH, passes=24, formats=("bf16",)))
 def test_all_engines_agree_on_a_cluster_of_the_catalog(job: dict[str, Any]) -> None:
     check_steps(on_catalog(job, "dgx-h100"))
 
 
+@pytest.mark.slow
 @examples(20)
 @given(job=jobs(NO_FLUSH, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:

@@ -391,11 +391,11 @@ def test_slices_are_chosen_by_their_time() -> None:
 @pytest.mark.parametrize(
     ("cluster", "tensor", "m", "sequence", "hidden", "layers", "vocab"),
     [
-        ("dgx-2:2", 2, 1, 8192, 1024, 32, 128256),
+        pytest.param("dgx-2:2", 2, 1, 8192, 1024, 32, 128256, marks=pytest.mark.slow),
         pytest.param("dgx-2:8", 8, 1, 3072, 4096, 16, 128256, marks=pytest.mark.slow),
         pytest.param("dgx-2:4", 8, 8, 8192, 1024, 16, 32000, marks=pytest.mark.slow),
         pytest.param("dgx-h100:2", 1, 2, 2048, 2048, 16, 128256, marks=pytest.mark.slow),
-        pytest.param("dgx-a100:2", 4, 1, 2048, 8192, 12, 32000, marks=pytest.mark.slow),
+        ("dgx-a100:2", 4, 1, 2048, 8192, 12, 32000),
         pytest.param("dgx-a100:2", 2, 8, 8192, 1024, 8, 32000, marks=pytest.mark.slow),
     ],
 )
@@ -468,6 +468,7 @@ def test_slices_are_not_shorter_than_a_granule() -> None:
     assert play_job(job).plan.slice_lengths == (8,) * 6, "there are six granules only"
 
 
+@pytest.mark.slow
 def test_slices_that_exchange_attention_take_equally_long() -> None:
     """Two of eight slices have about the mean; the bubble of equal slices comes back, at equal work."""
     alone, chosen, exchanged = (

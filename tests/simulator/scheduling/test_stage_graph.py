@@ -277,12 +277,14 @@ def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
     check_reports(job)
 
 
+@pytest.mark.slow
 @examples(10)
 @given(job=graph_jobs(launch=LAUNCH, formats=("bf16",)))
 def test_all_engines_agree_on_a_cluster_of_the_catalog(job: dict[str, Any]) -> None:
     check_reports(on_catalog(job, "dgx-h100"))
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     job=graph_jobs(launch=(0.0, 1e-6, 1e-4)),

@@ -320,7 +320,7 @@ def job(use: str, batch: int, **options: Any) -> dict[str, Any]:
         job("interleaved-1f1b", 10, chunks=2, group=5),
         job("interleaved-1f1b", 11, chunks=4, group=7),
         job("seq1f1b", 6, chunks=2, slices=4),
-        job("seq1f1b", 5, chunks=2, slices=2, balanced=True),
+        pytest.param(job("seq1f1b", 5, chunks=2, slices=2, balanced=True), marks=pytest.mark.slow),
         job("chimera", 8, pairs=2),
     ],
     ids=["groups", "groups of two sizes", "slices and chunks", "balanced slices and chunks", "pairs"],

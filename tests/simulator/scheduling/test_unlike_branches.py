@@ -22,6 +22,7 @@ from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import PAID, play_job
 from tests.simulator.plan.test_asymmetric import HOP, play_ideally
+from tests.thinning import thinned
 
 VISION = {"name": "vision", "layers": 4, "hidden": 256, "heads": 4, "tokens": 128, "input_width": 48}
 TEXT = {"name": "text", "layers": 0, "tokens": 128}
@@ -141,7 +142,7 @@ def check_engines_agree(seed: int) -> None:
     assert all(peak.left == 0 for peak in matrices.play.peaks)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6), keep=2))
 def test_engines_agree_on_unlike_branches(seed: int) -> None:
     check_engines_agree(seed)
 

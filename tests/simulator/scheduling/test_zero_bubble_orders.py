@@ -62,7 +62,7 @@ CONFIGURATIONS = [
 tables 5 and 6."""
 
 
-@pytest.mark.parametrize(("shape", "times", "rates"), thinned(CONFIGURATIONS, keep=3))
+@pytest.mark.parametrize(("shape", "times", "rates"), thinned(CONFIGURATIONS, keep=4))
 def test_the_zero_bubble_papers_configurations(
     shape: tuple[int, int], times: tuple[float, ...], rates: tuple[float, ...]
 ) -> None:
@@ -102,7 +102,7 @@ def test_interleaved_idles_as_the_zero_bubble_paper_computes(at: int, v: int, ra
     assert rate <= found["bubble_rate_span"] < rate + 0.005
 
 
-@pytest.mark.parametrize("p", [3, 4, 6, 8, *(pytest.param(p, marks=pytest.mark.slow) for p in (5, 7, *range(9, 17)))])
+@pytest.mark.parametrize("p", [3, 4, 6, *(pytest.param(p, marks=pytest.mark.slow) for p in (5, *range(7, 17)))])
 @pytest.mark.parametrize("use", ["v-half", "v-min"])
 def test_reordered_blocks_reach_the_papers_bubbles_and_peaks(use: str, p: int) -> None:
     bubble, peak = {
@@ -171,7 +171,7 @@ OF_THE_AUTHORS = [
 https://github.com/sail-sg/zero-bubble @3fd87fd1, played with these times. It knows no times but equal ones."""
 
 
-@pytest.mark.parametrize(("p", "m", "times", "makespan"), thinned(OF_THE_AUTHORS, keep=3))
+@pytest.mark.parametrize(("p", "m", "times", "makespan"), thinned(OF_THE_AUTHORS, keep=5))
 def test_v_half_is_no_slower_than_the_order_of_its_authors(
     p: int, m: int, times: tuple[float, float, float], makespan: float
 ) -> None:

@@ -84,6 +84,7 @@ def test_work_is_that_of_micro_batches_one_by_one() -> None:
     assert all(peak.left == pytest.approx(0, abs=1) for peak in layered.play.peaks)
 
 
+@pytest.mark.slow
 def test_engines_agree() -> None:
     times = [forecast(engine=engine).step_time for engine in ("matrices", "sweep", "simpy")]
     assert times[1:] == pytest.approx(times[:1] * 2, rel=1e-9)

@@ -62,7 +62,7 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("how", "model", "use"), some([*product(range(len(HOW)), MODELS, AXES)], 5))
+@pytest.mark.parametrize(("how", "model", "use"), some([*product(range(len(HOW)), MODELS, AXES)], 7))
 def test_whole_jobs_do_the_models_work_and_give_all_memory_back(use: str, model: str, how: int) -> None:
     played = play_job(job_of(use, model, **HOW[how]))
     assert all(peak.left == 0 for peak in played.peaks)

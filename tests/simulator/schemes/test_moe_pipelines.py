@@ -316,7 +316,7 @@ def test_whole_steps_do_all_work_and_give_memory_back(use: str, precision: str, 
 VIEWS = [{"edp": 2, "ep": 4, "etp": 2}, {"edp": 1, "ep": 1, "etp": 16}, {"edp": 4, "ep": 1, "etp": 4}]
 
 
-@pytest.mark.parametrize(("precision", "again", "view"), some([*product(PRECISIONS, AGAIN, VIEWS)], 2))
+@pytest.mark.parametrize(("precision", "again", "view"), some([*product(PRECISIONS, AGAIN, VIEWS)], 5))
 def test_gathered_tokens_in_whole_steps(view: dict[str, int], precision: str, again: str) -> None:
     memory, shared = AGAIN[again], SharedWork()
     jobs = [job("expert/comet", *memory, dispatch="all-gather", panel=8), job("expert/all-to-all", *memory)]

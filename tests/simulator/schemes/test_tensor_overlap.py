@@ -226,7 +226,7 @@ WHOLE_STEPS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("more", "use"), some([*product(WHOLE_STEPS, ALL)], 2))
+@pytest.mark.parametrize(("more", "use"), some([*product(WHOLE_STEPS, ALL)], 3))
 def test_whole_steps_do_the_same_and_forget_nothing(use: str, more: dict[str, Any]) -> None:
     check_whole_steps(use, more)
 

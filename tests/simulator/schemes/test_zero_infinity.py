@@ -164,6 +164,7 @@ def test_a_trillion_parameters_fit_on_one_dgx_2_in_tiles() -> None:
     assert fits == {1: False, 4: True}
 
 
+@pytest.mark.slow
 @examples(40)
 @given(
     job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]), tiles=st.sampled_from([1, 1, 2, 3])

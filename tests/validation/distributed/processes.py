@@ -1,4 +1,4 @@
-"""Ranks of a distributed task, forked from one process that has imported torch: torchrun's processes import it each."""
+"""Ranks of a distributed task, forked from this process, which has imported torch: those of torchrun import it each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def run(task: dict[str, Any], world: int) -> list[dict[str, Any]]:
     """
     import torch.distributed as dist
 
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["validation.distributed.worker"])
+    from validation.distributed import worker  # noqa: F401  imported once, before the ranks are forked
+
+    forks = multiprocessing.get_context("fork")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False)
     ranks, messages = {}, {}
     for rank in range(world):

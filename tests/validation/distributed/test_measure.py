@@ -37,7 +37,7 @@ def quiet(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Path, list[str]]:
-    """Steps of two ranks: with `make test-all` torchrun's, otherwise forked from a process that has imported torch."""
+    """Steps of two ranks: with `make test-all` torchrun's, otherwise forked, with torch imported."""
     from validation.distributed import launch
     from validation.distributed.measure import measure
 

@@ -131,11 +131,11 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 @pytest.mark.parametrize(
     "degrees",
     [
-        {"pp": 2},
         {"pp": 4},
-        {"pp": 2, "schedule": "gpipe"},
+        pytest.param({"pp": 2}, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "schedule": "gpipe"}, marks=pytest.mark.slow),
         {"pp": 4, "schedule": "gpipe"},
-        {"pp": 2, "chunks": 2},
+        pytest.param({"pp": 2, "chunks": 2}, marks=pytest.mark.slow),
         {"pp": 4, "chunks": 2},
         {"pp": 4, "chunks": 2, "schedule": "breadth-first"},
         {"pp": 4, "schedule": "zb-h1"},

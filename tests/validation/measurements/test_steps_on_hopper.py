@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 
 from simulator.costs.costs import Costs
+from tests.thinning import thinned
 from validation.calibration.device.fit_machine import fit_all
 from validation.kernels.works import work_of
 from validation.measurements.forecasts import Forecaster
@@ -53,7 +54,7 @@ def test_the_median_step_is_as_the_documentation_says(gpu: str) -> None:
     assert round(100 * median(errors), 1) == {"h100": 0.7, "h200": 0.5}[gpu]
 
 
-@on_both
+@pytest.mark.parametrize("gpu", thinned(GPUS, keep=2))
 def test_half_a_minute_of_kernels_calibrates_a_gpu_for_steps(gpu: str, tmp_path: Path) -> None:
     """GEMMs of the calibration are shorter than those of a model: what they do not determine stays near the catalog."""
     kernels = measured(gpu, "calibration/measured")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,14 @@ from tests.validation.reference.plans import MODELS, plan
 from validation.reference import model, optimizer, tokens
 from validation.reference.tensor_parallel import TensorGroup
 
-multiprocessing.set_forkserver_preload(["torch"])  # imported once for all processes
-
 CPU = torch.device("cpu")
 Found = list[dict[str, Any]]
 
 
 def together(work: Callable[[int], dict[str, Any]], ranks: int = 2) -> Found:
-    """The results of `work(rank)` in each of so many processes."""
+    """The results of `work(rank)` in each of so many processes, forked so that none imports torch anew."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_one, (work, ranks, folder), nprocs=ranks, start_method="forkserver")
+        mp.start_processes(_one, (work, ranks, folder), nprocs=ranks, start_method="fork")
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
 
 

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
 from simulator.job.load import load_job  # noqa: E402
+from tests.thinning import thinned_grid  # noqa: E402
 from validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
@@ -94,11 +95,12 @@ def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeyp
         assert torch.allclose(gradient(param), plain.get_parameter(name).grad, atol=1e-6), name
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
+@pytest.mark.parametrize(
+    ("recompute", "schedule"), thinned_grid(["none", "full"], ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
+)
 @pytest.mark.parametrize(
     "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT, id="gpt", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_gradients_of_weights_made_later_are_the_same(
     schedule: str, model: dict[str, Any], recompute: str, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from validation.traces.comparison import compare_step
 
 JOBS: dict[str, dict[str, Any]] = {
     "dense": {
-        "model": "llama3-8b",
+        "model": {"preset": "llama3-8b", "layers": 8},
         "cluster": "dgx-h100:2",
         "batch": {"global": 32, "micro": 1, "sequence": 4096},
         "plan": {"tp": 4, "pp": 2, "chunks": 2},
