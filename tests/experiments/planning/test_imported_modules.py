@@ -194,7 +194,6 @@ def make():
     assert first.path == ("first",) and second.path == ("last",) and not first.works.backward
 
 
-@pytest.mark.slow
 def test_graphs_of_branches_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
