@@ -13,8 +13,10 @@ from simulator.job.job import Job
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
 from simulator.job.launch.keys import (
     compose_job,
+    drop_idle_overlap,
     drop_inactive,
     find_preset_vocabulary,
+    flatten_for_export,
     flatten_job,
     flatten_model,
     nest,
@@ -201,8 +203,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     chosen = find_format(form)
     if chosen.write is None:
         raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
-    keys = flatten_job(job)
-    keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
+    keys = flatten_for_export(job)
     text = chosen.write(keys, [])
     model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
     back = import_text(
@@ -210,7 +211,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     )
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
-    header += describe_unsaid(unsaid, chosen.program, job)
+    header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
     return Exported(chosen.write(keys, header), unsaid)
 
 
@@ -219,11 +220,11 @@ def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
 
     Traits of another framework, and options of another scheme, do not count on top of its name.
     """
-    wanted, found = drop_inactive(wanted), drop_inactive(found)
+    wanted, found = (drop_idle_overlap(drop_inactive(one)) for one in (wanted, found))
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}
-        if key != "cluster.gpus_per_node" and wanted.get(key) != found.get(key)
+        if key not in ("cluster.gpus_per_node", "cluster.architecture") and wanted.get(key) != found.get(key)
     }
     if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
         for key in ("model.seq", "model.position_rows"):
@@ -243,7 +244,7 @@ def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Jo
         lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
         lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
     else:
-        lines.append("It says everything else of the job.")
+        lines.append("It says everything else that the job says.")
     return lines
 
 

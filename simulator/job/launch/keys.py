@@ -78,6 +78,12 @@ def flatten_job(job: Job) -> Keys:
     return keys
 
 
+def flatten_for_export(job: Job) -> Keys:
+    """The keys of a job, and what launch scripts depend on beyond it: the GPUs of a node, and their generation."""
+    node = {"gpus_per_node": job.cluster.gpus_per_node, "architecture": job.cluster.node.gpu.architecture}
+    return flatten_job(job) | flatten("cluster", node)
+
+
 def flatten_model(model: Model) -> Keys:
     """The fields of a model but for its name; those that are null are left out."""
     return flatten("model", model.model_dump(exclude_none=True, exclude={"name"}))
@@ -150,6 +156,16 @@ def drop_inactive(keys: Mapping[str, Any]) -> Keys:
             if degree == "plan.pp" and overlap:
                 found["plan.pipeline.overlap_passes"] = overlap
     return found
+
+
+def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
+    """The keys without the overlap of what is not communicated."""
+    idle = []
+    if keys.get("plan.data") == "ddp":
+        idle.append("framework.set.overlap.updated_weights")
+    if keys.get("plan.tp", 1) == 1:
+        idle.append("framework.set.overlap.tp")
+    return {key: one for key, one in keys.items() if key not in idle}
 
 
 # ------------------------------------------------------------------------------------- keys to job

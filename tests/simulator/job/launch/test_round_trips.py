@@ -146,6 +146,10 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
         keys["precision.gradients"] = draw(st.sampled_from(["fp32", half]))
     keys["precision.moments"] = draw(st.sampled_from(["fp32", "bf16"]))
     keys |= {f"framework.set.{name}": draw(st.booleans()) for name in TRAITS}
+    if keys["plan.data"] == "ddp" or not keys["framework.set.overlap.dp"]:  # Megatron-LM does not start otherwise
+        keys["framework.set.overlap.updated_weights"] = False
+    if keys.get("plan.tensor") != "megatron-sp":
+        keys["framework.set.overlap.tp"] = False
     keys["framework.set.attention"] = draw(st.sampled_from(["flash", "unfused"]))
     keys["framework.set.cuda_graphs"] = draw(st.sampled_from([False, True, *(["outside-experts"] if experts else [])]))
     if draw(st.booleans()):
