@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from experiments.cli.console import check_place, emit, to_json, unwritable
 from hardware.errors import PlanError, escape_controls
 from hardware.load import read_yaml
+
+if TYPE_CHECKING:
+    from simulator.job.launch.formats import ImportedJob
 
 
 def import_launch(
@@ -85,6 +89,13 @@ def tell_launch(job: Path, changes: Sequence[str]) -> None:
     more = f"the job it makes: meshcast import {found.form} {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
+
+
+def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
+    """The changes to a job, and the checkpoints of a launch file where no change states others."""
+    if launch is None or not launch.checkpoints or any(one.startswith("run.checkpoints") for one in changes):
+        return [*changes]
+    return [*changes, f"run.checkpoints={to_json(launch.checkpoints)}"]
 
 
 def _write(text: str, out: Path | None) -> None:

@@ -102,7 +102,16 @@ def import_text(
     if model is None and isinstance(job["model"], str):
         comments["model"] = "the preset of the shape that the file states"
     return ImportedJob(
-        job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places, microbatches
+        job,
+        comments,
+        reading.assumed,
+        reading.unknown,
+        tuple(ignored),
+        where,
+        form,
+        places,
+        microbatches,
+        nest(keys, "run.checkpoints"),
     )
 
 

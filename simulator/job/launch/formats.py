@@ -64,6 +64,8 @@ class ImportedJob:
     ignored: settings without influence on time or memory. where: the file. form: name of its format.
     places: file, line and name of the setting behind each key.
     microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
+    checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job that states
+        them simulates whole runs; ``meshcast run`` alone reads them.
     """
 
     job: dict[str, Any]
@@ -75,6 +77,7 @@ class ImportedJob:
     form: str
     places: Mapping[str, str] = field(default_factory=dict)
     microbatches: int | None = None
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""

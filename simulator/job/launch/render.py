@@ -44,6 +44,12 @@ def render_job(imported: ImportedJob) -> str:
     lines.append("")
     for key, value in imported.job.items():
         lines += _render(key, value, key, imported.comments, 0)
+    if imported.checkpoints:
+        setting = imported.comments["run.checkpoints.every_steps"]
+        lines += [] if "run" in imported.job else ["# run:"]
+        lines.append(
+            f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -204,6 +204,12 @@ class Reading:
         self.keys[key] = value
         self.assumed[key] = why
 
+    def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
+        """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""
+        if every:
+            self.set_key("run.checkpoints.kind", "asynchronous" if asynchronous else "sharded", *names)
+            self.set_key("run.checkpoints.every_steps", every, *names)
+
     def reject(self, stated: Stated | None, why: str) -> None:
         """Lists a setting that was not understood."""
         if stated is not None:

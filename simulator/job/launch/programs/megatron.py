@@ -132,6 +132,7 @@ def interpret(reading: Reading) -> None:
     read_gpus(reading, "nnodes", "nproc_per_node")
     if (samples := reading.take_count("train_samples")) and "batch.global" in keys and "run.steps" not in keys:
         reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
+    reading.set_checkpoints(reading.take_count("save_interval"), reading.take_switch("async_save"), "save_interval")
 
 
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
