@@ -75,13 +75,16 @@ def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> 
         typer.echo(f"{against} says the same already")
 
 
-def tell_launch(job: Path, changes: Sequence[str]) -> None:
-    """Says on stderr what a launch file does not state, and what of it was not understood."""
+def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
+    """Says on stderr what a launch file does not state, and what of it was not understood.
+
+    Returns the settings of names that nothing knows.
+    """
     from simulator.job.load import read_job
 
     found = read_job(job, changes).launch
     if found is None:
-        return
+        return ()
     from simulator.job.launch.convert import FORMATS
 
     lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
@@ -89,6 +92,13 @@ def tell_launch(job: Path, changes: Sequence[str]) -> None:
     more = f"the job it makes: meshcast import {found.form} {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
+    return found.unrecognised
+
+
+def show_unrecognised(settings: Sequence[str]) -> None:
+    """Repeats below a forecast the settings that it leaves out because nothing knows their names."""
+    if settings:
+        typer.echo(escape_controls(f"unknown    {', '.join(settings)}: not in this forecast"))
 
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:

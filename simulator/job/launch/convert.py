@@ -40,6 +40,9 @@ EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
 MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 """Programs whose models are code beside the launch file."""
 
+DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
+"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
 NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
 
@@ -59,12 +62,13 @@ def import_text(
     text, where: content and name of the file. form: name of its format.
     cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
     folder: of relative paths.
-    changed: degrees and batch sizes that are changed afterwards: what follows from them in the program, such as a
-        global batch that the file leaves out, is derived from these.
+    changed: degrees and batch sizes that are changed: what follows from them in the program, such as the chunks of a
+        stage or a global batch that the file leaves out, is derived from these.
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
     chosen = find_format(form)
-    reading = Reading(chosen.program, chosen.read(text, where))
+    degrees = {key: one for key, one in (changed or {}).items() if key in DEGREES}
+    reading = Reading(chosen.program, chosen.read(text, where), changed=degrees)
     if not reading.stated:
         raise PlanError(
             where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
@@ -73,6 +77,7 @@ def import_text(
         reading.keys |= flatten_model(load_model(model, base=folder))
     chosen.interpret(reading)
     keys = reading.keys
+    keys |= degrees
     if model is None and "model.preset" in keys:
         model = keys["model.preset"]
     elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
@@ -88,6 +93,7 @@ def import_text(
         reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    places |= {key: f"--set {key}" for key in degrees}
     with locate_errors(where, "", places):
         _fill_vocabulary(reading)
         job = compose_job(keys, cluster, model, folder)
@@ -112,6 +118,7 @@ def import_text(
         places,
         microbatches,
         nest(keys, "run.checkpoints"),
+        tuple(reading.unrecognised),
     )
 
 
@@ -137,7 +144,7 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         return cluster
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
-    least = _fewest_gpus(keys)
+    least = _fewest_gpus({**keys, **{key: 1 for key in reading.changed}, **reading.own})
     total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
     if stated and (gpus or stated % least == 0):
         total = stated

@@ -63,9 +63,10 @@ class ImportedJob:
     assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
     ignored: settings without influence on time or memory. where: the file. form: name of its format.
     places: file, line and name of the setting behind each key.
+    unrecognised: settings of names that nothing knows, which are among those not understood.
     microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
-    checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job that states
-        them simulates whole runs; ``meshcast run`` alone reads them.
+    checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job with such
+        keys simulates whole runs; ``meshcast run`` alone reads them.
     """
 
     job: dict[str, Any]
@@ -78,6 +79,7 @@ class ImportedJob:
     places: Mapping[str, str] = field(default_factory=dict)
     microbatches: int | None = None
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
+    unrecognised: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""

@@ -67,6 +67,24 @@ def test_predict_says_what_it_assumed_and_did_not_understand(folder: Path) -> No
     assert "not understood: --some-new-flag: meshcast does not know it" in found.stderr
     assert "meshcast import megatron small.sh" in found.stderr
     assert "16 x h100-sxm in 2 nodes" in found.stdout
+    assert found.stdout.splitlines()[-1] == "unknown    --some-new-flag: not in this forecast"
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "message"),
+    [
+        ("megatron", SCRIPT.replace("--tensor-model-", "--tensor-"), "--tensor-model-parallel-size?"),
+        ("megatron", f"{SCRIPT.rstrip()} --sequence-paralel", "--sequence-parallel?"),
+        ("megatron", f"{SCRIPT.rstrip()} --overlap-grads-reduce", "--overlap-grad-reduce?"),
+        ("torchtitan", "[parallelism]\ntensor_paralel_degree = 2", "parallelism.tensor_parallel_degree?"),
+        ("deepspeed", '{"zero_optimization": {"stge": 3}}', "zero_optimization.stage?"),
+    ],
+)
+def test_a_mistyped_setting_is_told_the_nearest_one(folder: Path, program: str, text: str, message: str) -> None:
+    (folder / "mistyped").write_text(text, "utf-8")
+    found = answer("import", program, "mistyped", "--model", "gpt2-124m", "--json")
+    whys = [one["why"] for one in found["not_understood"] if "--some-new" not in one["flag"]]
+    assert whys == [f"meshcast does not know it. Did you mean {message}"]
 
 
 def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
