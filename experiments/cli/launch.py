@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from experiments.cli.console import check_place, emit, to_json, unwritable
-from hardware.errors import PlanError, escape_controls
+from hardware.errors import PlanError, cut_middle, escape_controls
 from hardware.load import read_yaml
 
 if TYPE_CHECKING:
@@ -86,13 +86,23 @@ def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
     if found is None:
         return ()
     from simulator.job.launch.convert import FORMATS
+    from simulator.job.launch.render import to_flow
 
-    lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
+    lines = [
+        f"assumed {key} {cut_middle(to_flow(found.assumed_values[key]), 80)} "
+        f"({why}; change it with --set {_field(key, found)}=...)"
+        for key, why in found.assumed.items()
+    ]
     lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
     more = f"the job it makes: meshcast import {found.form} {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
     return found.unrecognised
+
+
+def _field(key: str, found: ImportedJob) -> str:
+    """The field that changes an assumed key: that of the model as a whole, where it is a preset."""
+    return "model" if key.startswith("model.") and isinstance(found.job["model"], str) else key
 
 
 def show_unrecognised(settings: Sequence[str]) -> None:

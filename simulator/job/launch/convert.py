@@ -19,6 +19,7 @@ from simulator.job.launch.keys import (
     flatten_for_export,
     flatten_job,
     flatten_model,
+    join_offload,
     nest,
 )
 from simulator.job.launch.programs.accelerate import ACCELERATE
@@ -42,6 +43,8 @@ MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 
 DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
 """Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
+SHAPE_OF_FILE = "the preset of the shape that the file states"
 
 NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
@@ -105,8 +108,8 @@ def import_text(
     comments.pop("framework.name", None)
     if "run.steps" in comments:
         comments["run.tokens"] = comments["run.steps"]
-    if model is None and isinstance(job["model"], str):
-        comments["model"] = "the preset of the shape that the file states"
+    if model is None and (isinstance(job["model"], str) or "preset" in job["model"]):
+        comments["model" if isinstance(job["model"], str) else "model.preset"] = SHAPE_OF_FILE
     return ImportedJob(
         job,
         comments,
@@ -119,6 +122,7 @@ def import_text(
         microbatches,
         nest(keys, "run.checkpoints"),
         tuple(reading.unrecognised),
+        {key: keys.get(key) for key in reading.assumed},
     )
 
 
@@ -237,6 +241,8 @@ def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
     Traits of another framework, and options of another scheme, do not count on top of its name.
     """
     wanted, found = (drop_idle_overlap(drop_inactive(one)) for one in (wanted, found))
+    if {"zero-offload", "zero-infinity"} & {wanted.get("plan.data"), found.get("plan.data")}:
+        wanted, found = join_offload(wanted), join_offload(found)
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}

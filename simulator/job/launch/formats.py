@@ -61,6 +61,7 @@ class ImportedJob:
 
     job: the keys of a job file. comments: what is behind its dotted keys.
     assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
+    assumed_values: what is assumed of them.
     ignored: settings without influence on time or memory. where: the file. form: name of its format.
     places: file, line and name of the setting behind each key.
     unrecognised: settings of names that nothing knows, which are among those not understood.
@@ -80,6 +81,7 @@ class ImportedJob:
     microbatches: int | None = None
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
+    assumed_values: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""
