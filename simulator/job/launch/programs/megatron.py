@@ -11,6 +11,7 @@ from typing import Any
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml
+from simulator.job.launch import shell
 from simulator.job.launch.formats import DemandedVariable, LaunchFormat
 from simulator.job.launch.keys import drop_inactive
 from simulator.job.launch.programs.megatron_model import (
@@ -31,7 +32,7 @@ from simulator.job.launch.programs.megatron_plan import (
     write_plan,
     write_recipe,
 )
-from simulator.job.launch.shell import read_arguments, read_variable
+from simulator.job.launch.shell import read_arguments
 from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
 
 OWN = (
@@ -112,6 +113,14 @@ def read(text: str, where: str) -> dict[str, Stated]:
                 found[given[1].lstrip("-").replace("-", "_")] = Stated(value, given[1], f"{where}:{number}")
         return found
     return read_arguments(text, where)
+
+
+def read_variable(text: str, where: str, name: str) -> Stated | None:
+    """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
+    if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) is None:
+        return shell.read_variable(text, where, name)
+    found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
+    return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 
 
 def interpret(reading: Reading) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from simulator.job.job import Job
 from simulator.job.launch.changed_settings import list_changed_settings
-from simulator.job.launch.convert import export_job, import_text
+from simulator.job.launch.convert import FORMATS, export_job, import_text
 from simulator.job.load import load_job
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -73,6 +73,12 @@ def test_a_script_says_what_it_is() -> None:
     assert "run the script with --train-iters" in text and text.endswith('"$@"\n')
     learned = export(load_job({"model": "gpt2", "cluster": "dgx-h100:1", "run": {"tokens": 1e9}}))
     assert "--rotary-base" not in learned
+
+
+def test_the_environment_of_a_functional_test() -> None:
+    text = f"ENV_VARS:\n  {CONNECTIONS}: 1\nMODEL_ARGS:\n  --num-layers: 8\n"
+    found = FORMATS["megatron"].read_variable(text, "config.yaml", CONNECTIONS)
+    assert found is not None and (found.value, found.place) == ("1", "config.yaml:2")
 
 
 @pytest.mark.parametrize(
