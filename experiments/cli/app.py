@@ -40,7 +40,7 @@ from experiments.cli.drawing import plot as cli_plot
 from experiments.cli.drawing.width import WidthOption, choose_width
 from experiments.cli.interchange import collectives as cli_collectives
 from experiments.cli.interchange import traces as interchange
-from experiments.cli.launch import tell_launch
+from experiments.cli.launch import show_unrecognised, tell_launch
 from experiments.cli.planning import plan as cli_plan
 from experiments.cli.planning import plan_module as cli_plan_module
 from experiments.plots.style import Width
@@ -175,7 +175,7 @@ def predict(
         from simulator import load_job, simulate
 
         engine_of(engine)  # a wrong name is refused before a search
-        tell_launch(job, change or ())
+        unrecognised = tell_launch(job, change or ())
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
@@ -190,6 +190,7 @@ def predict(
             if found is not None:
                 cli_search.show_search(found)
             show(page(report, list(files.values()), trace, snapshot, *more))
+            show_unrecognised(unrecognised)
         if found is not None:
             cli_search.end_search(found)
         if strict and not report.fits:

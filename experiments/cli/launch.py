@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from experiments.cli.console import check_place, emit, to_json, unwritable
-from hardware.errors import PlanError, escape_controls
+from hardware.errors import PlanError, cut_middle, escape_controls
 from hardware.load import read_yaml
+
+if TYPE_CHECKING:
+    from simulator.job.launch.formats import ImportedJob
 
 
 def import_launch(
@@ -71,20 +75,47 @@ def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> 
         typer.echo(f"{against} says the same already")
 
 
-def tell_launch(job: Path, changes: Sequence[str]) -> None:
-    """Says on stderr what a launch file does not state, and what of it was not understood."""
+def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
+    """Says on stderr what a launch file does not state, and what of it was not understood.
+
+    Returns the settings of names that nothing knows.
+    """
     from simulator.job.load import read_job
 
     found = read_job(job, changes).launch
     if found is None:
-        return
+        return ()
     from simulator.job.launch.convert import FORMATS
+    from simulator.job.launch.render import to_flow
 
-    lines = [f"assumed {key}: {why}" for key, why in found.assumed.items()]
+    lines = [
+        f"assumed {key} {cut_middle(to_flow(found.assumed_values[key]), 80)} "
+        f"({why}; change it with --set {_field(key, found)}=...)"
+        for key, why in found.assumed.items()
+    ]
     lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
     more = f"the job it makes: meshcast import {found.form} {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
+    return found.unrecognised
+
+
+def _field(key: str, found: ImportedJob) -> str:
+    """The field that changes an assumed key: that of the model as a whole, where it is a preset."""
+    return "model" if key.startswith("model.") and isinstance(found.job["model"], str) else key
+
+
+def show_unrecognised(settings: Sequence[str]) -> None:
+    """Repeats below a forecast the settings that it leaves out because nothing knows their names."""
+    if settings:
+        typer.echo(escape_controls(f"unknown    {', '.join(settings)}: not in this forecast"))
+
+
+def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
+    """The changes to a job, and the checkpoints of a launch file where no change states others."""
+    if launch is None or not launch.checkpoints or any(one.startswith("run.checkpoints") for one in changes):
+        return [*changes]
+    return [*changes, f"run.checkpoints={to_json(launch.checkpoints)}"]
 
 
 def _write(text: str, out: Path | None) -> None:

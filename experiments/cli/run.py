@@ -11,7 +11,7 @@ import typer
 
 from experiments.cli.console import AsJson, answering, check_place, emit, plot_files, unwritable
 from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.cli.launch import tell_launch
+from experiments.cli.launch import add_checkpoints, tell_launch
 
 if TYPE_CHECKING:
     from simulator.runs.answer import RunAnswer
@@ -70,8 +70,9 @@ def run(
         read = read_job(job, change or ())
         with locate_errors(*read.origin):
             refuse_open_run(split_run_fields(read.data)[1], "one run is simulated, with one value of every key")
-        planned = make_run(simulate(load_job(job, change or ())))
-        answer = _simulate(planned, job, change or (), workers, out, restart)
+        change = add_checkpoints(read.launch, change or ())
+        planned = make_run(simulate(load_job(job, change)))
+        answer = _simulate(planned, job, change, workers, out, restart)
         drawn = None
         if curves:
             from experiments.runs.curves import draw_curves
@@ -96,7 +97,7 @@ def run(
 
 
 def _simulate(
-    plan: RunPlan, job: Path, change: list[str] | tuple[str, ...], workers: int | None, out: Path | None, restart: bool
+    plan: RunPlan, job: Path, change: list[str], workers: int | None, out: Path | None, restart: bool
 ) -> RunAnswer:
     """Simulates all runs with a progress bar; with `out` into a file. An interruption says how to go on."""
     from experiments.pages.sweep import Watch

@@ -106,13 +106,14 @@ def _is_launch_data(data: dict[str, Any]) -> bool:
 
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     """The job of a launch file of a training program, with the changes made."""
-    from simulator.job.launch.detect import import_path  # only launch files need the modules of all programs
+    from simulator.job.launch.detect import (
+        apply_changes,
+        import_path,
+    )  # only launch files need the modules of all programs
 
     changes = list(changes)
     found = import_path(path, changes)
-    data = copy.deepcopy(found.job)
-    for change in changes:
-        _apply_change(data, change)
+    data = apply_changes(found, changes, _apply_change)
     changed = {change.partition("=")[0].strip() for change in changes}
     places = {key: place for key, place in found.places.items() if key not in changed}
     return ReadJob(data, "", str(path), path.parent, replace(found, places=places))

@@ -98,7 +98,10 @@ def tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]],
     kind = named_scheme(short, "tp_scheme", where)
     if kind is not None and not accompanies_others(kind) and "sequence_parallel" in short.model_fields_set:
         rule = f"tensor/{kind.name} says itself how activations are sharded, and the plan states sequence_parallel"
-        raise PlanError(f"{where}.tp_scheme", rule, "Leave sequence_parallel out, or tp_scheme", short.tp_scheme)
+        remedy = "Leave sequence_parallel out, or tp_scheme"
+        if kind.name in ("megatron", "megatron-sp"):
+            remedy = f"Set {where}.sequence_parallel: {str(kind.name == 'megatron-sp').lower()} instead"
+        raise PlanError(f"{where}.tp_scheme", rule, remedy, short.tp_scheme)
     if kind is None or short.tp == 1:
         return [default], {"tp": short.tp}
     options = stated_options(short, "tp_scheme")

@@ -101,7 +101,9 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskL
             below = max((n for n in divisors if n <= stages), default=1)
             rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
             ends = (layers + 2) % stages == 0 and stages > 1
-            remedy = f"{below} stages would work, or {near} layers, or a list of layers in plan.partition"
+            remedy = (
+                f"{below} stage{'s' * (below > 1)} would work, or {near} layers, or a list of layers in plan.partition"
+            )
             remedy += ", or by-cost" if layers + 2 >= stages else ""
             remedy = f"partition: ends-as-layers would work; {remedy}" if ends else remedy
             raise PlanError("plan.partition", rule, remedy, partition)

@@ -102,10 +102,13 @@ def read_conditions(job: Job) -> RunConditions:
     rates = load("reliability", "llama3-405b" if failures.rates == "none" else failures.rates)
     sources, store = _list_sources(job, failures, rates), store_rates(job.cluster, checkpoints)
     scheduling, warm_up = _first(recovery.scheduling_s, rates.scheduling), _first(recovery.warm_up_s, rates.warm_up)
+    untimed = checkpoints.every_s is None and checkpoints.every_steps is None
+    daly = untimed and checkpoints.kind in ("full", "sharded", "asynchronous")
     states_store = checkpoints.kind == "none" or checkpoints.write_s is not None
     assumed = [
         *([f"failures at the rates of {rates.title} (run.failures)"] if run.failures is None else []),
         *([f"{checkpoints.kind} checkpoints (run.checkpoints)"] if run.checkpoints is None else []),
+        *(["interval of checkpoints: the best one by Daly's formula (run.checkpoints)"] if daly else []),
         *([store.assumed] if store.assumed and not states_store else []),
         *_name_recovery(recovery, rates),
         *(["another node at once for every one that fails (run.recovery.spares)"] if recovery.spares is None else []),

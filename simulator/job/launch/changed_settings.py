@@ -7,8 +7,8 @@ from typing import Any
 
 from simulator.job.job import Job
 from simulator.job.launch.convert import FORMATS
-from simulator.job.launch.formats import ImportedJob
-from simulator.job.launch.keys import drop_inactive, flatten_job
+from simulator.job.launch.formats import ImportedJob, LaunchFormat
+from simulator.job.launch.keys import drop_inactive, flatten_for_export, flatten_job
 from simulator.job.launch.table import Stated
 
 
@@ -56,17 +56,30 @@ def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job
             name not in old and name not in new and own & changed
         ):  # it says by another name what is now said otherwise
             changes.append(SettingChange(one.shown, one.place, one.value, None))
-    return changes + [
+    changes += [
         SettingChange(new[name].shown, "", None, new[name].value)
         for name in new
         if name in differing and name not in stated
     ]
+    return changes + _list_changed_variables(form, text, found.where, before, after)
 
 
-def _export(form: Any, job: Job) -> str:
-    keys = flatten_job(job)
-    keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
-    return str(form.write(keys, []))
+def _list_changed_variables(form: LaunchFormat, text: str, where: str, before: Job, after: Job) -> list[SettingChange]:
+    """The variables of the environment that a script sets as the program refuses for the other job, or does not set
+    though only the other job needs them."""
+    old, changes = form.demand_variables(flatten_for_export(before)), []
+    for one in form.demand_variables(flatten_for_export(after)):
+        stated = form.read_variable(text, where, one.name)
+        if stated is not None and not one.takes(stated.value):
+            changes.append(SettingChange(f"environment {one.name}", stated.place, stated.value, one.value))
+        elif stated is None and one.value is not None and one not in old:
+            changes.append(SettingChange(f"environment {one.name}", "", None, one.value))
+    return changes
+
+
+def _export(form: LaunchFormat, job: Job) -> str:
+    assert form.write is not None
+    return form.write(flatten_for_export(job), [])
 
 
 def _changed_keys(before: Job, after: Job) -> set[str]:

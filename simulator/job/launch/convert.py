@@ -13,10 +13,13 @@ from simulator.job.job import Job
 from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
 from simulator.job.launch.keys import (
     compose_job,
+    drop_idle_overlap,
     drop_inactive,
     find_preset_vocabulary,
+    flatten_for_export,
     flatten_job,
     flatten_model,
+    join_offload,
     nest,
 )
 from simulator.job.launch.programs.accelerate import ACCELERATE
@@ -38,6 +41,11 @@ EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
 MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 """Programs whose models are code beside the launch file."""
 
+DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
+"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
+SHAPE_OF_FILE = "the preset of the shape that the file states"
+
 NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
 
@@ -57,12 +65,13 @@ def import_text(
     text, where: content and name of the file. form: name of its format.
     cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
     folder: of relative paths.
-    changed: degrees and batch sizes that are changed afterwards: what follows from them in the program, such as a
-        global batch that the file leaves out, is derived from these.
+    changed: degrees and batch sizes that are changed: what follows from them in the program, such as the chunks of a
+        stage or a global batch that the file leaves out, is derived from these.
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
     chosen = find_format(form)
-    reading = Reading(chosen.program, chosen.read(text, where))
+    degrees = {key: one for key, one in (changed or {}).items() if key in DEGREES}
+    reading = Reading(chosen.program, chosen.read(text, where), changed=degrees)
     if not reading.stated:
         raise PlanError(
             where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
@@ -71,6 +80,7 @@ def import_text(
         reading.keys |= flatten_model(load_model(model, base=folder))
     chosen.interpret(reading)
     keys = reading.keys
+    keys |= degrees
     if model is None and "model.preset" in keys:
         model = keys["model.preset"]
     elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
@@ -86,6 +96,7 @@ def import_text(
         reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    places |= {key: f"--set {key}" for key in degrees}
     with locate_errors(where, "", places):
         _fill_vocabulary(reading)
         job = compose_job(keys, cluster, model, folder)
@@ -97,10 +108,21 @@ def import_text(
     comments.pop("framework.name", None)
     if "run.steps" in comments:
         comments["run.tokens"] = comments["run.steps"]
-    if model is None and isinstance(job["model"], str):
-        comments["model"] = "the preset of the shape that the file states"
+    if model is None and (isinstance(job["model"], str) or "preset" in job["model"]):
+        comments["model" if isinstance(job["model"], str) else "model.preset"] = SHAPE_OF_FILE
     return ImportedJob(
-        job, comments, reading.assumed, reading.unknown, tuple(ignored), where, form, places, microbatches
+        job,
+        comments,
+        reading.assumed,
+        reading.unknown,
+        tuple(ignored),
+        where,
+        form,
+        places,
+        microbatches,
+        nest(keys, "run.checkpoints"),
+        tuple(reading.unrecognised),
+        {key: keys.get(key) for key in reading.assumed},
     )
 
 
@@ -126,7 +148,7 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         return cluster
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
-    least = _fewest_gpus(keys)
+    least = _fewest_gpus({**keys, **{key: 1 for key in reading.changed}, **reading.own})
     total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
     if stated and (gpus or stated % least == 0):
         total = stated
@@ -201,8 +223,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     chosen = find_format(form)
     if chosen.write is None:
         raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
-    keys = flatten_job(job)
-    keys["cluster.gpus_per_node"] = job.cluster.gpus_per_node
+    keys = flatten_for_export(job)
     text = chosen.write(keys, [])
     model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
     back = import_text(
@@ -210,7 +231,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     )
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
-    header += describe_unsaid(unsaid, chosen.program, job)
+    header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
     return Exported(chosen.write(keys, header), unsaid)
 
 
@@ -219,11 +240,13 @@ def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
 
     Traits of another framework, and options of another scheme, do not count on top of its name.
     """
-    wanted, found = drop_inactive(wanted), drop_inactive(found)
+    wanted, found = (drop_idle_overlap(drop_inactive(one)) for one in (wanted, found))
+    if {"zero-offload", "zero-infinity"} & {wanted.get("plan.data"), found.get("plan.data")}:
+        wanted, found = join_offload(wanted), join_offload(found)
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}
-        if key != "cluster.gpus_per_node" and wanted.get(key) != found.get(key)
+        if key not in ("cluster.gpus_per_node", "cluster.architecture") and wanted.get(key) != found.get(key)
     }
     if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
         for key in ("model.seq", "model.position_rows"):
@@ -243,7 +266,7 @@ def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Jo
         lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
         lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
     else:
-        lines.append("It says everything else of the job.")
+        lines.append("It says everything else that the job says.")
     return lines
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hardware.documents.input_file import DESCRIPTION
 from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.bridges.files import text as read_file
+from simulator.job.job import LongPlan, ShortPlan
 from simulator.job.launch import LAUNCH_SUFFIXES
-from simulator.job.launch.convert import FORMATS, import_text
+from simulator.job.launch.convert import DEGREES, FORMATS, import_text
 from simulator.job.launch.formats import ImportedJob
+from simulator.job.launch.render import BEHIND
 
-DERIVED_FROM = ("plan.tp", "plan.pp", "plan.cp", "batch.micro", "batch.global")
+DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
 """Keys of a job that training programs derive others from: the global batch from the number of replicas, say."""
+
+ALIKE = (("sequence_parallel", "tp_scheme"), ("zero", "fsdp", "dp_scheme"))
+"""Keys of a short plan that say the same, of which a change of one replaces what an import wrote."""
 
 REMEDY = "Name a launch script, a TOML, YAML or JSON file of a training program, or a job"
 
@@ -41,6 +47,41 @@ def import_path(path: Path, changes: Iterable[str] = ()) -> ImportedJob:
         elif field in DERIVED_FROM and value.isdecimal() and int(value):
             changed[field] = int(value)
     return import_text(text, str(path), form, folder=path.parent, changed=changed, **given)
+
+
+def apply_changes(imported: ImportedJob, changes: Iterable[str], apply: Callable[[dict[str, Any], str], None]) -> Any:
+    """The job of a launch file with changes made. apply: makes one.
+
+    Raises PlanError for keys of a short plan, where the file needs a long one.
+    """
+    data = copy.deepcopy(imported.job)
+    plan = data.get("plan", {})
+    for change in changes:
+        field, _, value = (word.strip() for word in change.partition("="))
+        section, _, key = field.partition(".")
+        if section == "plan" and "mesh" in plan and key not in LongPlan.model_fields and key in ShortPlan.model_fields:
+            if field in DEGREES and value.isdecimal() and int(value):
+                continue  # the import has it
+            refuse_short_key(plan, key, value)
+        for one in next((names for names in ALIKE if section == "plan" and key in names), ()):
+            plan.pop(one, None)
+        apply(data, change)
+    return data
+
+
+def refuse_short_key(plan: Mapping[str, Any], key: str, value: str) -> NoReturn:
+    """Raises the error for a key of a short plan that cannot be set in a long one, with what can."""
+    family = BEHIND.get(key, key).partition(".")[0]
+    uses = [entry["use"] for entry in plan["schemes"]]
+    near = next((i for i, use in enumerate(uses) if use.startswith((f"{family}/", f"memory/{family}"))), None)
+    named = f"plan.schemes.{near} is {uses[near]}" if near is not None else f"plan.schemes has {', '.join(uses)}"
+    rule = "the plan of this file is in long form, for a short one cannot say all of it"
+    if f"plan.{key}" in DEGREES:
+        rule, remedy = f"{rule}, and takes one number for it", "Set a number such as 8"
+    else:
+        more = f"set plan.schemes.{near}.use, or" if near is not None else "set"
+        remedy = f"{named}: {more} one of {', '.join(DEGREES)}; or edit what meshcast import writes"
+    raise PlanError(f"--set plan.{key}", rule, remedy, value)
 
 
 def read_launch_file(path: Path) -> tuple[str, str]:

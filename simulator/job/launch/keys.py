@@ -78,6 +78,12 @@ def flatten_job(job: Job) -> Keys:
     return keys
 
 
+def flatten_for_export(job: Job) -> Keys:
+    """The keys of a job, and what launch scripts depend on beyond it: the GPUs of a node, and their generation."""
+    node = {"gpus_per_node": job.cluster.gpus_per_node, "architecture": job.cluster.node.gpu.architecture}
+    return flatten_job(job) | flatten("cluster", node)
+
+
 def flatten_model(model: Model) -> Keys:
     """The fields of a model but for its name; those that are null are left out."""
     return flatten("model", model.model_dump(exclude_none=True, exclude={"name"}))
@@ -150,6 +156,29 @@ def drop_inactive(keys: Mapping[str, Any]) -> Keys:
             if degree == "plan.pp" and overlap:
                 found["plan.pipeline.overlap_passes"] = overlap
     return found
+
+
+def join_offload(keys: Mapping[str, Any]) -> Keys:
+    """The keys with one word for optimizer states on the host: ZeRO-Offload is ZeRO-2 with them there."""
+    found, data = dict(keys), keys.get("plan.data")
+    states = keys.get("plan.offload", ())
+    if data in ("zero-offload", "zero-infinity"):
+        found["plan.offload"] = tuple(sorted({*states, "optimizer"}))
+    elif data == "zero-2" and "optimizer" in states:
+        found |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
+    if found.get("plan.offload") == ("optimizer",):  # options are of activations
+        found = {key: one for key, one in found.items() if not key.startswith("plan.offload.")}
+    return found
+
+
+def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
+    """The keys without the overlap of what is not communicated."""
+    idle = []
+    if keys.get("plan.data") == "ddp":
+        idle.append("framework.set.overlap.updated_weights")
+    if keys.get("plan.tp", 1) == 1:
+        idle.append("framework.set.overlap.tp")
+    return {key: one for key, one in keys.items() if key not in idle}
 
 
 # ------------------------------------------------------------------------------------- keys to job
@@ -304,7 +333,8 @@ def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
             rf"^layers: {fields.get('layers')}$", text, re.M
         ):
             preset = load_model(file.stem)
-            if compose_model(fields | {"vocab": preset.vocab, "seq": preset.seq}) == file.stem:
+            unstated = {"vocab": preset.vocab, "seq": preset.seq, "dropout": preset.dropout}  # dropout changes no shape
+            if compose_model(fields | unstated) == file.stem:
                 found.setdefault(abs(preset.seq - fields.get("seq", preset.seq)), (file.stem, preset.vocab))
     return found[min(found)] if found else None
 
@@ -312,6 +342,7 @@ def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
 def compose_model(fields: dict[str, Any]) -> Any:
     """The name of a preset of this shape, if there is one; with its changes, if it differs in little; or the fields."""
     wanted = load_model(fields)
+    near: dict[str, Any] = {}
     skeleton = {key: one for key, one in fields.items() if getattr(Model.model_fields[key], "default", None) != one}
     for file in sorted(PRESETS.glob("*.yaml")):
         text = file.read_text("utf-8")
@@ -330,4 +361,6 @@ def compose_model(fields: dict[str, Any]) -> Any:
                 changes.pop(key, None)
         if not changes:
             return file.stem
-    return skeleton
+        if changes.keys() == {"dropout"}:
+            near = {"preset": file.stem, **changes}
+    return near or skeleton

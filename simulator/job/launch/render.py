@@ -44,6 +44,12 @@ def render_job(imported: ImportedJob) -> str:
     lines.append("")
     for key, value in imported.job.items():
         lines += _render(key, value, key, imported.comments, 0)
+    if imported.checkpoints:
+        setting = imported.comments["run.checkpoints.every_steps"]
+        lines += [] if "run" in imported.job else ["# run:"]
+        lines.append(
+            f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -66,8 +72,12 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
     ):
         lines = [f"{margin}{key}:"]
         if "mesh" in value:  # in long form one key says what several settings do
-            said = {name: one for name, one in comments.items() if name.startswith("plan.") and "default of" not in one}
-            lines += [f"{margin}  # {name.removeprefix('plan.')}: {one}" for name, one in said.items()]
+            said = {
+                name.removeprefix("plan."): one
+                for name, one in comments.items()
+                if name.startswith("plan.") and "default of" not in one
+            }
+            lines += [f"{margin}  # {name}: {one}" for name, one in said.items() if name not in value]
         for inner, one in value.items():
             lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
         return lines

@@ -188,6 +188,8 @@ class Script:
         """The words that a word stands for, with variables and arithmetic replaced."""
         if word.literal:
             return [word]
+        if word.text in ("$@", "${@}", "$*", "${*}"):  # arguments of the script, of which nothing is known
+            return []
         whole = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
         if whole and whole[1] in self.variables:  # an array, or a variable alone: its words keep their lines
             return [
@@ -260,6 +262,16 @@ def _calculate(text: str, unknown: str) -> str:
         return str(value(ast.parse(text.strip(), mode="eval").body))
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
         return unknown
+
+
+def read_variable(text: str, where: str, name: str) -> Stated | None:
+    """A variable that a script sets; None if it does not, or to what is not known."""
+    script = Script(where)
+    script.read(text)
+    words = script.variables.get(name, [])
+    if len(words) != 1 or "$" in words[0].text:
+        return None
+    return Stated(words[0].text, name, f"{where}:{words[0].line}")
 
 
 def read_arguments(text: str, where: str) -> dict[str, Stated]:

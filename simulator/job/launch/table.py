@@ -6,6 +6,7 @@ setting names to `Stated` values; rows of its table turn those into keys, and ke
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -146,6 +147,11 @@ def _in_small(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+DOES_NOT_KNOW = "meshcast does not know it"
+
+CLOSE = 0.8
+"""Likeness of a name to a known one that it may have been meant for."""
+
 ON: Mapping[Any, Any] = {True: True, False: False}
 OFF: Mapping[Any, Any] = {True: False, False: True}
 """Switches, and switches that turn something off."""
@@ -163,6 +169,9 @@ class Reading:
     keys: the keys of the job so far. origins: the setting behind each, or "default of PROGRAM".
     assumed: keys that the file cannot or does not state, each with the reason.
     unknown: settings that were not understood, as the file writes them, each with the reason.
+    used: names of settings that were asked for. unrecognised: settings of names that nothing knows.
+    changed: degrees that a change sets in place of those of the file: what the program derives from them follows.
+    own: those of the file.
     """
 
     program: str
@@ -172,6 +181,9 @@ class Reading:
     assumed: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    unrecognised: list[str] = field(default_factory=list)
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    own: Keys = field(default_factory=dict)
 
     def take(self, *names: str) -> Stated | None:
         """The setting of the first of these names that the file has; all of them count as understood."""
@@ -195,7 +207,9 @@ class Reading:
 
     def set_key(self, key: str, value: Any, *names: str) -> None:
         """Sets a key. names: the settings that say so; none: a default of the program."""
-        self.keys[key] = value
+        if key in self.changed:
+            self.own[key] = value
+        self.keys[key] = self.changed.get(key, value)
         stated = next((self.stated[name] for name in names if name in self.stated), None)
         self.origins[key] = stated or f"default of {self.program}"
 
@@ -203,6 +217,12 @@ class Reading:
         """Sets a key that the file does not state."""
         self.keys[key] = value
         self.assumed[key] = why
+
+    def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
+        """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""
+        if every:
+            self.set_key("run.checkpoints.kind", "asynchronous" if asynchronous else "sharded", *names)
+            self.set_key("run.checkpoints.every_steps", every, *names)
 
     def reject(self, stated: Stated | None, why: str) -> None:
         """Lists a setting that was not understood."""
@@ -246,8 +266,18 @@ class Reading:
             elif re.fullmatch(without_influence, name):
                 ignored.append(stated.shown)
             else:
-                self.reject(stated, "meshcast does not know it")
+                self.unrecognised.append(stated.shown)
+                self.reject(stated, f"{DOES_NOT_KNOW}{self._suggest(name, stated)}")
         return ignored
+
+    def _suggest(self, name: str, stated: Stated) -> str:
+        """The known setting that a name is close to, as the file would write it."""
+        known = sorted(self.used - self.stated.keys())
+        close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
+        if not close:
+            return ""
+        written = f"--{close[0].replace('_', '-')}" if stated.shown.startswith("--") else close[0]
+        return f". Did you mean {written}?"
 
 
 def is_null(value: Any) -> bool:

@@ -63,10 +63,29 @@ def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
 
 def test_predict_says_what_it_assumed_and_did_not_understand(folder: Path) -> None:
     found = run("predict", "small.sh")
-    assert "assumed cluster: Megatron-LM does not say which GPUs" in found.stderr
+    assumed = "assumed cluster dgx-h100:2 (Megatron-LM does not say which GPUs; change it with --set cluster=...)"
+    assert assumed in found.stderr
     assert "not understood: --some-new-flag: meshcast does not know it" in found.stderr
     assert "meshcast import megatron small.sh" in found.stderr
     assert "16 x h100-sxm in 2 nodes" in found.stdout
+    assert found.stdout.splitlines()[-1] == "unknown    --some-new-flag: not in this forecast"
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "message"),
+    [
+        ("megatron", SCRIPT.replace("--tensor-model-", "--tensor-"), "--tensor-model-parallel-size?"),
+        ("megatron", f"{SCRIPT.rstrip()} --sequence-paralel", "--sequence-parallel?"),
+        ("megatron", f"{SCRIPT.rstrip()} --overlap-grads-reduce", "--overlap-grad-reduce?"),
+        ("torchtitan", "[parallelism]\ntensor_paralel_degree = 2", "parallelism.tensor_parallel_degree?"),
+        ("deepspeed", '{"zero_optimization": {"stge": 3}}', "zero_optimization.stage?"),
+    ],
+)
+def test_a_mistyped_setting_is_told_the_nearest_one(folder: Path, program: str, text: str, message: str) -> None:
+    (folder / "mistyped").write_text(text, "utf-8")
+    found = answer("import", program, "mistyped", "--model", "gpt2-124m", "--json")
+    whys = [one["why"] for one in found["not_understood"] if "--some-new" not in one["flag"]]
+    assert whys == [f"meshcast does not know it. Did you mean {message}"]
 
 
 def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
@@ -140,6 +159,30 @@ def test_a_vocabulary_that_nothing_tells_is_that_of_the_shape(folder: Path) -> N
     other = shape.replace("14336", "14592")
     (folder / "other.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {other}\n", "utf-8")
     assert answer("import", "megatron", "other.sh", "--json")["job"]["model"]["vocab"] == 50257
+
+
+def test_dropout_hides_no_preset(folder: Path) -> None:
+    """Dropout that a program has by default changes no shape: neither the vocabulary nor the preset is lost by it."""
+    shape = {"num_layers": 80, "hidden_size": 8192, "ffn_hidden_size": 28672, "num_attention_heads": 64}
+    shape |= {"num_query_groups": 8, "normalization": "rmsnorm", "activation": "fast-swiglu", "bias": False}
+    shape |= {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
+    model = {**shape, "encoder_seq_length": 8192, "max_position_embeddings": 8192, "tensor_model_parallel_size": 8}
+    (folder / "llama.yaml").write_text(yaml.safe_dump({"trainer": {"devices": 8}, "model": model}))
+    found = run("import", "nemo", "llama.yaml").stdout
+    assert "preset: llama3-70b  # the preset of the shape" in found and "dropout: 0.1  # default of NeMo" in found
+    assert "--vocab-size" not in found and "128,256 of llama3-70b" in found
+    vocabulary = "assumed model.vocab 128256 (no vocabulary is stated"
+    assert vocabulary in run("predict", "llama.yaml").stderr
+    changed = load_job("llama.yaml", ["model.vocab=128000"]).model
+    assert (changed.vocab, changed.layers, changed.dropout) == (128_000, 80, 0.1)
+
+
+def test_what_is_assumed_is_said_with_its_value(folder: Path) -> None:
+    (folder / "auto.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}')
+    found = run("predict", "auto.json", "--set", "model=gpt2-124m").stderr
+    for words in ("cluster dgx-h100:1 (DeepSpeed", "batch.micro 1 (auto:", "precision.compute bf16 (auto:"):
+        assert f"assumed {words}" in found
+    assert found.count("change it with --set ") == 4  # the length of sequences, too
 
 
 def test_a_length_of_sequences_that_nothing_states_is_an_assumption(folder: Path) -> None:

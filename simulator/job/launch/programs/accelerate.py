@@ -14,7 +14,7 @@ from hardware.errors import PlanError
 from hardware.load import read_yaml
 from simulator.job.launch.formats import LaunchFormat
 from simulator.job.launch.programs.deepspeed import flatten_settings
-from simulator.job.launch.table import Reading, SettingRow, Stated, is_null, read_count, read_switch
+from simulator.job.launch.table import Reading, SettingRow, Stated, is_null, read_count, read_number, read_switch
 from simulator.models.load import ALIASES, presets
 
 ROWS = (
@@ -81,6 +81,9 @@ def interpret(reading: Reading) -> None:
         reading.set_key("framework.set.compile", True, "dynamo_config.dynamo_backend", "dynamo_backend")
     if "batch.micro" not in reading.keys:
         reading.assume("batch.micro", 1, "the arguments of the Trainer state it, and are not here")
+    saved, strategy = reading.take("save_steps"), reading.take_word("save_strategy") or "steps"
+    if saved is not None and strategy == "steps" and read_number(saved) >= 1:  # below 1 it is a share of the run
+        reading.set_checkpoints(read_count(saved), False, "save_steps")
     gpus = reading.take_count("num_processes")
     if gpus:
         reading.set_key("cluster.gpus", gpus, "num_processes")

@@ -209,7 +209,9 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     stage = {"ddp": 0, "zero-1": 1, "zero-2": 2, "zero-offload": 2}.get(data, 3)
     settings["zero_optimization.stage"] = stage
     settings["zero_optimization.overlap_comm"] = keys.get("framework.set.overlap.dp", False)
-    if data == "zero-offload":
+    if data == "zero-offload" or (
+        data in ("zero-1", "zero-2", "zero-3") and "optimizer" in keys.get("plan.offload", ())
+    ):
         settings["zero_optimization.offload_optimizer.device"] = "cpu"
     elif data == "zero-infinity":
         settings["zero_optimization.offload_optimizer.device"] = keys.get("plan.data.optimizer", "cpu")

@@ -11,7 +11,8 @@ from typing import Any
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml
-from simulator.job.launch.formats import LaunchFormat
+from simulator.job.launch import shell
+from simulator.job.launch.formats import DemandedVariable, LaunchFormat
 from simulator.job.launch.keys import drop_inactive
 from simulator.job.launch.programs.megatron_model import (
     COMMAND_LINE,
@@ -114,6 +115,14 @@ def read(text: str, where: str) -> dict[str, Stated]:
     return read_arguments(text, where)
 
 
+def read_variable(text: str, where: str, name: str) -> Stated | None:
+    """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
+    if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) is None:
+        return shell.read_variable(text, where, name)
+    found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
+    return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
+
+
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     reading.read_rows((*DEGREES, *TRAITS, *OWN))
@@ -132,6 +141,7 @@ def interpret(reading: Reading) -> None:
     read_gpus(reading, "nnodes", "nproc_per_node")
     if (samples := reading.take_count("train_samples")) and "batch.global" in keys and "run.steps" not in keys:
         reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
+    reading.set_checkpoints(reading.take_count("save_interval"), reading.take_switch("async_save"), "save_interval")
 
 
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
@@ -190,20 +200,51 @@ def _read_graphs(reading: Reading) -> None:
     )
 
 
+BENCHMARK = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4"
+"""What Megatron-LM does not start without, and no job states."""
+
+
 def write(keys: Keys, header: list[str]) -> str:
     """A script that starts the run with torchrun."""
     settings = write_settings(keys)
     gpus = keys["cluster.gpus"]
     each = min(gpus, keys.get("cluster.gpus_per_node", 8))
-    lines = ["#!/bin/bash", *(f"# {line}".rstrip() for line in header), "", f"NNODES=${{NNODES:-{-(-gpus // each)}}}"]
-    lines += [f"GPUS_PER_NODE={each}", "", "ARGS=("]
+    lines = ["#!/bin/bash", *(f"# {line}".rstrip() for line in header), ""]
+    for one in demand_variables(keys):
+        lines.append(f"export {one.name}={one.value}" if one.value is not None else f"unset {one.name}")
+    lines += [""] if len(lines) > len(header) + 2 else []
+    lines += [f"NNODES=${{NNODES:-{-(-gpus // each)}}}", f"GPUS_PER_NODE={each}", "", "ARGS=("]
     lines += [f"    {write_flag(name, value)}" for name, value in settings.items()]
     lines += [")", "", "torchrun --nnodes $NNODES --nproc-per-node $GPUS_PER_NODE \\"]
     lines += [
         "    --master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} --node-rank ${NODE_RANK:-0} \\"
     ]
-    lines += ['    pretrain_gpt.py "${ARGS[@]}" --mock-data --tokenizer-type NullTokenizer']
+    lines += [f'    pretrain_gpt.py "${{ARGS[@]}}" {BENCHMARK} "$@"']
     return "\n".join(lines) + "\n"
+
+
+def demand_variables(keys: Mapping[str, Any]) -> tuple[DemandedVariable, ...]:
+    """The number of hardware queues: one before Blackwell, so that kernels start in the order in which the layers of tp
+    and cp issue them; with FSDP, whose collectives must not wait for kernels, never one."""
+    if keys.get("plan.data") in ("zero-2", "fsdp"):  # which `write_plan` says as Megatron FSDP
+        return (DemandedVariable("CUDA_DEVICE_MAX_CONNECTIONS", refused="1"),)
+    parallel = keys.get("plan.tp", 1) > 1 or keys.get("plan.cp", 1) > 1
+    if parallel and keys.get("cluster.architecture") != "blackwell" and not keys.get("plan.pipeline.overlap_passes"):
+        return (DemandedVariable("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
+    return ()
+
+
+def remark(keys: Mapping[str, Any]) -> list[str]:
+    """What a script is, and what of a run is not in it."""
+    lines = [
+        f"It is a benchmark script: learning rate and data are not in a job, and are {BENCHMARK}.",
+        "To change your own script use meshcast export JOB --against SCRIPT, which prints the settings to edit.",
+    ]
+    if not keys.get("run.steps"):
+        lines.append("The job has no length in steps: run the script with --train-iters 50, for example.")
+    if keys.get("model.positions") == "rope":
+        lines.append("--rotary-base is not in a job either: here it is the default of Megatron-LM, 10,000.")
+    return lines
 
 
 def write_flag(name: str, value: Any) -> str:
@@ -237,6 +278,12 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "virtual_pipeline_model_parallel_size" in plan:
         plan["num_virtual_stages_per_pipeline_rank"] = plan.pop("virtual_pipeline_model_parallel_size")
     settings |= plan
+    if "use_megatron_fsdp" in settings:
+        settings["ckpt_format"] = "fsdp_dtensor"
+    if keys.get("plan.data") == "ddp" or "overlap_grad_reduce" not in settings:  # which Megatron-LM refuses
+        settings.pop("overlap_param_gather", None)
+    if "sequence_parallel" not in settings:
+        settings.pop("tp_comm_overlap", None)
     half, recipe = write_recipe(keys, "fp8_format")
     settings |= {**({half: True} if half != "fp32" else {}), **recipe}
     gradients = keys.get("precision.gradients")
@@ -244,7 +291,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["accumulate_allreduce_grads_in_fp32"] = True
     elif half == "bf16" and gradients == "bf16":
         settings["grad_reduce_in_bf16"] = True
-    if settings.keys() & {"main_params_dtype", "exp_avg_dtype"}:
+    if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:
             settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
@@ -264,4 +311,17 @@ def recognise(data: Any, text: str) -> bool:
     return data is None and re.search(r"(^|\s|\"|')--[a-z]", text) is not None
 
 
-MEGATRON = LaunchFormat("megatron", "Megatron-LM", ".sh", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS)
+MEGATRON = LaunchFormat(
+    "megatron",
+    "Megatron-LM",
+    ".sh",
+    recognise,
+    read,
+    interpret,
+    write,
+    WITHOUT_INFLUENCE,
+    REASONS,
+    demand_variables,
+    read_variable,
+    remark,
+)

@@ -118,7 +118,7 @@ TOKENIZERS = {
 """Usual vocabularies of tokenizers, for files that do not state one; they are assumptions."""
 
 
-NO_VOCABULARY = "no --vocab-size is stated, and the tokenizer does not tell it; "
+NO_VOCABULARY = "no vocabulary is stated, and the tokenizer does not tell it; "
 """Begin of the reason for a vocabulary that nothing tells."""
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, Reading, SettingRow, is_null, read_words
+from simulator.job.launch.table import ON, Reading, SettingRow, Stated, is_null, read_words
 
 DEGREES = (
     SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
@@ -99,22 +99,20 @@ def _read_pipeline(reading: Reading) -> None:
     keys, pp = reading.keys, reading.keys["plan.pp"]
     layers = keys.get("model.layers")
     chunks, split = 1, None
+    ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     each = reading.take_count("num_layers_per_virtual_pipeline_stage")
     names: tuple[str, ...] = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
     if (stated := reading.take_count(*names)) is not None:
         chunks = stated
     elif each and layers and pp > 1:
-        chunks = max(1, layers // pp // each)
+        chunks = max(1, (layers + sum(ends)) // pp // each)
         names = ("num_layers_per_virtual_pipeline_stage",)
+        if chunks > 1 and layers % (pp * chunks) and not any(ends):
+            reading.origins["plan.partition"] = reading.stated[names[0]]  # the error about even stages is about this
     layout = reading.take("pipeline_model_parallel_layout")
     if layout is not None and not is_null(layout.value) and pp > 1:
-        split = read_layout(str(layout.value))
-        if split is None or len(split) % pp:
-            reading.reject(layout, f"its stages are no multiple of the {pp} of the pipeline; layers are divided evenly")
-            split = None
-        else:
-            chunks, names = len(split) // pp, ("pipeline_model_parallel_layout",)
-            reading.set_key("plan.partition", split, *names)
+        split, names = _read_layout_setting(reading, layout, pp), ("pipeline_model_parallel_layout",)
+        chunks = len(split) // pp
     first, last = (
         reading.take_count("decoder_first_pipeline_num_layers"),
         reading.take_count("decoder_last_pipeline_num_layers"),
@@ -130,7 +128,6 @@ def _read_pipeline(reading: Reading) -> None:
             reading.set_key(
                 "plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
             )
-    ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if all(ends):
         reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
     elif any(ends):
@@ -150,6 +147,53 @@ def _read_pipeline(reading: Reading) -> None:
         reading.assume("plan.partition", "ends-as-layers" if even else "by-cost", why)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+
+
+def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
+    """The layers of the stages of a layout; where no list of `plan.partition` can say them, the nearest ones that one
+    can. Raises PlanError for what is no layout of pp stages."""
+    text = _spell_layout(layout.value)
+    split = read_layout(text)
+    if split is None:
+        raise layout.refuse(
+            "a layout has the letters E, t, m and L with | between stages", "Write it like Et*3|(tt|)*29m|L"
+        )
+    if len(split) % pp:
+        near = -(-len(split) // pp) * pp
+        rule = f"it has {len(split)} stages, and a pipeline of {pp} needs a multiple of {pp}"
+        raise layout.refuse(rule, f"Write {near} stages")
+    reading.set_key("plan.partition", split, "pipeline_model_parallel_layout")
+    whys = ["MTP is moved to the last stage"] if "m" in text and "m" not in text.rpartition("|")[2] else []
+    if (filled := fill_inner_stages(split)) != split:
+        empty = ", ".join(str(stage) for stage, count in enumerate(split) if 0 < stage < len(split) - 1 and not count)
+        whys.append(f"stage {empty}, which is left without a layer, takes one of an earlier stage")
+    if whys:
+        reading.assume("plan.partition", filled, f"as {layout.value}, but {', and '.join(whys)}")
+    return filled
+
+
+def _spell_layout(value: Any) -> str:
+    """A layout in letters; configurations may list the names of layers of every stage."""
+    if not isinstance(value, list):
+        return str(value)
+    letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    stages = [stage if isinstance(stage, list) else [stage] for stage in value]
+    return "|".join("".join(letters.get(str(layer), "?") for layer in stage) for stage in stages)
+
+
+def fill_inner_stages(stages: tuple[int, ...]) -> tuple[int, ...]:
+    """The stages with a layer at least in every one but the first and the last: an empty one takes it of the nearest
+    stage before it that has more, or else behind it. Stages stay as they are where layers are too few."""
+    found = list(stages)
+    for stage in range(1, len(found) - 1):
+        if found[stage]:
+            continue
+        givers = [*range(stage - 1, -1, -1), *range(stage + 1, len(found))]
+        giver = next((one for one in givers if found[one] > (0 < one < len(found) - 1)), None)
+        if giver is None:
+            return stages
+        found[giver], found[stage] = found[giver] - 1, 1
+    return tuple(found)
 
 
 def read_layout(text: str) -> tuple[int, ...] | None:

@@ -211,6 +211,16 @@ def interpret(reading: Reading) -> None:
             "enable_cuda_graph",
             "external_cuda_graph",
         )
+    intervals = (
+        "checkpoint.save_interval",
+        "exp_manager.checkpoint_callback_params.every_n_train_steps",
+        "log.ckpt.every_n_train_steps",
+    )
+    reading.set_checkpoints(
+        reading.take_count(*intervals),
+        reading.take_switch("checkpoint.async_save", "ckpt_async_save", "dist_ckpt_async_save"),
+        *intervals,
+    )
     nodes, devices = reading.take_count("num_nodes"), reading.take_count("devices")
     if devices:
         reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices")

@@ -124,6 +124,10 @@ def interpret(reading: Reading) -> None:
     if reading.take_switch("training.enable_cpu_offload"):
         reading.set_key("plan.offload", ("optimizer",), "training.enable_cpu_offload")
         reading.reject(reading.stated["training.enable_cpu_offload"], REASONS[r"training\.enable_cpu_offload"])
+    if reading.take_switch("checkpoint.enable", "checkpoint.enable_checkpoint"):
+        every = reading.take_count("checkpoint.interval") or 500
+        mode = reading.take_word("checkpoint.async_mode")
+        reading.set_checkpoints(every, mode.startswith("async"), "checkpoint.interval", "checkpoint.enable")
     nodes, each = reading.take("nnodes"), reading.take("nproc_per_node")
     if each is not None and str(each.value).isdigit():
         count = int(str(nodes.value)) if nodes is not None and str(nodes.value).isdigit() else 1

@@ -9,6 +9,9 @@ from simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FOR
 from simulator.job.launch.table import Keys, write_rows
 from simulator.models.load import load_model
 
+RESIDENT = ("zero-1", "zero-2", "zero-offload")
+"""Data schemes that shard states but keep weights whole, of which FSDP without resharding is the nearest."""
+
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job by section and name."""
@@ -17,13 +20,13 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     pp, dp, copies = keys.get("plan.pp", 1), keys.get("plan.dp", 1), keys.get("plan.replicate", 1)
     local = keys["batch.global"] // dp if pp > 1 else keys["batch.micro"]
     settings |= {"training.local_batch_size": local, "training.global_batch_size": keys["batch.global"]}
-    if keys.get("plan.data") == "fsdp":
+    if (data := keys.get("plan.data", "ddp")) != "ddp":
         settings |= {
             "parallelism.data_parallel_replicate_degree": copies,
             "parallelism.data_parallel_shard_degree": dp // copies if copies > 1 else -1,
         }
         settings["parallelism.fsdp_reshard_after_forward"] = (
-            "always" if keys.get("plan.data.reshard", True) else "never"
+            "always" if data not in RESIDENT and keys.get("plan.data.reshard", True) else "never"
         )
     else:
         settings |= {"parallelism.data_parallel_replicate_degree": dp, "parallelism.data_parallel_shard_degree": 1}

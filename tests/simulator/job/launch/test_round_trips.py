@@ -146,6 +146,10 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
         keys["precision.gradients"] = draw(st.sampled_from(["fp32", half]))
     keys["precision.moments"] = draw(st.sampled_from(["fp32", "bf16"]))
     keys |= {f"framework.set.{name}": draw(st.booleans()) for name in TRAITS}
+    if keys["plan.data"] == "ddp" or not keys["framework.set.overlap.dp"]:  # Megatron-LM does not start otherwise
+        keys["framework.set.overlap.updated_weights"] = False
+    if keys.get("plan.tensor") != "megatron-sp":
+        keys["framework.set.overlap.tp"] = False
     keys["framework.set.attention"] = draw(st.sampled_from(["flash", "unfused"]))
     keys["framework.set.cuda_graphs"] = draw(st.sampled_from([False, True, *(["outside-experts"] if experts else [])]))
     if draw(st.booleans()):
@@ -277,6 +281,26 @@ def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> 
     assert all(f"#   {key}: " in exported.text for key in lost)
     if not lost:
         assert back.parameters == job.model.parameters
+
+
+@pytest.mark.parametrize(
+    ("plan", "replicate", "shard", "reshard"),
+    [({"zero": 0}, 8, 1, ""), ({}, 1, -1, "never"), ({"zero": 2}, 1, -1, "never"), ({"zero": 3}, 1, -1, "always")],
+)
+def test_sharded_states_stay_sharded_in_torchtitan(plan: Any, replicate: int, shard: int, reshard: str) -> None:
+    text = export_job(load({"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}), "torchtitan", load).text
+    assert f"data_parallel_replicate_degree = {replicate}\ndata_parallel_shard_degree = {shard}\n" in text
+    assert (f'fsdp_reshard_after_forward = "{reshard}"' in text) == bool(reshard)
+
+
+def test_deepspeed_is_told_of_optimizer_states_on_the_host() -> None:
+    job = {"model": "gpt2-1.5b", "cluster": "dgx-h100:1", "framework": "deepspeed"}
+    told = export_job(load({**job, "plan": {"zero": 2, "offload": ["optimizer"]}}), "deepspeed", load)
+    assert told.unsaid == {} and '"offload_optimizer": {\n      "device": "cpu"' in told.text
+    weights = export_job(load({**job, "plan": {"zero": 3, "offload": ["optimizer"]}}), "deepspeed", load)
+    assert weights.unsaid.keys() == {"plan.data"} and weights.unsaid["plan.data"] == ("zero-3", "zero-infinity")
+    none = export_job(load({**job, "plan": {"zero": 2}}), "deepspeed", load)
+    assert none.unsaid == {} and "offload_optimizer" not in none.text
 
 
 @pytest.mark.parametrize("form", EXPORTS)

@@ -70,6 +70,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert stated.shown
 
 
+def test_arguments_of_the_script_are_no_values() -> None:
+    found = read_arguments('torchrun pretrain_gpt.py --bf16 "$@" --tensor-model-parallel-size 2 $*', "run.sh")
+    assert found["bf16"].value is True and found["tensor_model_parallel_size"].value == "2"
+
+
 def test_no_script_grows_without_end() -> None:
     with pytest.raises(PlanError, match=r"run.sh:\d+: the variable A grows beyond 1,000,000 letters"):
         read_arguments("A=abcdefgh\n" + 'A="$A$A"\n' * 40 + "python a.py --x $A", "run.sh")
