@@ -105,10 +105,8 @@ def _is_launch_data(data: dict[str, Any]) -> bool:
 
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     """The job of a launch file of a training program, with the changes made."""
-    from simulator.job.launch.detect import (
-        apply_changes,
-        import_path,
-    )  # only launch files need the modules of all programs
+    # Only launch files need the modules of all programs.
+    from simulator.job.launch.detect import apply_changes, import_path
 
     changes = list(changes)
     found = import_path(path, changes)
