@@ -130,7 +130,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
-    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node))
+    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.recompute_early_stop:

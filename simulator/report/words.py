@@ -161,6 +161,25 @@ def describe_list(value: Any) -> str:
     return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
 
 
+def describe_field(value: Any) -> str:
+    """A value of a field in words; of several words as "norm + act", nothing as "-".
+
+    >>> describe_field(["optimizer"]), describe_field([]), describe_field(None)
+    ('optimizer', '-', '-')
+    """
+    if value is None or value == [] or value == ():
+        return "-"
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return " + ".join(value)
+    return describe_list(value)
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """Fields with their values: "plan.tp 4, plan.zero 1"; those without a value are left out."""
+    words = ((name, describe_field(value)) for name, value in changes.items())
+    return ", ".join(f"{name} {value}" for name, value in words if value != "-")
+
+
 def _enclose(value: Any) -> str:
     words = describe_value(value)
     return f"({words})" if " " in words else words
