@@ -130,7 +130,9 @@ def _whole_cluster(metrics: Metrics) -> str:
 
 
 def _causal(metrics: Metrics) -> str:
-    return f"full attention, as in PaLM; {metrics.mfu['causal']:.1%} causal attention"
+    full, causal, most = metrics.mfu["palm"], metrics.mfu["causal"], metrics.peak_flops / 1e12
+    rates = f"{full * most:,.0f} of {most:,.0f} TFLOP/s ({metrics.linear_format}) a GPU"
+    return f"{rates}, full attention as in PaLM; {causal:.1%} causal"
 
 
 def _run(metrics: Metrics) -> str:

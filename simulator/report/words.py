@@ -17,9 +17,11 @@ def format_seconds(value: float) -> str:
 
     >>> format_seconds(16.841), format_seconds(0.035)
     ('16.84 s', '35.00 ms')
+    >>> format_seconds(0.00099996)
+    '1.000 ms'
     """
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
+        if value * scale >= 0.99995:  # no "1,000.0 us"
             return f"{format_number(value * scale)} {unit}"
     return f"{format_number(value * 1e6)} us"
 

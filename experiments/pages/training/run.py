@@ -20,7 +20,8 @@ BAR = 30
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
     """The whole page. curves: those that were asked for. out: the file of the runs."""
-    parts: list[RenderableType] = [Text(describe_run(answer), "bold"), Text(), headline(answer), Text(), times(answer)]
+    head = [Text(describe_run(answer), "bold"), *_warn_of_misfit(answer)]
+    parts: list[RenderableType] = [*head, Text(), headline(answer), Text(), times(answer)]
     if curves is not None:
         parts += [Text(), *curve_tables(answer, curves)]
     assumed = [
@@ -76,9 +77,16 @@ def headline(answer: RunAnswer) -> Table:
         table.add_row("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
     carbon = "" if found["co2_t"] is None else f", {format_number(found['co2_t'])} t CO2"
     table.add_row("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
-    if not plan.report.fits:
-        table.add_row("memory", "", "the plan does not fit: see meshcast predict")
     return table
+
+
+def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
+    """That the plan does not fit, before all figures."""
+    report = answer.plan.report
+    if report.fits:
+        return []
+    words = f"does not fit: {report.missing}. The run would be as below if it did; meshcast predict says what fits"
+    return [Text(words, "bold red")]
 
 
 def describe_tier(tier: dict[str, float | None]) -> str:
