@@ -36,6 +36,15 @@ def format_number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def format_days(days: float) -> str:
+    """A duration in days; less than two days in hours.
+
+    >>> format_days(73.344), format_days(0.7126)
+    ('73.34 days', '17.1 hours')
+    """
+    return f"{format_number(days)} days" if days >= 2 else f"{days * 24:,.3g} hours"
+
+
 def format_count(value: float) -> str:
     """A number of parameters or tokens in millions, billions or trillions.
 

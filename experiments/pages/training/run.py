@@ -54,8 +54,10 @@ def headline(answer: RunAnswer) -> Table:
     plan, found = answer.plan, answer.to_dict()
     low, high = found["days_interval_90"]
     least, most = found["days_interval_90_simulated"]
-    words = f"{low:,.4g} to {high:,.4g} (90 %); {least:,.4g} to {most:,.4g} if steps are as forecast"
-    table.add_row("days", f"{answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
+    unit, scale = ("days", 1.0) if answer.days >= 2 else ("hours", 24.0)
+    low, high, least, most = (f"{scale * one:,.4g}" for one in (low, high, least, most))
+    words = f"{low} to {high} (90 %); {least} to {most} if steps are as forecast"
+    table.add_row(unit, f"{scale * answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
     low, high = (format_count(round(end)) for end in found["tokens_interval_90"])
     table.add_row("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
     table.add_row("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
@@ -65,7 +67,7 @@ def headline(answer: RunAnswer) -> Table:
     counts = sorted(answer.failures.items(), key=lambda item: -item[1])
     words = ", ".join(f"{name} {count:,.3g}" for name, count in counts)
     mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and found["mtbf_hours"] else ""
-    table.add_row("failures", f"{sum(answer.failures.values()):,.4g}", mtbf + words)
+    table.add_row("failures", f"{sum(answer.failures.values()):,.3g}", mtbf + words)
     for tier in found["checkpoints"]["tiers"]:
         table.add_row("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
     if "daly_s" in found["checkpoints"]:

@@ -88,8 +88,8 @@ class BeyondEnvelope:
         best = self.envelope.best
         whose = f"{self.envelope.gpu}, {self.envelope.number}, {self.envelope.kind}"
         said = (
-            f"MFU {self.mfu:.1%} is {self.excess:.1%} beyond the best published one, {best.mfu:.1%} of {best.run} on "
-            f"{best.gpus:,} GPUs ({whose}{', borrowed' if self.envelope.borrowed else ''}), whose forecast is "
+            f"MFU {self.mfu:.1%} is {100 * (self.mfu - best.mfu):.1f} points beyond the best published one, "
+            f"{best.mfu:.1%} of {best.run} on {best.gpus:,} GPUs ({whose}{', borrowed' if self.envelope.borrowed else ''}), whose forecast is "
             f"{self.forecast_mfu:.1%}"
         )
         named = [str(term) for term in self.terms[:NAMED_TERMS] if term.saved > 0]
