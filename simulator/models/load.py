@@ -115,7 +115,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if isinstance(spec, str):
         if spec in ALIASES or spec in presets():
             return dict(_preset(ALIASES.get(spec, spec)))
-        return _from_file(_find(spec, where, base), where, depth)
+        return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
@@ -175,12 +175,13 @@ def _find(spec: str, where: str, base: Path) -> Path:
     raise ModelError(where, rule, remedy, spec)
 
 
-def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
+def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) -> dict[str, Any]:
+    """The fields of a file. names_folder: whether whoever names it names its folder, too."""
     if depth >= NESTING:
         raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
     if path.suffix == ".json":
         data, text, _ = _read_json(path)
-        name = _name_config(path, data)
+        name = _name_config(path, data, names_folder)
         from simulator.models.huggingface import from_config  # its tables of keys take time, and few jobs need them
 
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
@@ -194,16 +195,16 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
     return fields
 
 
-def _name_config(path: Path, config: Any) -> str | None:
-    """The name of the model of a config: its file's; of a config.json its folder's, if that says what it holds. None:
-    what the config itself says."""
+def _name_config(path: Path, config: Any, names_folder: bool) -> str | None:
+    """The name of the model of a config: its file's; of a config.json its folder's, if that was named or says what it
+    holds. None: what the config itself says."""
     if path.name != "config.json":
         return path.stem
     folder = path.resolve().parent.name
     kind = re.sub("[^a-z]", "", str(config.get("model_type")).lower()) if isinstance(config, Mapping) else ""
     plain = folder.lower()
     tells = re.search(r"\d[bm](?![a-z])", plain) or (kind and kind in re.sub("[^a-z]", "", plain))
-    return folder if tells else None
+    return folder if names_folder or tells else None
 
 
 def _read_json(path: Path) -> Document:

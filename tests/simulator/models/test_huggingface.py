@@ -426,5 +426,6 @@ def test_a_config_is_named_after_its_folder_if_that_says_what_it_holds(
     folder: str, more: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     (tmp_path / folder).mkdir()
-    (path := tmp_path / folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "llama"} | more))
-    assert load_model(str(path)).name == name
+    (tmp_path / folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "llama"} | more))
+    assert load_model("config.json", base=tmp_path / folder).name == name
+    assert load_model(f"{folder}/config.json", base=tmp_path).name == folder
