@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -105,8 +106,7 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
         return _cluster_of_mapping(read_yaml(Path(base) / word, word))
     node, colon, count = word.partition(":")
     if not colon and node not in nodes():
-        known = [*clusters(), *(f"{name}:COUNT" for name in nodes())]
-        raise CatalogError(where, "no such cluster", f"{nearest(node, known)}, or the path of a YAML file", spec)
+        raise CatalogError(where, "no such cluster", f"{_suggest_cluster(node)}, or give the path of a YAML file", spec)
     return _cluster_of_nodes(node, count, where, spec)
 
 
@@ -124,11 +124,33 @@ def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
     return shared_instance(Cluster, data, lambda: validate_data(Cluster, data, where))
 
 
-def _suggest_node(word: str, count: str) -> str:
-    """The nodes of so many GPUs, if a word names a GPU; empty if it names none."""
+def _suggest_cluster(word: str) -> str:
+    """What to write for a word that is no cluster: nodes of the GPU that it names, with a count of GPUs or without, or
+    the nearest names."""
+    found = re.fullmatch(r"(.*?)(?:[x*_ ]+([0-9]+))?", word.strip().lower(), re.ASCII)
+    assert found is not None
+    name, count = found[1], found[2] or ""
+    if suggested := _suggest_node(name, count):
+        usual = load("gpus", str(_find_gpu(name))).usual_node
+        example = "" if f"{usual}:" in suggested else f"; write {usual}:8 for 8 such nodes"
+        return f"{suggested}{example}"
+    close = difflib.get_close_matches(name, [*clusters(), *(f"{one}:{count or 8}" for one in nodes())], 3, 0.5)
+    meant = "Write nodes and their number, like dgx-a100:COUNT"
+    if close:
+        meant = f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ..."
+    return f"{meant}; meshcast list clusters and meshcast list nodes show all"
+
+
+def _find_gpu(word: str) -> str | None:
+    """The GPU that a word names, of several the usual one; None if it names none."""
     plain = word.strip().lower()
     found = [name for name in gpus() if name == plain or name.startswith(f"{plain}-")]
-    name = next((name for name in found if "-sxm" in name and name.count("-") == 1), found[0] if found else None)
+    return next((name for name in found if "-sxm" in name and name.count("-") == 1), found[0] if found else None)
+
+
+def _suggest_node(word: str, count: str) -> str:
+    """The nodes of so many GPUs, if a word names a GPU; empty if it names none."""
+    name = _find_gpu(word)
     usual = load("gpus", name).usual_node if name else None
     if usual is None:
         return ""
@@ -137,7 +159,8 @@ def _suggest_node(word: str, count: str) -> str:
     if total and total % each == 0:
         return f"Nodes are counted, not GPUs: {total} {name} are {usual}:{total // each}"
     more = f" in nodes of {each}; for {total} GPUs write {{gpu: {name}, gpus: {total}}}" if total else ""
-    return f"It is a GPU; its usual node is {usual}{more}"
+    kind = "It" if name == word else f"{name}"
+    return f"{kind} is a GPU; its usual node is {usual}{more}"
 
 
 def _cluster_of_mapping(document: Document) -> Cluster:

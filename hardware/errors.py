@@ -134,19 +134,19 @@ def cut_middle(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
-MOST_LISTED = 150
-"""Letters of valid names that a message lists, before it says that there are more."""
+MOST_LISTED, MOST_LISTED_KEYS = 150, 400
+"""Letters of valid names, and of valid keys, that a message lists, before it says that there are more."""
 
 
-def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS) -> str:
+def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS, most: int = MOST_LISTED) -> str:
     """A sentence that points from a misspelt `name` to the valid ones.
 
-    meanings: valid names by words of other programs.
+    meanings: valid names by words of other programs. most: letters of valid names that are listed.
     """
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    shown = names[:20]
-    while len(shown) > 1 and sum(map(len, shown)) > MOST_LISTED:
+    shown = names[: most // 7]
+    while len(shown) > 1 and sum(map(len, shown)) > most:
         shown.pop()
     listed = ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
     meaning = find_meaning(str(name), names, meanings)

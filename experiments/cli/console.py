@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 """Formats of figures."""
 
 
+USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+"""The error of a wrong command line; some releases of typer have a click of their own."""
+
+
 class PlainUsage(TyperCommand):
     """A command whose line of usage names arguments as other programs do: ``JOB [NAME]``; releases of typer differ."""
 
@@ -34,6 +39,34 @@ class PlainUsage(TyperCommand):
                 name = (param.metavar or (param.name or "").upper()) + ("..." if param.nargs != 1 else "")
                 pieces.append(name if param.required else f"[{name}]")
         return pieces
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the command line; of one that writes a field of the job as an option, the message says how to."""
+        given = [*args]
+        try:
+            return list(super().parse_args(ctx, args))
+        except USAGE_ERROR as error:
+            if any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
+                error.message = f"{error.message.rstrip('.')}. {hint}"
+            raise
+
+
+def _suggest_set(error: Any, given: Sequence[str]) -> str:
+    """How to change a field of the job, where options or arguments look like one; empty where they do not."""
+    if (option := getattr(error, "option_name", None)) is not None:  # there is no such option
+        name = str(option).lstrip("-")
+        if name in ("cluster", "model", "framework", "gpus", "gpu", "nodes"):
+            field = {"model": "model=llama3-70b", "framework": "framework=megatron-core"}.get(
+                name, "cluster=dgx-h100:8"
+            )
+            return f"A field of the job is changed so: --set {field}"
+        from simulator.job.job import JobFile
+        from simulator.job.remedies.keys import suggest_key
+
+        meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
+        return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""
+    at = [i for i, word in enumerate(given[:-2]) if word == "--set" and "=" not in given[i + 1]]
+    return f"Write --set {given[at[0] + 1]}={given[at[0] + 2]}" if at else ""
 
 
 def one_of(*words: str) -> Callable[[str], list[str]]:

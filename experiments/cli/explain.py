@@ -128,4 +128,4 @@ def why(
             from experiments.pages.explain import sensitivity_page
             from experiments.pages.forecast import show
 
-            show(sensitivity_page(found))
+            show(sensitivity_page(found, find_more(found.report, verbose=False).fitting or ()))

@@ -38,7 +38,9 @@ def search(
     within: Annotated[
         str, typer.Option("--within", metavar="GAP", help="End once the best plan is proven within this gap, e.g. 1%.")
     ] = "0%",
-    top: Annotated[int, typer.Option("--top", help="Number of plans to show, 1 to 1,000.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", help="Number of plans to show, 1 to 1,000; none more than 5 % worse than the best.")
+    ] = 10,
     jobs_to: Annotated[
         Path | None, typer.Option("--jobs-to", metavar="FOLDER", help="Write the best plans as job files.")
     ] = None,
@@ -219,7 +221,9 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     if not found.complete:
         raise KeyboardInterrupt
     words = f"no plan fits: of {found.plans:,} plans {found.invalid:,} break a rule, the others need too much memory"
-    misfit = OutOfMemory(str(job), words, "Open more fields, or take more GPUs")
+    least = f"; the smallest need is {result.smallest}" if result.smallest else ""
+    remedy = result.smallest.remedy if result.smallest else "Open more fields, or take more GPUs"
+    misfit = OutOfMemory(str(job), words + least, remedy)
     if strict:
         typer.echo(f"meshcast: {misfit}", err=True)
         raise typer.Exit(TOO_LARGE)

@@ -1,8 +1,9 @@
 """The cheapest changes of a plan that does not fit in memory which make it fit, found by trial.
 
-Each field of `FIELDS` is changed alone: more recomputation, more states sharded, smaller micro-batches, more ranks of
-every kind, offloading. Where fewer than `SHOWN` changes fit, pairs are tried, those first whose parts alone need least
-memory. Changes that break a rule are left out. All of them keep the model, the cluster and the global batch.
+Each field of `FIELDS` is changed alone: more recomputation, sequence parallelism, more states sharded, smaller
+micro-batches, more ranks of every kind, offloading. Where fewer than `SHOWN` changes fit, pairs are tried, those first
+whose parts alone need least memory. Changes that break a rule are left out. All of them keep the model, the cluster and
+the global batch.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ def _more_ranks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
         replicas = {"plan.dp": None} if "dp" in plan else {}
         while (size := 2 * size) <= min(most, job.cluster.gpus):
             yield {f"plan.{name}": size, **replicas}
+            if name == "tp" and plan.get("sequence_parallel") is False:  # more ranks alone leave whole activations
+                yield {"plan.tp": size, "plan.sequence_parallel": True, **replicas}
     experts = job.model.moe
     if experts is not None:
         size = plan.get("ep", 1)
@@ -145,6 +148,11 @@ def _offload(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
     now = [*plan.get("offload", ())]
     if not job.forward_only:
         yield from ({"plan.offload": [*now, one]} for one in ("optimizer", "activations") if one not in now)
+
+
+def _sequence_parallel(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
+    if plan.get("sequence_parallel") is False and plan.get("tp", 1) > 1:
+        yield {"plan.sequence_parallel": True}
 
 
 def _chunks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
@@ -160,6 +168,7 @@ FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
     _more_ranks,
     _offload,
     _chunks,
+    _sequence_parallel,
 )
 """Changes of a plan, each from the job and its plan as written."""
 

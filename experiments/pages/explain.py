@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
 from experiments.explain.comparison import HEADLINES, ForecastComparison
+from experiments.explain.fitting_changes import FittingChange
 from experiments.explain.hardware_figures import HardwareFigure
 from experiments.explain.sensitivity import RANGE, Sensitivities
+from experiments.pages.forecast import list_fitting
 from simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from simulator.report.metrics import NAMED
 from simulator.report.words import format_number, format_seconds
@@ -76,11 +79,14 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
     return Group(Text(found.sentence(), "bold"), *apart)
 
 
-def sensitivity_page(found: Sensitivities) -> RenderableType:
-    """The limit, the critical path by kind, every figure of the hardware and every assumed field that matters."""
+def sensitivity_page(found: Sensitivities, fitting: Sequence[FittingChange] = ()) -> RenderableType:
+    """The limit, the critical path by kind, every figure of the hardware and every assumed field that matters.
+
+    fitting: changes that make a plan fit that does not.
+    """
     report = found.report
     head = f"{report.job.model.name} on {report.job.cluster.name}: a step takes {format_seconds(report.step_time)}"
-    blocks: list[RenderableType] = [Text(head, "bold"), Text(report.limits)]
+    blocks: list[RenderableType] = [Text(head, "bold"), Text(report.limits), *list_fitting(fitting, report.capacity)]
     blocks += [Text(), _path_table(found), Text(), *_hardware_blocks(found), Text(), *_assumed_blocks(found)]
     blocks += [Text(), Text(_interval_sentence(found))]
     blocks += [Text(f"assumed: {sentence}", "dim") for sentence in report.assumed]

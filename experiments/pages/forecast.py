@@ -125,7 +125,7 @@ def page(
         Text(),
         memory(report, answer),
         Text(),
-        *_list_fitting(fitting or (), report.capacity),
+        *list_fitting(fitting or (), report.capacity),
         _field("limits", answer["limits"]),
         _field("interval", _describe_interval(report)),
     ]
@@ -149,16 +149,22 @@ def page(
     return Group(*parts)
 
 
-def _list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[RenderableType]:
+def list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[RenderableType]:
     """The changes that make the plan fit, with step time and memory of each. capacity: of a GPU [bytes]."""
     return [
         _field(
             "fits with" if i == 0 else "",
             f"{one}: step {format_seconds(one.forecast.step_time)}, "
-            f"{format_need(one.forecast.peak_device, capacity)} GiB",
+            f"{_describe_need(one.forecast.peak_device, capacity)}",
         )
         for i, one in enumerate(fitting)
     ]
+
+
+def _describe_need(need: float, capacity: float) -> str:
+    """Memory that a plan needs [bytes]; of one that fills a GPU with cached blocks "80 of 80 GiB"."""
+    words = format_need(need, capacity)
+    return f"{words} GiB" if need < capacity else f"{need / GIB:.4g} of {capacity / GIB:.4g} GiB"
 
 
 def list_unstated(unstated: Sequence[AssumedField]) -> list[RenderableType]:

@@ -90,7 +90,10 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     if given["best"]:
         parts.append(best_table(fields, given["best"]))
         if words := describe_order(given["equal"]):
-            parts += [Text(f"order      {words}"), Text()]
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(width=9)
+            grid.add_row("order", words)
+            parts += [grid, Text()]
     if given["invalid"]:
         parts.append(reasons_table(given["invalid"]))
     return Group(*parts, Text(f"rows       {given['out']}"))

@@ -84,13 +84,14 @@ def search(
         check_options_of_unlike(limits, robust, compare, runs, objectives)
         found = open_unlike(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
         proven = found.run(watch)
-        return ShownSearchResult(rank(found), proven, tuple(found.forecasts))
+        return ShownSearchResult(rank(found), proven, tuple(found.forecasts), top=top)
     if runs is not None:
         raise PlanError("runs", "only pipelines of unlike stages have runs", "Leave it out, or add unlike=True", runs)
     made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
     given = load_plans(made, compare, made.space.base)
     certificate = run_on_workers(made, workers or count_cores(), watch)
-    return ShownSearchResult(rank(made, robust), certificate, tuple(made.forecasts), tuple(compare_plans(made, given)))
+    compared = tuple(compare_plans(made, given))
+    return ShownSearchResult(rank(made, robust), certificate, tuple(made.forecasts), compared, top)
 
 
 def check_options(within: float, top: int, workers: int | None = None, dashes: str = "") -> None:

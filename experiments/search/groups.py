@@ -151,14 +151,20 @@ class GroupBounds:
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
         """The pipelines that may fit in memory, by what their devices hold at least."""
+        nbytes = self.bound_memory(opened)
+        if nbytes is None:
+            return None
+        left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
+        return left.in_order() if len(left.places) else None
+
+    def bound_memory(self, opened: OpenGroup) -> np.ndarray | None:
+        """What the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a rule."""
         group, table = opened.group, opened.table
         layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
         if layout is None or grown is None:
             return None
         least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
-        nbytes = (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
-        left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
-        return left.in_order() if len(left.places) else None
+        return (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
 
     def least_memory(self, group: LayerGroup) -> float:
         """A lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no fewer

@@ -23,6 +23,8 @@ from validation.published.measured_range.envelope import published_envelope
 if TYPE_CHECKING:
     import pandas
 
+    from experiments.search.output.smallest import SmallestNeed
+
 
 class RankedPlan(NamedTuple):
     """One of the best plans.
@@ -91,13 +93,16 @@ class SearchResult:
         none does.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
     forecasts: all plans that were forecast, those that do not fit included, in that order.
-    compared: given plans beside the best one.
+    compared: given plans beside the best one. top: number of plans that were asked for; 0 if it is not known.
+    smallest: where no plan fits, that with the smallest need.
     """
 
     best: Sequence[RankedPlan]
     certificate: Certificate
     forecasts: Sequence[FoundPlan] = ()
     compared: Sequence[ComparedPlan] = ()
+    top: int = 0
+    smallest: SmallestNeed | None = None
 
     def __repr__(self) -> str:
         found = self.certificate

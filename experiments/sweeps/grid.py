@@ -25,7 +25,9 @@ from hardware.documents.plain_data import to_plain_data
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from simulator.job.job import JobFile, LongPlan, ShortPlan
+from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.load import read_job, set_field
+from simulator.job.remedies.keys import suggest_key
 from simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000
@@ -140,6 +142,10 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     if isinstance(source, Mapping):
         document, folder = Document(to_plain_data(source), "", "sweep"), Path(".")
     elif isinstance(source, str | Path):
+        if Path(source).suffix.lower() in LAUNCH_SUFFIXES:
+            rule = "this is a launch file, and a sweep says what varies"
+            remedy = f"Write a file with the lines `job: {Path(source).name}` and `vary: {{plan.tp: [2, 4, 8]}}`"
+            raise PlanError(str(source), rule, remedy)
         document, folder = read_yaml(Path(source), str(source), PlanError), Path(source).parent
     else:
         raise PlanError("sweep", "a sweep is the path of a file, or a mapping", "Name a YAML or JSON file", source)
@@ -232,7 +238,8 @@ def _check_field(name: str, spot: Spot) -> None:
         if keys[:i] == ["plan"]:
             known = [*ShortPlan.model_fields, *LongPlan.model_fields]
         if known and key not in known:
-            raise spot.wrong("a job has no such field", nearest(key, known), name)
+            remedy = nearest(key, known) if i else suggest_key(key, known)
+            raise spot.wrong("a job has no such field", remedy, name)
 
 
 def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spot) -> None:

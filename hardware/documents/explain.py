@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hardware.documents.document import Place, line_of
-from hardware.errors import CatalogError, MeshcastError, nearest
+from hardware.errors import MOST_LISTED_KEYS, CatalogError, MeshcastError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -150,7 +150,7 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
         kind = "invalid_key"
     field = str(place[-1]) if place else ""
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "no such key", nearest(field, keys) if keys else "Remove it"
+        return "no such key", nearest(field, keys, most=MOST_LISTED_KEYS) if keys else "Remove it"
     if kind == "int_type" and one.get("input") == "auto":
         return "must be a number: only a search opens fields", "Use `meshcast search`, or write a whole number"
     if kind == "missing":

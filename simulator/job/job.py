@@ -65,6 +65,13 @@ class SchemeEntry(BaseModel):
     """One or several axes of the mesh."""
 
 
+def _refuse_flag(given: Any) -> Any:
+    """Refuses true and false where words say how much is recomputed."""
+    if isinstance(given, bool):
+        raise ValueError("words say what is recomputed. Write none, selective or full, or modules like [norm, act]")
+    return given
+
+
 class ShortStage(JobPart):
     """The ranks of a pipeline stage in short form: parallel degrees, with the default scheme for each axis."""
 
@@ -85,7 +92,7 @@ class ShortStage(JobPart):
     shard: Count | None = None
     """Data-parallel ranks that share one copy of what is sharded over them; the other dp / shard hold copies of it
     (hybrid sharding, the option `replicate` of data/fsdp and data/zero-1). Default: all of them."""
-    recompute: Literal["none", "selective", "full"] | tuple[str, ...] = "none"
+    recompute: Annotated[Literal["none", "selective", "full"] | tuple[str, ...], BeforeValidator(_refuse_flag)] = "none"
     """selective: the attention core; or a list of the modules that memory/recompute-selective recomputes."""
     recompute_layers: Count | None = None
     """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""

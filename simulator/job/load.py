@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from hardware import load_cluster
+from hardware.documents.explain import valid_keys
 from hardware.documents.plain_data import to_plain_data
 from hardware.errors import PlanError, shorten
 from hardware.load import read_yaml, validate_data
@@ -17,10 +18,11 @@ from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from simulator.job.launch import LAUNCH_SUFFIXES
 from simulator.job.locate import locate_errors
+from simulator.job.remedies.keys import suggest_key
 from simulator.job.samples import join_samples
 from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
-from simulator.models.load import load_model
+from simulator.models.load import is_preset, load_model
 from simulator.models.model import Model
 
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         folder = path.parent
         if path.suffix.lower() in LAUNCH_SUFFIXES:
             return _read_launch_file(path, changes)
+        if is_preset(str(source)) and not path.exists():
+            rule = "this is a preset of a model, and no job file has this name"
+            remedy = f"Write `model: {source}` and `cluster: dgx-h100:8` into job.yaml, or begin with meshcast init"
+            raise PlanError(str(source), rule, remedy)
         data, text, where = read_yaml(path, str(source), PlanError)
         if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
             return _read_launch_file(path, changes)
@@ -132,7 +138,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
-    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node))
+    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.recompute_early_stop:
@@ -197,6 +203,8 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
     where: place of the change, for error messages.
     """
     *parents, last = field.split(".")
+    if not parents and last not in (keys := valid_keys(JobFile, ())):
+        raise PlanError(where, "a job has no such key", suggest_key(last, keys))
     at: Any = data
     for i, key in enumerate(parents):
         if isinstance(at, list):

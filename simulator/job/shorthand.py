@@ -11,7 +11,7 @@ from hardware.errors import PlanError, nearest
 from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from simulator.ir.scheme import Scheme
-from simulator.job.job import LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
+from simulator.job.job import Batch, LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
 from simulator.job.named_schemes import (
     data_scheme,
     data_schemes,
@@ -20,6 +20,7 @@ from simulator.job.named_schemes import (
     sequence_schemes,
     tensor_schemes,
 )
+from simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
 from simulator.models.model import Model
 
 SCHEDULES_ELSEWHERE = list_meanings(
@@ -67,10 +68,13 @@ def family_degree(plan: LongPlan, family: str) -> int:
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 
-def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1) -> LongPlan:
+def expand_plan(
+    plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1, batch: Batch | None = None
+) -> LongPlan:
     """The long form of a plan.
 
-    gpus: number of GPUs of the cluster. node: of a node, which schemes over several axes may ask for.
+    gpus: number of GPUs of the cluster. node: of a node, which schemes over several axes may ask for. batch: which what
+    would work instead of a mistake divides, too.
     Raises PlanError for a mistake in the plan.
     """
     if "mesh" in plan or "schemes" in plan:
@@ -80,8 +84,17 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1)
         return _expand_stages(plan, short, model, node)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
-        raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
+        degrees = {"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}
+        raise refuse_degrees(degrees, gpus, model, node, batch, short.ep * (short.etp or 1))
     dp = short.dp or gpus // model_ranks
+    ranks, experts = dp * short.tp * short.cp, short.ep * (short.etp or 1)
+    if ranks % experts and not short.replicas:
+        whole = node if short.dp is None else 0
+        count = _count_experts(model)
+        key, rule, remedy, given = refuse_expert_degrees(
+            short.ep, short.etp or 1, ranks, count, whole, short.pp, model_ranks, batch
+        )
+        raise PlanError(f"plan.{key}", rule, remedy, given)
     stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
@@ -141,7 +154,7 @@ def _expand_stage(
     tensor, tensor_axes = tensor_schemes(short, where)
     schemes += [*sequence, *tensor]
     mesh |= {**sequence_axes, **tensor_axes}
-    views = _views(short, dp * inside, math.gcd(*model.moe.expert_counts) if model.moe else 1, where)
+    views = _views(short, dp * inside, _count_experts(model), where)
     expert_axes = (["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]) if views else []
     schemes += expert_schemes(short, expert_axes, model.moe is not None, where)
     if short.recompute_layers is not None and short.recompute != "full":
@@ -204,17 +217,9 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 
 
-def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:
-    """The error for degrees whose product does not divide the GPUs, with a degree that would."""
-    product = math.prod(degrees.values())
-    culprit = next((name for name, n in degrees.items() if gpus % (product // n) == 0 and n > 1), "tp")
-    others = product // degrees[culprit]
-    fits = [n for n in range(1, 2 * degrees[culprit]) if gpus % (n * others) == 0]
-    near = min(fits, key=lambda n: abs(n - degrees[culprit]), default=None)
-    rule = f"{' x '.join(degrees)} = {' x '.join(map(str, degrees.values()))} = {product} must divide the {gpus} GPUs"
-    kept = " and ".join(f"{name} = {n}" for name, n in degrees.items() if name != culprit)
-    remedy = f"With {kept}, {culprit} = {near} would work" if near else "Choose degrees that divide it"
-    return PlanError(f"plan.{culprit}", rule, remedy, degrees[culprit])
+def _count_experts(model: Model) -> int:
+    """The greatest common divisor of the numbers of experts of the layers."""
+    return math.gcd(*model.moe.expert_counts) if model.moe else 1
 
 
 def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str, dict[str, int]]:
@@ -223,11 +228,6 @@ def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str,
         return {}
     etp = short.etp or 1
     if ranks % (short.ep * etp):
-        name, given = ("ep", short.ep) if ranks % short.ep else ("etp", etp)
-        rest = etp if name == "ep" else short.ep
-        fits = [n for n in range(1, ranks + 1) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
-        near = min(fits, key=lambda n: abs(n - given), default=None)
-        rule = f"ep x etp = {short.ep} x {etp} must divide dp x cp x tp = {ranks}"
-        remedy = f"{name} = {near} would work" if near else "Lower the other one"
+        name, rule, remedy, given = refuse_expert_degrees(short.ep, etp, ranks, experts, 0, 1, ranks, None)
         raise PlanError(f"{where}.{name}", rule, remedy, given)
     return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}

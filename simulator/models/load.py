@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,23 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size))
 
 
+def is_preset(name: str) -> bool:
+    """Whether a preset, or an alias of one, has this name."""
+    return name in ALIASES or name in presets()
+
+
+def _suggest_preset(name: str) -> str:
+    """The presets that a name, also one of Hugging Face, is closest to: those of the same size first."""
+    plain = name.rpartition("/")[2].lower().removeprefix("meta-")
+    known = [*presets(), *ALIASES]
+    sizes = re.findall(r"(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z])", plain)
+    same = [one for one in known if sizes and one.endswith(f"-{sizes[-1]}")]
+    close = list(dict.fromkeys([*get_close_matches(plain, same, 2, 0.5), *get_close_matches(plain, known, 3, 0.6)]))[:3]
+    if not close:
+        return f"{nearest(name, known)}; meshcast list models shows all"
+    return f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ...; meshcast list models shows all"
+
+
 def preset_source(name: str) -> str:
     """The public source of the shape of a preset."""
     if name not in ALIASES and name not in presets():
@@ -97,7 +115,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if isinstance(spec, str):
         if spec in ALIASES or spec in presets():
             return dict(_preset(ALIASES.get(spec, spec)))
-        return _from_file(_find(spec, where, base), where, depth)
+        return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
@@ -149,18 +167,21 @@ def _find(spec: str, where: str, base: Path) -> Path:
     except (OSError, ValueError, RuntimeError):  # too long for a file system, a zero byte, an unknown ~user
         folder = False
     if not ("/" in spec or spec.endswith((".json", ".yaml", ".yml"))):
-        raise ModelError(where, "no preset or file has this name", nearest(spec, [*presets(), *ALIASES]), spec)
+        raise ModelError(where, "no preset or file has this name", _suggest_preset(spec), spec)
     rule = "this folder holds no config.json" if folder else f"no such file, looked for from {base.resolve()}"
-    raise ModelError(where, rule, "Give the path of a config.json or of a YAML model file", spec)
+    remedy = "Give the path of a config.json or of a YAML model file"
+    if not (folder or spec.endswith((".json", ".yaml", ".yml"))) and spec.count("/") == 1:  # as on Hugging Face
+        remedy = f"{_suggest_preset(spec)}; or give the path of a config.json"
+    raise ModelError(where, rule, remedy, spec)
 
 
-def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
+def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) -> dict[str, Any]:
+    """The fields of a file. names_folder: whether whoever names it names its folder, too."""
     if depth >= NESTING:
         raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
     if path.suffix == ".json":
         data, text, _ = _read_json(path)
-        # Most configs are called config.json: the name of the folder says more.
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        name = _name_config(path, data, names_folder)
         from simulator.models.huggingface import from_config  # its tables of keys take time, and few jobs need them
 
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
@@ -172,6 +193,18 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
     with explain_errors(str(path), text):  # checked here, where file and line of a mistake are known
         Model.model_validate(fields)
     return fields
+
+
+def _name_config(path: Path, config: Any, names_folder: bool) -> str | None:
+    """The name of the model of a config: its file's; of a config.json its folder's, if that was named or says what it
+    holds. None: what the config itself says."""
+    if path.name != "config.json":
+        return path.stem
+    folder = path.resolve().parent.name
+    kind = re.sub("[^a-z]", "", str(config.get("model_type")).lower()) if isinstance(config, Mapping) else ""
+    plain = folder.lower()
+    tells = re.search(r"\d[bm](?![a-z])", plain) or (kind and kind in re.sub("[^a-z]", "", plain))
+    return folder if names_folder or tells else None
 
 
 def _read_json(path: Path) -> Document:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from hardware.units import GIB
 from simulator.report.energy import KWH
 from simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
-from simulator.report.words import format_count, format_number, format_seconds
+from simulator.report.words import format_count, format_days, format_number, format_seconds
 
 Better = Literal["lower", "higher", "neither"]
 
@@ -130,7 +130,9 @@ def _whole_cluster(metrics: Metrics) -> str:
 
 
 def _causal(metrics: Metrics) -> str:
-    return f"full attention, as in PaLM; {metrics.mfu['causal']:.1%} causal attention"
+    full, causal, most = metrics.mfu["palm"], metrics.mfu["causal"], metrics.peak_flops / 1e12
+    rates = f"{full * most:,.0f} of {most:,.0f} TFLOP/s ({metrics.linear_format}) a GPU"
+    return f"{rates}, full attention as in PaLM; {causal:.1%} causal"
 
 
 def _run(metrics: Metrics) -> str:
@@ -402,7 +404,7 @@ _TABLE = (
         sentence="`run.tokens` / tokens of a step x `step_time_s`, without interruptions",
         path="run.days",
         form="{:,.3g}",
-        headline=Headline("run", lambda days: f"{format_number(days)} days", _run),
+        headline=Headline("run", format_days, _run),
         needs="run",
     ),
     Figure(

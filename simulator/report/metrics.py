@@ -197,14 +197,23 @@ class Metrics:
         real = [max(1, round(one.real_tokens / one.samples)) for one in job.batch.lengths]
         return sum(own / sum(tokens) * count_flops(seq) for own, seq in zip(tokens, real, strict=True))
 
-    def _utilisation(self, flops_per_step: float) -> float:
-        """FLOPs of a step on all GPUs over what they could do in its duration; GPUs of several kinds by their mean."""
+    @property
+    def linear_format(self) -> str:
+        """The number format of the GEMMs of linear layers, by whose peak rate utilization is counted."""
         framework = self.job.framework
-        number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
+        return QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """Dense peak of a GPU in this format [FLOP/s]; of GPUs of several kinds their mean."""
         cluster = self.job.cluster
         every = [group.node for group in cluster.groups for _ in range(group.nodes)] or [cluster.node]
-        mean = np.average([peak(node.gpu, number) for node in every], weights=[int(node.gpus) for node in every])
-        return flops_per_step / (self.step_time * cluster.gpus * float(mean))
+        rates = [peak(node.gpu, self.linear_format) for node in every]
+        return float(np.average(rates, weights=[int(node.gpus) for node in every]))
+
+    def _utilisation(self, flops_per_step: float) -> float:
+        """FLOPs of a step on all GPUs over what they could do in its duration."""
+        return flops_per_step / (self.step_time * self.job.cluster.gpus * self.peak_flops)
 
     @cached_property
     def mfu(self) -> dict[str, float]:

@@ -17,9 +17,11 @@ def format_seconds(value: float) -> str:
 
     >>> format_seconds(16.841), format_seconds(0.035)
     ('16.84 s', '35.00 ms')
+    >>> format_seconds(0.00099996)
+    '1.000 ms'
     """
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
+        if value * scale >= 0.99995:  # no "1,000.0 us"
             return f"{format_number(value * scale)} {unit}"
     return f"{format_number(value * 1e6)} us"
 
@@ -32,6 +34,15 @@ def format_number(value: float) -> str:
     """
     digits = next((d for d, below in ((3, 10.0), (2, 100.0), (1, 1000.0)) if abs(value) < below), 0)
     return f"{value:,.{digits}f}"
+
+
+def format_days(days: float) -> str:
+    """A duration in days; less than two days in hours.
+
+    >>> format_days(73.344), format_days(0.7126)
+    ('73.34 days', '17.1 hours')
+    """
+    return f"{format_number(days)} days" if days >= 2 else f"{days * 24:,.3g} hours"
 
 
 def format_count(value: float) -> str:
@@ -159,6 +170,25 @@ def describe_list(value: Any) -> str:
         return describe_value(value)
     runs = [(number, len([*run])) for number, run in groupby(value)]
     return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
+
+
+def describe_field(value: Any) -> str:
+    """A value of a field in words; of several words as "norm + act", nothing as "-".
+
+    >>> describe_field(["optimizer"]), describe_field([]), describe_field(None)
+    ('optimizer', '-', '-')
+    """
+    if value is None or value == [] or value == ():
+        return "-"
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return " + ".join(value)
+    return describe_list(value)
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """Fields with their values: "plan.tp 4, plan.zero 1"; those without a value are left out."""
+    words = ((name, describe_field(value)) for name, value in changes.items())
+    return ", ".join(f"{name} {value}" for name, value in words if value != "-")
 
 
 def _enclose(value: Any) -> str:

@@ -20,7 +20,8 @@ BAR = 30
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
     """The whole page. curves: those that were asked for. out: the file of the runs."""
-    parts: list[RenderableType] = [Text(describe_run(answer), "bold"), Text(), headline(answer), Text(), times(answer)]
+    head = [Text(describe_run(answer), "bold"), *_warn_of_misfit(answer)]
+    parts: list[RenderableType] = [*head, Text(), headline(answer), Text(), times(answer)]
     if curves is not None:
         parts += [Text(), *curve_tables(answer, curves)]
     assumed = [
@@ -53,8 +54,10 @@ def headline(answer: RunAnswer) -> Table:
     plan, found = answer.plan, answer.to_dict()
     low, high = found["days_interval_90"]
     least, most = found["days_interval_90_simulated"]
-    words = f"{low:,.4g} to {high:,.4g} (90 %); {least:,.4g} to {most:,.4g} if steps are as forecast"
-    table.add_row("days", f"{answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
+    unit, scale = ("days", 1.0) if answer.days >= 2 else ("hours", 24.0)
+    low, high, least, most = (f"{scale * one:,.4g}" for one in (low, high, least, most))
+    words = f"{low} to {high} (90 %); {least} to {most} if steps are as forecast"
+    table.add_row(unit, f"{scale * answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
     low, high = (format_count(round(end)) for end in found["tokens_interval_90"])
     table.add_row("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
     table.add_row("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
@@ -64,7 +67,7 @@ def headline(answer: RunAnswer) -> Table:
     counts = sorted(answer.failures.items(), key=lambda item: -item[1])
     words = ", ".join(f"{name} {count:,.3g}" for name, count in counts)
     mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and found["mtbf_hours"] else ""
-    table.add_row("failures", f"{sum(answer.failures.values()):,.4g}", mtbf + words)
+    table.add_row("failures", f"{sum(answer.failures.values()):,.3g}", mtbf + words)
     for tier in found["checkpoints"]["tiers"]:
         table.add_row("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
     if "daly_s" in found["checkpoints"]:
@@ -76,9 +79,16 @@ def headline(answer: RunAnswer) -> Table:
         table.add_row("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
     carbon = "" if found["co2_t"] is None else f", {format_number(found['co2_t'])} t CO2"
     table.add_row("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
-    if not plan.report.fits:
-        table.add_row("memory", "", "the plan does not fit: see meshcast predict")
     return table
+
+
+def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
+    """That the plan does not fit, before all figures."""
+    report = answer.plan.report
+    if report.fits:
+        return []
+    words = f"does not fit: {report.missing}. The run would be as below if it did; meshcast predict says what fits"
+    return [Text(words, "bold red")]
 
 
 def describe_tier(tier: dict[str, float | None]) -> str:

@@ -1,28 +1,41 @@
-"""``meshcast search``: its progress bar, and the page of the best plans and the certificate."""
+"""``meshcast search``: the page of the best plans and the certificate."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from experiments.search.certificate import Certificate
 from experiments.search.found import PlanSearch
-from experiments.search.objectives import OF_RUNS
+from experiments.search.objectives import NEAR, OF_RUNS
+from experiments.search.output.progress import SearchProgress
+from experiments.search.output.smallest import SmallestNeed, find_smallest
 from experiments.search.result import RankedPlan, SearchResult, rank
 from experiments.search.runs.simulated import PlanRuns
 from experiments.search.workers import run_search
 from hardware.units import GIB
 from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, describe_order, describe_value, format_need, format_seconds
+from simulator.report.words import (
+    describe_changes,
+    describe_field,
+    describe_list,
+    describe_order,
+    describe_room,
+    format_need,
+    format_seconds,
+)
 from validation.published.measured_range.beyond import beyond_envelope
 from validation.published.measured_range.envelope import published_envelope
+
+WIDTH = 100
+"""Columns of a page that is written to a pipe."""
+LITTLE_ROOM = 0.05
+"""Share of the memory of a GPU below which the page says how little stays free."""
 
 
 def page(result: SearchResult) -> RenderableType:
@@ -35,39 +48,36 @@ def page(result: SearchResult) -> RenderableType:
         )
         if not (found.complete or found.exact):
             words = "No plan was forecast before the interruption."
-        return Group(Text(words), _certificate(found))
-    rows = [*_plans(result), Text(), _certificate(result.certificate), *_honesty(plans, result.certificate.objectives)]
+        return Group(Text(words), *_describe_smallest(result.smallest), _certificate(found))
+    rows = [*_plans(result), Text(), _certificate(result.certificate), *_honesty(result)]
     return Group(*rows, *_compare_runs(result))
 
 
 def _plans(result: SearchResult) -> list[RenderableType]:
-    """What all plans have in common, and a row for each."""
+    """What all plans have in common, and a row for each; fields too wide for the table are listed below it."""
     plans, objectives, by_runs = result.best, result.certificate.objectives, result.certificate.runs is not None
     names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
     names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
-    values = {name: [describe_list(one.found.changes.get(name)) for one in plans] for name in names}
+    values = {name: [describe_field(one.found.changes.get(name)) for one in plans] for name in names}
     varying = [name for name in names if len({*values[name]}) > 1]
     # Stages are too long for a column, and where plans have them others lack their degrees.
     beside = {name for name in varying if name.startswith("plan.")} if OF_STAGES & {*names} else set()
     below = [name for name in names if name in beside | OF_STAGES]
-    common = ", ".join(f"{name} {values[name][0]}" for name in names if name not in {*varying, *below})
+    common = describe_changes(
+        {name: plans[0].found.changes.get(name) for name in names if name not in {*varying, *below}}
+    )
     varying = [name for name in varying if name not in below]
-    tight = len(varying) > (1 if by_runs else 4)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=tight)
-    interval = "90% interval" if plans[0].distance is None else "widened interval"
-    more = [*RUN_COLUMNS.items()] if by_runs else []
-    if by_runs:
-        open_interval = not {"run.checkpoints.every_s", "run.checkpoints.every_steps"}.isdisjoint(names)
-        priced = any(one.runs is not None and one.runs.cost is not None for one in plans)
-        left_out = {*(["saved"] if open_interval else []), *([] if priced else ["cost"])}
-        more = [(title, figure) for title, figure in more if title not in left_out]
-    if by_runs and "memory" in objectives:
-        more.append(("GiB", lambda one: format_need(one.report.peak_device, one.report.capacity)))
-    more += [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
-    titles = [title for title, _ in more] + [name.split(".")[-1] for name in varying]
-    for title in ("", "step", *([] if by_runs else [interval, "MFU", "GiB"]), *titles):
-        table.add_column(title, justify="right", no_wrap=True)
+    columns = _figure_columns(result)
     objective = objectives[0] if len(objectives) == 1 else ""
+    wide = columns | {name.split(".")[-1]: values[name] for name in varying}
+    padding = 1 if len(varying) > (1 if by_runs else 4) else 2
+    width = sum(max(map(len, (title, *cells))) + padding for title, cells in wide.items())
+    if width > WIDTH - (ROOM_FOR_REASONS if objective else 0):
+        below, varying = [*varying, *below], []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=padding == 1 and bool(varying))
+    columns |= {name.split(".")[-1]: values[name] for name in varying}
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
     if objective:
         table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"), no_wrap=by_runs)
     for i, one in enumerate(plans):
@@ -75,27 +85,46 @@ def _plans(result: SearchResult) -> list[RenderableType]:
         why = explain.get(objective, _why_worse)(plans[0], one, objective != "time") if i else ""
         if why and not result.is_apart(one):
             why = f"({why})"
-        table.add_row(
-            str(i + 1),
-            format_seconds(one.report.step_time),
-            *([] if by_runs else _describe_step(one)),
-            *(figure(one) for _, figure in more),
-            *(values[name][i] for name in varying),
-            *([why] if objective else []),
-        )
-    lines = [Text(f"plan {i:<6}{_describe_stages(one, below)}") for i, one in enumerate(plans, 1)] if below else []
-    return [*([Text(f"common     {common}")] if common else []), table, *lines]
+        table.add_row(*(cells[i] for cells in columns.values()), *([why] if objective else []))
+    lines = [line(f"plan {i}", _describe_below(one, below)) for i, one in enumerate(plans, 1)] if below else []
+    return [*([line("common", common)] if common else []), table, *lines]
+
+
+ROOM_FOR_REASONS = 30
+"""Least width of the column that says why a plan is worse than the best one."""
+
+
+def _figure_columns(result: SearchResult) -> dict[str, list[str]]:
+    """The columns of the table before those of fields: their titles, and a cell for each plan."""
+    plans, objectives = result.best, result.certificate.objectives
+    cells = {"": [str(i) for i in range(1, len(plans) + 1)]}
+    cells["step"] = [format_seconds(one.report.step_time) for one in plans]
+    more: list[tuple[str, Callable[[RankedPlan], str]]] = []
+    if result.certificate.runs is None:
+        interval = "90% interval" if plans[0].distance is None else "widened interval"
+        cells |= zip((interval, "MFU", "GiB"), map(list, zip(*map(_describe_step, plans), strict=True)), strict=True)
+    else:
+        fields = {name for one in plans for name, value in one.found.changes.items() if value is not None}
+        open_interval = not {"run.checkpoints.every_s", "run.checkpoints.every_steps"}.isdisjoint(fields)
+        priced = any(one.runs is not None and one.runs.cost is not None for one in plans)
+        left_out = {*(["saved"] if open_interval else []), *([] if priced else ["cost"])}
+        more = [(title, figure) for title, figure in RUN_COLUMNS.items() if title not in left_out]
+        if "memory" in objectives:
+            more.append(("GiB", lambda one: format_need(one.report.peak_device, one.report.capacity)))
+    more += [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
+    return cells | {title: [figure(one) for one in plans] for title, figure in more}
 
 
 OF_STAGES = {"plan.stages", "plan.replicas"}
 """Fields that hold the stages of a plan."""
 
 
-def _describe_stages(plan: RankedPlan, names: Sequence[str]) -> str:
-    """The fields of a plan whose stages, or whose replicas, may have unlike degrees."""
-    stated = [(name, plan.found.changes[name]) for name in names if plan.found.changes.get(name) is not None]
-    words = [(name.removeprefix("plan.") + " " if name != "plan.stages" else "", value) for name, value in stated]
-    return "; ".join(f"{before}{describe_list(value)}" for before, value in words)
+def _describe_below(plan: RankedPlan, names: Sequence[str]) -> str:
+    """The fields of a plan that the table has no columns for, those without a value left out."""
+    changes = {name.removeprefix("plan."): plan.found.changes.get(name) for name in names if name not in OF_STAGES}
+    stated = [(name, plan.found.changes[name]) for name in OF_STAGES if plan.found.changes.get(name) is not None]
+    words = [f"{'replicas ' if name == 'plan.replicas' else ''}{describe_list(value)}" for name, value in stated]
+    return "; ".join([*words, *([fields] if (fields := describe_changes(changes)) else [])])
 
 
 def _describe_step(plan: RankedPlan) -> tuple[str, str, str]:
@@ -237,7 +266,7 @@ def _count_groups(found: Certificate) -> str:
 
 def _proof(found: Certificate) -> tuple[str, str]:
     if found.complete and found.exact == found.too_large:
-        return "", "no plan of the space fits in the model"
+        return "", "no plan of the space fits in memory, by the model"
     if len(found.objectives) > 1:
         words = "no plan of the space is better in both" if found.gap == 0.0 else "no plan is better by more than that"
         return f"{found.gap:.2%}", f"gap: {words} than every plan of the front in the model"
@@ -262,26 +291,65 @@ def _cut_by_objective(found: Certificate) -> str:
     return f"cannot be {more}{better} than the best plan, by their lower bound"
 
 
-def _honesty(plans: Sequence[RankedPlan], objectives: Sequence[str]) -> list[RenderableType]:
-    """How certain the order of the plans is, and whether the best one is beyond all that was measured."""
-    best = plans[0].report
+def _honesty(result: SearchResult) -> list[RenderableType]:
+    """How certain the order of the plans is, which ones are not shown, how little memory the best one leaves free, and
+    whether it is beyond all that was measured."""
+    plans, objectives, best = result.best, result.certificate.objectives, result.best[0].report
     within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
     rows: list[RenderableType] = [Text()]
     if plans[0].distance is not None:
         words = (
             "of the plans that were forecast alone, ranked by the upper end of their interval, which is wider by the"
         )
-        rows.append(Text(f"robust     {words} distance from measured plans; the proof is of the forecasts"))
-        rows.append(Text(f"distance   {plans[0].distance}"))
+        rows.append(line("robust", f"{words} distance from measured plans; the proof is of the forecasts"))
+        rows.append(line("distance", str(plans[0].distance)))
     elif describe_order(within) and tuple(objectives) == ("time",):
-        rows.append(Text(f"order      {describe_order(within)}"))
+        rows.append(line("order", describe_order(within)))
+    rows += [*_list_omitted(result), *_warn_of_full(plans[0])]
     if "cost" in objectives and len({one.report.job.cluster.gpu.name for one in plans}) > 1:
-        rows.append(Text("price      an hour of every GPU costs the same here, whatever its type"))
+        rows.append(line("price", "an hour of every GPU costs the same here, whatever its type"))
     if envelope := published_envelope(best.job):
-        rows.append(Text(f"published  best MFU of this GPU, format and class: {envelope}"))
+        rows.append(line("published", f"best MFU of this GPU, format and class: {envelope}"))
     if beyond := beyond_envelope(best):
-        rows.append(Text(f"beyond     {beyond}"))
+        rows.append(line("beyond", str(beyond)))
     return rows
+
+
+def _list_omitted(result: SearchResult) -> list[RenderableType]:
+    """That plans which are worse by more than `NEAR` are not shown, where fewer plans than asked for are left."""
+    found, share = result.certificate, f"{NEAR:.0%}".replace("%", " %")
+    if len(found.objectives) > 1 or found.runs is not None or len(result.best) >= result.top or not found.time_bound:
+        return []
+    worse = "slower" if found.objectives[0] == "time" else "worse"
+    words = f"plans more than {share} {worse} than the best one are not forecast; meshcast sweep forecasts every plan"
+    return [line("not shown", words)]
+
+
+def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
+    """That the best plan leaves little memory free."""
+    room = 1 - best.report.peak_device / best.report.capacity
+    if room >= LITTLE_ROOM:
+        return []
+    report = best.report
+    context = report.job.framework.memory.context_gib * GIB
+    free = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
+    return [line("memory", f"plan 1: {free}; --memory-margin 5% leaves out plans that fill a GPU")]
+
+
+def _describe_smallest(smallest: SmallestNeed | None) -> list[RenderableType]:
+    """The plan that is closest to the memory of a GPU, and what to open."""
+    if smallest is None:
+        return []
+    return [line("smallest", str(smallest)), line("remedy", smallest.remedy), Text()]
+
+
+def line(name: str, words: str) -> Table:
+    """A line of the page below its table: a name, and words that are indented where they wrap."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=9, no_wrap=True)
+    grid.add_column()
+    grid.add_row(name, words)
+    return grid
 
 
 def _compare_runs(result: SearchResult) -> list[RenderableType]:
@@ -291,13 +359,13 @@ def _compare_runs(result: SearchResult) -> list[RenderableType]:
         return []
     count = sum(not result.is_apart(one) for one in plans[1:])
     words = f"the {count:,} in parentheses cannot be told apart from the first by {runs.seeds:,} runs (at 90 %)"
-    return [Text(f"order      {words}")] if count else []
+    return [line("order", words)] if count else []
 
 
 def describe_proof(result: SearchResult) -> str:
     """How the best plan was found, in a line: of how many plans, and how the gap was proven."""
     found = result.certificate
-    plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
+    plan = describe_changes(result.best[0].changes)
     others = found.plans - found.exact
     return (
         f"search     {plan}: the best of {found.plans:,} plans, gap {found.gap:.2%}, proven by "
@@ -306,45 +374,13 @@ def describe_proof(result: SearchResult) -> str:
 
 
 def run_with_progress(search: PlanSearch, robust: bool = False, workers: int | None = None) -> SearchResult:
-    """Runs a search with its progress bar, and forecasts the best plans whole. robust: see `rank`. workers: number of
-    processes, one a core if None."""
+    """Runs a search with its progress on stderr, and forecasts the best plans whole. robust: see `rank`. workers:
+    number of processes, one a core if None."""
     watch = SearchProgress()
     try:
         certificate = run_search(search, workers, watch)
     finally:
         watch.bar.stop()
-    return SearchResult(rank(search, robust), certificate, tuple(search.forecasts))
-
-
-def _describe_incumbent(found: Certificate) -> str:
-    """The best objective of runs so far."""
-    if not math.isfinite(found.incumbent):
-        return "none yet"
-    name = found.objectives[0]
-    if name not in OF_RUNS:
-        return format_seconds(found.step)
-    return f"{found.incumbent:,.4g}{' days' if name == 'days' else ''}"
-
-
-class SearchProgress:
-    """Progress on a terminal: forecasts, the best step and the gap that is proven so far."""
-
-    def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-        console = Console(stderr=True)
-        self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
-
-    def __call__(self, found: Certificate) -> None:
-        if not self.bar.task_ids:
-            self.bar.start()
-            self.bar.add_task("search", total=1.0)
-        best = format_seconds(found.step) if math.isfinite(found.step) else "none yet"
-        text = (
-            f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
-        )
-        if found.runs is not None:
-            count, best = found.runs.simulated * found.runs.seeds, _describe_incumbent(found)
-            text = f"{found.exact:,} forecasts, {count:,} simulated runs, best {best}, gap {found.gap:.1%}"
-        if found.counting:
-            text = f"counting the plans: {found.plans:,} in {found.groups:,} groups"
-        self.bar.update(self.bar.task_ids[0], description=text, completed=1.0 - found.gap)
+    best = rank(search, robust)
+    smallest = find_smallest(search) if certificate.complete and not best else None
+    return SearchResult(best, certificate, tuple(search.forecasts), top=search.top, smallest=smallest)

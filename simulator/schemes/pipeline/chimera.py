@@ -78,7 +78,7 @@ class Chimera(Bidirectional):
         if shape.m % shape.p:
             joint, near = self.microbatches_per_forward, nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of {'2 ' * (joint - 1)}pp = {joint * shape.p}"
-            remedy = f"{joint * near} would work: change batch.global or dp"
+            remedy = f"{joint * near} would work: change batch.global or plan.dp"
             raise PlanError("micro-batches per replica", rule, remedy, joint * shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:

@@ -40,7 +40,9 @@ class DualPipe(Bidirectional):
         if shape.m % 2 or shape.m < 2 * shape.p:
             near = max(shape.m + shape.m % 2, 2 * shape.p)
             rule = f"{self.use} needs an even number of micro-batches, at least 2 pp = {2 * shape.p}"
-            raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
+            raise PlanError(
+                "micro-batches per replica", rule, f"{near} would work: change batch.global or plan.dp", shape.m
+            )
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         down, up = ((stage, self.microbatches(shape, stage)) for stage in (device, 2 * shape.p - 1 - device))

@@ -32,7 +32,7 @@ class DualPipeV(VShape):
         super().check(shape)
         if shape.m < 2 * shape.p:
             rule = f"{self.use} needs at least 2 pp = {2 * shape.p} micro-batches"
-            remedy = f"{2 * shape.p} would work: change batch.global or dp"
+            remedy = f"{2 * shape.p} would work: change batch.global or plan.dp"
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:

@@ -38,7 +38,7 @@ class Gems(Bidirectional):
         super().check(shape)
         if shape.m % 2:
             rule = f"half of the micro-batches of {self.use} go down the devices and half up"
-            remedy = f"{shape.m + 1} would work: change batch.global or dp"
+            remedy = f"{shape.m + 1} would work: change batch.global or plan.dp"
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:

@@ -64,8 +64,8 @@ class Interleaved1F1B(Schedule):
                 shape.v,
             )
         if group is None and m % p:
-            remedy = f"{nearest_multiple(m, p)} would work: change batch.global or dp"
-            remedy += f"; or group: {smallest_interleaved_group(m, p)}"
+            remedy = f"{nearest_multiple(m, p)} would work: change batch.global or plan.dp"
+            remedy += f"; or plan.schedule: {{use: {self.name}, group: {smallest_interleaved_group(m, p)}}}"
             rule = f"{self.use} needs micro-batches in multiples of pp = {p}, unless group is set"
             raise PlanError("micro-batches per replica", rule, remedy, m)
         if group is not None and not is_interleaved_group(group, m, p):

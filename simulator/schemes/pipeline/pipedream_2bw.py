@@ -31,7 +31,7 @@ class PipeDream2BW(Schedule):
         super().check(shape)
         if shape.m < shape.p:
             rule = f"{self.use} needs at least as many micro-batches an update as the pipeline has devices, {shape.p}"
-            remedy = f"{shape.p} would work: change batch.global or dp, or use pipeline/pipedream"
+            remedy = f"{shape.p} would work: change batch.global or plan.dp, or use pipeline/pipedream"
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:

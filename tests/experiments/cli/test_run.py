@@ -36,6 +36,13 @@ def test_the_page_says_where_the_time_goes(job: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_short_runs_are_in_hours(job: Path) -> None:
+    lines = run("run", job, "--workers", 1).stdout.splitlines()
+    (hours,) = (line for line in lines if line.startswith("hours"))
+    days = json.loads(run("run", job, "--json", "--workers", 1).stdout)["days"]
+    assert float(hours.split()[1]) == pytest.approx(24 * days, rel=1e-3)
+
+
 def test_runs_are_stored_and_go_on(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.parquet"
     first = run("run", job, "--json", "--out", out, "--workers", 1)

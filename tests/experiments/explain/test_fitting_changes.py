@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
 import pytest
 import yaml
 
-from experiments.explain.fitting_changes import SHOWN, fitting_changes
+from experiments.explain.fitting_changes import SHOWN, FittingChange, fitting_changes
+from experiments.pages.forecast import list_fitting, render
+from hardware.units import GIB
 from simulator import load_job, simulate
+from simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run
 from tests.thinning import mark_slow
 
@@ -86,3 +90,23 @@ def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pyt
     assert "fits with" in page and "precision.moments: fp32" in page
     plain = json.loads(run("predict", str(path), "--json", "--set", "plan.tp=8", "--set", "plan.pp=8").stdout)
     assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
+
+
+def test_more_tensor_parallel_ranks_bring_sequence_parallelism() -> None:
+    plan = {"tp": 2, "pp": 2, "chunks": 10, "sequence_parallel": False}
+    found = fitting_changes(simulate({**JOB, "cluster": "dgx-h100:16", "plan": plan}))
+    assert found[0].changes == {"plan.tp": 8, "plan.sequence_parallel": True}
+
+
+def test_why_and_run_begin_with_what_does_not_fit(tmp_path) -> None:
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "run": {"steps": 100}}))
+    why = run("why", str(path)).stdout.splitlines()
+    assert why[1].startswith("It does not fit") and why[2].startswith("fits with  --set plan.")
+    lines = run("run", str(path), "--set", "run.seeds=1").stdout.splitlines()
+    assert re.match(r"does not fit: [\d.,]+ GiB more than the 80 GiB of a GPU", lines[1])
+
+
+def test_a_change_that_fills_a_gpu_is_not_read_as_too_large() -> None:
+    (change,) = [FittingChange({"plan.zero": 2}, StepAndMemory(1.0, GIB * 79.0, GIB * 80.0, True))]
+    (grid,) = list_fitting([change], GIB * 80.0)
+    assert "80 of 80 GiB" in render(grid) and "all" not in render(grid)

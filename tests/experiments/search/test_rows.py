@@ -83,7 +83,7 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
     out, plot = tmp_path / "plans.parquet", tmp_path / "plans.png"
     result = run("search", job, "--out", out, "--plot", plot)
     assert result.exit_code == 0 and "No plan of the space fits in memory" in result.stdout
-    assert "no plan of the space fits in the model" in result.stdout and "100.00%" not in result.stdout
+    assert "no plan of the space fits in memory, by the model" in result.stdout and "100.00%" not in result.stdout
     assert pq.read_table(out).num_rows == 0 and "plan.tp" in pq.read_schema(out).names and plot.exists()
 
 

@@ -411,3 +411,21 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
 def test_encoders_with_decoders_are_refused(kind: str) -> None:
     with pytest.raises(ModelError, match="by cross-attention, t5 and mt5 are supported"):
         from_config({"model_type": kind, "d_model": 512})
+
+
+@pytest.mark.parametrize(
+    ("folder", "more", "name"),
+    [
+        ("inputs", {}, "llama"),
+        ("inputs", {"_name_or_path": "meta-llama/Llama-2-7b"}, "meta-llama/Llama-2-7b"),
+        ("llama2-7b", {"_name_or_path": "other"}, "llama2-7b"),
+        ("my-llama", {}, "my-llama"),
+    ],
+)
+def test_a_config_is_named_after_its_folder_if_that_says_what_it_holds(
+    folder: str, more: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "llama"} | more))
+    assert load_model("config.json", base=tmp_path / folder).name == name
+    assert load_model(f"{folder}/config.json", base=tmp_path).name == folder

@@ -194,3 +194,13 @@ def test_the_columns_of_a_sweep_keep_their_names_and_order(tmp_path: Path) -> No
 )
 def test_paths_make_a_nested_answer(values: list[tuple[str, int]], answer: dict[str, Any]) -> None:
     assert nest(values) == answer
+
+
+def test_the_remark_of_mfu_names_the_format_whose_peak_it_counts_by() -> None:
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 8}}
+    for compute, words in (("bf16", "of 989 TFLOP/s (bf16) a GPU"), ("fp8-tensorwise", "of 1,979 TFLOP/s (fp8) a GPU")):
+        report = simulate({**job, "precision": {"compute": compute}})
+        remark = FIGURES["mfu_palm"].remark(report)
+        assert words in remark
+        rate = float(remark.split(" of ")[0].replace(",", ""))
+        assert rate == pytest.approx(report.mfu["palm"] * report.peak_flops / 1e12, abs=0.5)

@@ -125,6 +125,7 @@ def test_terms_add_up_to_the_difference(winner: Report) -> None:
     sentence = str(found)
     assert sentence.count("instead of") == 3 and found.envelope.best.run in sentence
     assert "tensor-parallel communication takes 0.0%" in sentence
+    assert f"is {100 * (found.mfu - found.envelope.mfu):.1f} points beyond the best published one" in sentence
 
 
 def test_a_forecast_within_the_envelope_is_not_beyond() -> None:

@@ -86,11 +86,11 @@ class BeyondEnvelope:
 
     def __str__(self) -> str:
         best = self.envelope.best
-        whose = f"{self.envelope.gpu}, {self.envelope.number}, {self.envelope.kind}"
+        borrowed = ", borrowed" if self.envelope.borrowed else ""
+        whose = f"{self.envelope.gpu}, {self.envelope.number}, {self.envelope.kind}{borrowed}"
         said = (
-            f"MFU {self.mfu:.1%} is {self.excess:.1%} beyond the best published one, {best.mfu:.1%} of {best.run} on "
-            f"{best.gpus:,} GPUs ({whose}{', borrowed' if self.envelope.borrowed else ''}), whose forecast is "
-            f"{self.forecast_mfu:.1%}"
+            f"MFU {self.mfu:.1%} is {100 * (self.mfu - best.mfu):.1f} points beyond the best published one, "
+            f"{best.mfu:.1%} of {best.run} on {best.gpus:,} GPUs ({whose}), whose forecast is {self.forecast_mfu:.1%}"
         )
         named = [str(term) for term in self.terms[:NAMED_TERMS] if term.saved > 0]
         return f"{said}: {'; '.join(named)}." if named else f"{said}."

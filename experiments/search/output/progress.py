@@ -1,0 +1,65 @@
+"""Progress of ``meshcast search`` on stderr: a bar on a terminal, else a line from time to time."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.search.certificate import Certificate
+from experiments.search.objectives import OF_RUNS
+from simulator.report.words import format_seconds
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Time between two lines of progress where stderr is no terminal [s]."""
+
+
+class SearchProgress:
+    """Forecasts, the best plan and the gap that is proven so far: a bar on a terminal, else a line every ten
+    seconds."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        self._terminal = sys.stderr.isatty()
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._terminal)
+        self._began = self._written = time.monotonic()
+
+    def __call__(self, found: Certificate) -> None:
+        if not self._terminal:
+            self._write_line(found)
+            return
+        if not self.bar.task_ids:
+            self.bar.start()
+            self.bar.add_task("search", total=1.0)
+        self.bar.update(self.bar.task_ids[0], description=describe_progress(found), completed=1.0 - found.gap)
+
+    def _write_line(self, found: Certificate) -> None:
+        now = time.monotonic()
+        if now - self._written >= SECONDS_BETWEEN_LINES:
+            self._written = now
+            typer.echo(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
+
+
+def describe_progress(found: Certificate) -> str:
+    """How far a search is, in a line."""
+    if found.counting:
+        return f"counting the plans: {found.plans:,} in {found.groups:,} groups"
+    best = _describe_incumbent(found)
+    if found.runs is not None:
+        count = found.runs.simulated * found.runs.seeds
+        return f"{found.exact:,} forecasts, {count:,} simulated runs, best {best}, gap {found.gap:.1%}"
+    return f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
+
+
+def _describe_incumbent(found: Certificate) -> str:
+    """The step of the best plan so far, or its objective of runs."""
+    name = found.objectives[0]
+    if not math.isfinite(found.incumbent if found.runs is not None else found.step):
+        return "none yet"
+    if found.runs is None or name not in OF_RUNS:
+        return format_seconds(found.step)
+    return f"{found.incumbent:,.4g}{' days' if name == 'days' else ''}"

@@ -1,0 +1,71 @@
+"""Of a search in which no plan fits: the plan that is closest to the memory of a GPU, and what else could be opened."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from experiments.search.found import PlanSearch
+from experiments.search.search import Search
+from hardware.errors import MeshcastError
+from hardware.units import GIB
+from simulator.forecast.step import forecast_step
+from simulator.job.load import load_job
+from simulator.report.words import describe_changes
+
+SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan.zero", "plan.offload")
+"""Fields that may lower the need and that a search may open."""
+
+
+class SmallestNeed(NamedTuple):
+    """The plan of a space with the smallest need that is known.
+
+    changes: values of the open fields. need: of the fullest GPU [bytes]. capacity: that a plan may take [bytes].
+    closed: fields that the search did not open.
+    """
+
+    changes: dict[str, Any]
+    need: float
+    capacity: float
+    closed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.need / GIB:,.1f} GiB of {self.capacity / GIB:.4g} GiB: {describe_changes(self.changes)}"
+
+    @property
+    def remedy(self) -> str:
+        """What to open."""
+        opened = f"Open {', '.join(self.closed)}, such as --set {self.closed[0]}=auto; " if self.closed else ""
+        return f"{opened}{'or all' if opened else 'Open all'} with --set plan=auto; or take more GPUs"
+
+
+def find_smallest(search: PlanSearch) -> SmallestNeed | None:
+    """The smallest forecast of a search, else the forecast of the plan with the smallest bound; None if neither is
+    known."""
+    job = search.jobs[0]
+    closed = tuple(one for one in SAVES_MEMORY if one not in job.open)
+    if search.forecasts:
+        made = min(search.forecasts, key=lambda one: one.forecast.peak_device)
+        return SmallestNeed(made.changes, made.forecast.peak_device, job.capacity, closed)
+    if not isinstance(search, Search):
+        return None
+    found = [(nbytes, i, j) for i, one in enumerate(search.list_groups()) for nbytes, j in _smallest_of(*one)]
+    for _, i, j in sorted(found):
+        cluster, group = search.list_groups()[i]
+        opened = cluster.groups.open(group)[0]
+        assert opened is not None
+        space, step = cluster.space, cluster.groups.steps(opened, j)[0]
+        changes = space.changes(group, opened.pipeline(j), step)
+        try:
+            job_of = load_job(space.job_of(group, opened.pipeline(j), step), base=space.base)
+            need = forecast_step(job_of, search.shared).peak_device
+        except MeshcastError:
+            continue
+        return SmallestNeed(changes, need, space.capacity, closed)
+    return None
+
+
+def _smallest_of(cluster: Any, group: Any) -> list[tuple[float, int]]:
+    """The smallest bound of a group, with the number of its pipeline."""
+    opened = cluster.groups.open(group)[0]
+    nbytes = cluster.groups.bound_memory(opened) if opened is not None else None
+    return [] if nbytes is None or not len(nbytes) else [(float(nbytes.min()), int(nbytes.argmin()))]

@@ -1,0 +1,1 @@
+"""What messages about wrong jobs suggest: values that would work."""

@@ -1,0 +1,94 @@
+"""What would work where degrees do not divide the GPUs: degrees that people use, and numbers of nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from hardware.errors import PlanError
+from simulator.job.job import Batch
+from simulator.models.model import Model
+
+
+def refuse_degrees(
+    degrees: Mapping[str, int], gpus: int, model: Model, node: int, batch: Batch | None, experts: int
+) -> PlanError:
+    """The error for degrees whose product does not divide the GPUs. node: GPUs of a node. experts: ranks of a pipeline
+    stage that hold all experts once, which the ranks of a stage must be a multiple of."""
+    product = math.prod(degrees.values())
+    culprit = next((name for name, n in degrees.items() if gpus % (product // n) == 0 and n > 1), "tp")
+    others = product // degrees[culprit]
+    rule = f"{' x '.join(degrees)} = {' x '.join(map(str, degrees.values()))} = {product} must divide the {gpus} GPUs"
+    kept = " and ".join(f"{name} = {n}" for name, n in degrees.items() if name != culprit)
+
+    def works(degree: int, world: int) -> bool:
+        ranks = degree * others
+        stage = world // degrees["pp"] if culprit != "pp" else world // degree
+        divides = world % ranks == 0 and stage % experts == 0
+        return divides and _divides_model(culprit, degree, model, node) and _divides_batch(batch, world // ranks)
+
+    fits = [n for n in range(1, 2 * degrees[culprit]) if works(n, gpus)]
+    near = min(fits, key=lambda n: abs(n - degrees[culprit]), default=None)
+    remedies = [f"with {kept}, {culprit} = {near} would work"] if near else []
+    remedies += _list_nodes(gpus, node, lambda world: works(degrees[culprit], world))
+    remedy = "; ".join(remedies) or "Choose degrees that divide it"
+    return PlanError(f"plan.{culprit}", rule, remedy[0].upper() + remedy[1:], degrees[culprit])
+
+
+def refuse_expert_degrees(
+    ep: int, etp: int, ranks: int, experts: int, node: int, stages: int, model_ranks: int, batch: Batch | None
+) -> tuple[str, str, str, int]:
+    """Field, rule, remedy and value of expert degrees that do not divide the ranks of a stage.
+
+    experts: greatest common divisor of the numbers of experts. node: GPUs of a node; 0 where the cluster is not all of
+    equal stages. stages: of the pipeline. model_ranks: of a replica.
+    """
+    name, given = ("ep", ep) if ranks % ep else ("etp", etp)
+    rest = etp if name == "ep" else ep
+    fits = [n for n in range(1, ranks + 1) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
+    near = min((n for n in fits if _is_power_of_two(n) and n > 1), key=lambda n: abs(n - given), default=None)
+    gpus = ranks * stages
+    # Where the batch is not known, other nodes are named alone: the degree of data parallelism may not divide it.
+    alone = node == 0 or (batch is not None and _divides_batch(batch, gpus // model_ranks))
+    remedies = [f"{name} = {near} would work"] if near and alone else []
+
+    def works(world: int) -> bool:
+        divides = world % model_ranks == 0 and world // stages % (ep * etp) == 0
+        return divides and _divides_batch(batch, world // model_ranks)
+
+    remedies += _list_nodes(gpus, node, works) if node else []
+    rule = f"ep x etp = {ep} x {etp} must divide dp x cp x tp = {ranks}"
+    return name, rule, "; ".join(remedies) or "Lower the other one", given
+
+
+def _divides_model(name: str, degree: int, model: Model, node: int) -> bool:
+    """Whether a degree is one that people use: a power of two that divides the heads and stays in a node, or stages
+    that divide the layers."""
+    if name == "pp":
+        return model.layers % degree == 0
+    if not _is_power_of_two(degree):
+        return False
+    return name != "tp" or (degree <= max(node, 1) and model.heads % degree == 0)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _divides_batch(batch: Batch | None, replicas: int) -> bool:
+    """Whether replicas share a global batch evenly; also if none is stated."""
+    if batch is None or batch.total is None:
+        return True
+    return replicas > 0 and batch.total % (replicas * batch.micro) == 0
+
+
+def _list_nodes(gpus: int, node: int, works: Callable[[int], bool]) -> list[str]:
+    """The next numbers of nodes below and above those of a cluster that would work, as a sentence; [] without any."""
+    count = gpus // node
+
+    def first(counts: Iterable[int]) -> list[int]:
+        return [next((n for n in counts if works(n * node)), 0)]
+
+    found = [n for n in first(range(count - 1, 0, -1)) + first(range(count + 1, 2 * count + 1)) if n]
+    unit = f"{'node' if found == [1] else 'nodes'}" if node > 1 else "GPUs"
+    return [f"{' or '.join(map(str, found))} {unit} would work"] if found else []

@@ -1,0 +1,71 @@
+"""What messages suggest for words of other programs: bare keys, GPUs as clusters, names of Hugging Face, options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.experiments.cli.samples import run
+
+JOB = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 64}}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("tp=4", "--set tp: a job has no such key. Did you mean plan.tp?"),
+        ("tensor_model_parallel_size=4", "Did you mean plan.tp?"),
+        ("global_batch_size=4", "Did you mean batch.global?"),
+        ("gpus=64", "cluster=dgx-h100:8 is 8 nodes of 8 GPUs"),
+        ("plan.recompute=true", "plan.recompute is True: words say what is recomputed. Write none, selective or full"),
+        ("plan.foo=1", "tp, tp_scheme, unit, zero"),
+        ("plans=auto", "Did you mean 'plan'?"),
+        ("cluster=h100", "h100-sxm is a GPU; its usual node is dgx-h100; write dgx-h100:8 for 8 such nodes"),
+        ("cluster=H100x64", "Nodes are counted, not GPUs: 64 h100-sxm are dgx-h100:8"),
+        ("cluster=dgx-h10", "Did you mean 'dgx-h100:8'? Valid: dgx-h100:8, "),
+        ("cluster=zzzz", "meshcast list clusters and meshcast list nodes show all"),
+        ("model=meta-llama/Llama-3.1-70B", "Did you mean 'llama3.1-70b'? Valid: llama3.1-70b, llama3-70b"),
+        ("model=mistralai/Mixtral-8x7B-v0.1", "Did you mean 'mixtral-8x7b'?"),
+        ("model=zzzz", "meshcast list models shows all"),
+    ],
+)
+def test_a_change_of_the_job(job: Path, change: str, words: str) -> None:
+    result = run("predict", str(job), "--set", change)
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr) < 700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "dgx-h100:8"], "--set cluster=dgx-h100:8"),
+        (["--gpus", "64"], "--set cluster=dgx-h100:8"),
+        (["--tp", "4"], "--set plan.tp=VALUE"),
+        (["--set", "plan.tp", "4"], "Write --set plan.tp=4"),
+    ],
+)
+def test_options_that_are_fields(job: Path, arguments: list[str], words: str) -> None:
+    result = run("predict", str(job), *arguments)
+    assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_preset_is_no_job() -> None:
+    result = run("predict", "llama3-70b")
+    assert result.exit_code == 2
+    assert "this is a preset of a model" in result.stderr and "`model: llama3-70b`" in result.stderr
+
+
+def test_sweeps_of_bare_keys_and_of_launch_files(tmp_path: Path) -> None:
+    (sweep := tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"job": JOB, "vary": {"tp": [1, 2]}}))
+    out = str(tmp_path / "rows.parquet")
+    assert "Did you mean plan.tp?" in run("sweep", str(sweep), "--out", out).stderr
+    (launch := tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --num-layers 2\n")
+    refused = run("sweep", str(launch), "--out", out).stderr
+    assert "this is a launch file" in refused and "`job: run.sh` and `vary: {plan.tp: [2, 4, 8]}`" in refused
