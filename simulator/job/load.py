@@ -193,6 +193,8 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
     field, equals, value = (word.strip() for word in change.partition("="))
     if not equals or not all(field.split(".")):
         raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
+    if "." not in field and field not in (keys := valid_keys(JobFile, ())):
+        raise PlanError(f"--set {field}", "a job has no such key", suggest_key(field, keys))
     set_field(data, field, read_yaml(value, f"--set {field}", PlanError).data, f"--set {field}")
 
 
@@ -203,8 +205,6 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
     where: place of the change, for error messages.
     """
     *parents, last = field.split(".")
-    if not parents and last not in (keys := valid_keys(JobFile, ())):
-        raise PlanError(where, "a job has no such key", suggest_key(last, keys))
     at: Any = data
     for i, key in enumerate(parents):
         if isinstance(at, list):
