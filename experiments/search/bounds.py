@@ -236,8 +236,7 @@ class Bounds:
 
     def kernel_times(self, group: LayerGroup) -> StageTimes | None:
         """Least durations of the passes of every kind of unit, without communication; None if there are none."""
-        prices = self._kernel_prices(group)
-        if prices is None:
+        if (prices := self._kernel_prices(group)) is None:
             return None
         return prices.times_with_recompute if group.recompute == "full" else prices.unit_times
 
@@ -263,7 +262,8 @@ class Bounds:
         plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
         # A host that waits for routers launches more collectives with sequence parallelism.
         sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tp_scheme is None
-        return plain._replace(sequence_parallel=True) if sharded else plain
+        divides = (self.space.loaded.batch.sequence or 0) % (group.tp * group.cp) == 0
+        return plain._replace(sequence_parallel=True) if sharded and divides else plain
 
     def pass_prices(self, group: LayerGroup) -> UnitPrices | None:
         """Prices of the units of a group for any data scheme of the space; None if the group breaks a rule."""

@@ -122,6 +122,12 @@ def test_no_bound_is_above_its_forecast(name: str) -> None:
     assert max(time for time, _ in ratios) > 0.8 and max(memory for _, memory in ratios) > 0.8
 
 
+def test_tensor_ranks_that_do_not_divide_the_sequence_are_no_broken_rule() -> None:
+    space = space_of("gpt3-3072")
+    group = next(one for one in space.groups() if one.tp == 3 and not one.sequence_parallel)
+    assert Bounds(space).unit_layout(group) is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_JOBS)
 def test_no_bound_is_above_its_forecast_on_a_large_cluster(name: str) -> None:
