@@ -1,4 +1,5 @@
-"""Writes the commit of the source into what is built, ``meshcast/commit.txt``; everything else is in pyproject.toml."""
+"""Checks that the packages are linked into ``meshcast/``, and writes the commit of the source into what is built,
+``meshcast/commit.txt``; everything else is in pyproject.toml."""
 
 import subprocess
 from pathlib import Path
@@ -9,6 +10,18 @@ from setuptools.command.sdist import sdist
 
 SOURCE = Path(__file__).resolve().parent
 PLACE = Path("meshcast") / "commit.txt"
+
+
+def check_links() -> None:
+    """Ends the build if the packages beside ``meshcast/`` are not linked into it, as where git makes no links."""
+    missing = [
+        room
+        for room in ("hardware", "simulator", "validation", "experiments")
+        if not (SOURCE / "meshcast" / room).is_dir()
+    ]
+    if missing:
+        rule = f"meshcast/{missing[0]} is not a link to the folder {missing[0]}/"
+        raise SystemExit(f"{rule}. Check out again: git config core.symlinks true, then git checkout -- meshcast")
 
 
 def find_commit() -> str:
@@ -47,4 +60,5 @@ class SourceWithCommit(sdist):
         write_commit(Path(base_dir))
 
 
+check_links()
 setup(cmdclass={"build_py": BuildWithCommit, "sdist": SourceWithCommit})

@@ -5,14 +5,14 @@ from itertools import count
 import numpy as np
 import pytest
 
-from hardware import load, load_cluster
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.collectives import dispatch
-from simulator.costs.collectives.dispatch import Dispatch
-from simulator.costs.costs import Costs
-from simulator.costs.kernels.sections import SECTIONS
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, Gemm, Memory
+from meshcast.hardware import load, load_cluster
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.collectives import dispatch
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernels.sections import SECTIONS
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
 
 WORKS = {
     "gemm": lambda i: Gemm(1024 + i, 2048, 4096),

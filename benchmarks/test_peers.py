@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 
-from experiments.sweeps.jobs import forecast_lines
-from simulator import SharedWork, load_job
-from simulator.forecast.step import forecast_step
+from meshcast.experiments.sweeps.jobs import forecast_lines
+from meshcast.simulator import SharedWork, load_job
+from meshcast.simulator.forecast.step import forecast_step
 
 CHECKOUT = os.environ.get("CALCULON", "")
 PYTHON = os.environ.get("CALCULON_PYTHON", sys.executable)

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweeps.grid import load_sweep
-from experiments.sweeps.jobs import forecast_lines
-from experiments.sweeps.run import run
-from simulator import load_job, simulate
-from simulator.costs.costs import Costs
-from simulator.engine.play import play
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.stages import lower_stages
-from simulator.program.build import build
-from simulator.program.timetable import timetable
-from validation.published.answer import answers as published
-from validation.published.rows import read_shipped
+from meshcast.experiments.sweeps.grid import load_sweep
+from meshcast.experiments.sweeps.jobs import forecast_lines
+from meshcast.experiments.sweeps.run import run
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.engine.play import play
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.timetable import timetable
+from meshcast.validation.published.answer import answers as published
+from meshcast.validation.published.rows import read_shipped
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(("sweep-", "search-")))

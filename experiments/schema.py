@@ -17,16 +17,23 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from experiments.sweeps.grid import SweepFile
-from hardware import clusters, nodes
-from hardware.cluster import Cluster
-from hardware.errors import PlanError, nearest
-from hardware.inline import ByGPU
-from hardware.mixed import ByGroups
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples, Uniform
-from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
-from simulator.job.job import (
+from meshcast.experiments.sweeps.grid import SweepFile
+from meshcast.hardware import clusters, nodes
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.inline import ByGPU
+from meshcast.hardware.mixed import ByGroups
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples, Uniform
+from meshcast.simulator.job.framework import (
+    Bucket,
+    CommunicationOverlap,
+    Framework,
+    LossKernels,
+    ProcessMemory,
+    framework_names,
+)
+from meshcast.simulator.job.job import (
     FrameworkChoice,
     JobFile,
     LongPlan,
@@ -39,11 +46,11 @@ from simulator.job.job import (
     ShortStageEntry,
     StagePlan,
 )
-from simulator.models.load import ALIASES, presets
-from simulator.models.model import UNDESCRIBED, Model
-from simulator.models.parts import MLA, MoEShape, StateSpace
-from validation.measurements.measurement import Measurement
-from validation.published.rows import PublishedRun
+from meshcast.simulator.models.load import ALIASES, presets
+from meshcast.simulator.models.model import UNDESCRIBED, Model
+from meshcast.simulator.models.parts import MLA, MoEShape, StateSpace
+from meshcast.validation.measurements.measurement import Measurement
+from meshcast.validation.published.rows import PublishedRun
 
 Schema = dict[str, Any]
 

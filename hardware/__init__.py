@@ -14,21 +14,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-import hardware.documents.import_time  # before all others of meshcast  # noqa: F401
+import meshcast.hardware.documents.import_time  # before all others of meshcast  # noqa: F401
 
 # isort: split
-from hardware.cluster import MAX_GPUS, Cluster, Tier
-from hardware.errors import CatalogError, nearest
-from hardware.gpu import GPU
-from hardware.inline import ByGPU
-from hardware.link import Link
-from hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
-from hardware.mixed import ByGroups
-from hardware.node import Node
-from hardware.reliability.components import Reliability
-from hardware.reliability.store import CheckpointStore
-from hardware.shared import shared_instance
-from hardware.topology import Parts, Reach, reach
+from meshcast.hardware.cluster import MAX_GPUS, Cluster, Tier
+from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.inline import ByGPU
+from meshcast.hardware.link import Link
+from meshcast.hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
+from meshcast.hardware.mixed import ByGroups
+from meshcast.hardware.node import Node
+from meshcast.hardware.reliability.components import Reliability
+from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.shared import shared_instance
+from meshcast.hardware.topology import Parts, Reach, reach
 
 __all__ = [
     "GPU",

@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from hardware.gpu import GPU
-from hardware.link import Link
-from hardware.load import Strict, Time, by_name, catalog_model
-from hardware.node import Node
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.link import Link
+from meshcast.hardware.load import Strict, Time, by_name, catalog_model
+from meshcast.hardware.node import Node
 
 MAX_GPUS = 1_000_000
 """Most GPUs of a cluster: ten times the largest one built; a larger number is a typing error."""

@@ -1,6 +1,6 @@
 """The catalog as a page of documentation: every value with its unit, its kind and its source.
 
-``python -m hardware.describe docs/catalog.md`` writes it (``make docs-catalog``).
+``python -m meshcast.hardware.describe docs/catalog.md`` writes it (``make docs-catalog``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hardware.cluster import Cluster, Level
-from hardware.gpu import GPU
-from hardware.link import Link
-from hardware.load import Fact, Value, catalog, load
-from hardware.node import Node
-from hardware.reliability.components import Reliability
-from hardware.reliability.store import CheckpointStore
+from meshcast.hardware.cluster import Cluster, Level
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.link import Link
+from meshcast.hardware.load import Fact, Value, catalog, load
+from meshcast.hardware.node import Node
+from meshcast.hardware.reliability.components import Reliability
+from meshcast.hardware.reliability.store import CheckpointStore
 
 HEAD = """# The catalog
 

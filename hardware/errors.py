@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-from hardware.documents.other_words import MEANINGS, find_meaning
+from meshcast.hardware.documents.other_words import MEANINGS, find_meaning
 
 
 class MeshcastError(Exception):

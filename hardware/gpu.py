@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hardware.link import Link
-from hardware.load import Bandwidth, Bytes, Count, Fact, Flops, Frequency, Power, Strict, by_name, catalog_model
+from meshcast.hardware.link import Link
+from meshcast.hardware.load import (
+    Bandwidth,
+    Bytes,
+    Count,
+    Fact,
+    Flops,
+    Frequency,
+    Power,
+    Strict,
+    by_name,
+    catalog_model,
+)
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hardware.cluster import Cluster, Fabric, Size
-from hardware.gpu import GPU
-from hardware.link import Link
-from hardware.load import Fact, Strict, assumed_value, by_name, catalog, catalog_model, load
-from hardware.node import Mesh, NICs, Node, ScaleUp
-from hardware.units import GIGA
+from meshcast.hardware.cluster import Cluster, Fabric, Size
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.link import Link
+from meshcast.hardware.load import Fact, Strict, assumed_value, by_name, catalog, catalog_model, load
+from meshcast.hardware.node import Mesh, NICs, Node, ScaleUp
+from meshcast.hardware.units import GIGA
 
 Network = Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"]
 

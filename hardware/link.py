@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hardware.load import Count, LinkRate, Ratio, Strict, Time, catalog_model
+from meshcast.hardware.load import Count, LinkRate, Ratio, Strict, Time, catalog_model
 
 
 @catalog_model("links")

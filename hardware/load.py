@@ -22,10 +22,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from hardware import units
-from hardware.documents.document import MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
-from hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
-from hardware.errors import CatalogError, nearest
+from meshcast.hardware import units
+from meshcast.hardware.documents.document import MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
+from meshcast.hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
+from meshcast.hardware.errors import CatalogError, nearest
 
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
@@ -200,7 +200,7 @@ FILES = (".yaml", ".yml")
 @cache
 def catalog(kind: str) -> tuple[str, ...]:
     """Names in the catalog of `kind` (gpus, links, nodes, clusters), sorted."""
-    files: Iterable[Traversable] = (resources.files("hardware") / "catalog" / kind).iterdir()
+    files: Iterable[Traversable] = (resources.files("meshcast.hardware") / "catalog" / kind).iterdir()
     return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
 
 
@@ -214,7 +214,7 @@ def load(kind: str, name: str) -> Any:
         return _read_entry(kind, named, where, text)
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
-    file = resources.files("hardware") / "catalog" / kind / f"{name}.yaml"
+    file = resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml"
     data, text, where = read_yaml(file, f"{kind}/{name}.yaml")
     if isinstance(data, dict):
         data = {"name": name, **data}

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hardware.cluster import Cluster, Fabric, NodeGroup
-from hardware.gpu import GPU
-from hardware.load import Strict, Value, assumed_value, catalog_model
-from hardware.node import Host, NICs, Node, ScaleUp
+from meshcast.hardware.cluster import Cluster, Fabric, NodeGroup
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.load import Strict, Value, assumed_value, catalog_model
+from meshcast.hardware.node import Host, NICs, Node, ScaleUp
 
 
 @catalog_model("clusters", key="groups", make=lambda given: given.cluster())

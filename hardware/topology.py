@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hardware.cluster import Cluster, Level
+from meshcast.hardware.cluster import Cluster, Level
 
 
 class Parts(NamedTuple):

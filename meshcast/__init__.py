@@ -16,14 +16,14 @@ TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for
 if TYPE_CHECKING:
     from typing import Any
 
-    from experiments.notebook.report import ForecastReport as Report
-    from experiments.notebook.simulate import simulate
-    from experiments.notebook.sweep import SweepResult, sweep
-    from experiments.search.find import search
-    from experiments.search.result import SearchResult
-    from hardware import load_cluster
-    from hardware.errors import MeshcastError
-    from simulator import Job, SharedWork, load_job
+    from meshcast.experiments.notebook.report import ForecastReport as Report
+    from meshcast.experiments.notebook.simulate import simulate
+    from meshcast.experiments.notebook.sweep import SweepResult, sweep
+    from meshcast.experiments.search.find import search
+    from meshcast.experiments.search.result import SearchResult
+    from meshcast.hardware import load_cluster
+    from meshcast.hardware.errors import MeshcastError
+    from meshcast.simulator import Job, SharedWork, load_job
 
     __version__: str
 
@@ -43,33 +43,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Job": ("simulator.job.job", "Job"),
-    "MeshcastError": ("hardware.errors", "MeshcastError"),
-    "Report": ("experiments.notebook.report", "ForecastReport"),
-    "SearchResult": ("experiments.search.result", "SearchResult"),
-    "SharedWork": ("simulator.forecast.shared_work", "SharedWork"),
-    "SweepResult": ("experiments.notebook.sweep", "SweepResult"),
-    "load_cluster": ("hardware", "load_cluster"),
-    "load_job": ("simulator.job.load", "load_job"),
-    "search": ("experiments.search.find", "search"),
-    "simulate": ("experiments.notebook.simulate", "simulate"),
-    "sweep": ("experiments.notebook.sweep", "sweep"),
+    "Job": ("meshcast.simulator.job.job", "Job"),
+    "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
+    "Report": ("meshcast.experiments.notebook.report", "ForecastReport"),
+    "SearchResult": ("meshcast.experiments.search.result", "SearchResult"),
+    "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
+    "SweepResult": ("meshcast.experiments.notebook.sweep", "SweepResult"),
+    "load_cluster": ("meshcast.hardware", "load_cluster"),
+    "load_job": ("meshcast.simulator.job.load", "load_job"),
+    "search": ("meshcast.experiments.search.find", "search"),
+    "simulate": ("meshcast.experiments.notebook.simulate", "simulate"),
+    "sweep": ("meshcast.experiments.notebook.sweep", "sweep"),
 }
 """Module and name of everything public but the version."""
 
 if not TYPE_CHECKING:  # otherwise every misspelt name would be one of unknown type
 
     def __getattr__(name: str) -> Any:
-        # Looked up on first use, as in `simulator`: `import meshcast` is quick.
+        # Looked up on first use, as in `meshcast.simulator`: `import meshcast` is quick.
         if name not in __all__:
             raise AttributeError(f"module 'meshcast' has no attribute {name!r}")
         from importlib import import_module
 
-        from meshcast.packages import check_packages
-
-        check_packages()
         if name == "__version__":
-            from simulator.report.version import product_version
+            from meshcast.simulator.report.version import product_version
 
             return product_version()
         module, there = _HOMES[name]

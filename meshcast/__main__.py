@@ -15,8 +15,6 @@ from meshcast.import_path import drop_working_directory
 if __name__ == "__main__":
     drop_working_directory()
 
-from meshcast.packages import check_packages
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -25,7 +23,7 @@ REPEATED = 1.0
 
 
 def main() -> None:
-    """Runs the command; a hidden package is one line and exit code 2, as for any other mistake in its use.
+    """Runs the command.
 
     Ctrl-C is exit code 130 without a traceback, also while modules are imported: most of the time of a short command.
     """
@@ -41,15 +39,10 @@ def main() -> None:
 
 
 def _run() -> None:
-    try:
-        check_packages()
-    except ImportError as error:
-        print(f"meshcast: {error}", file=sys.stderr)
-        sys.exit(2)
     gc.set_threshold(50_000)  # imports and forecasts leave little garbage; collecting it more often costs 5 %
     # pydantic would look through all installed packages for plugins of its own, of which meshcast needs none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from experiments.cli.app import main as run
+    from meshcast.experiments.cli.app import main as run
 
     run()
 

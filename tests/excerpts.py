@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from meshcast.experiments.cli.app import app
 
 BLOCK = re.compile(r"(?:^`(\S+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 """A block of a page: the name of the file that it is, or nothing; its language; its text."""

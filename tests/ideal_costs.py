@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.costs.estimate import Estimate
-from simulator.ir.ops import Work
-from simulator.ir.routing import slowest_rank
+from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.ir.routing import slowest_rank
 
 
 class IdealCosts:

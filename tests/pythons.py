@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshcast.packages import PACKAGES
-from simulator.report.version import find_commit
+from meshcast.simulator.report.version import find_commit
 from tests.excerpts import follow_page, split_command
 
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("hardware", "simulator", "validation", "experiments")
+"""Folders of the checkout that `meshcast/` links to as its packages."""
+
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 
@@ -41,8 +43,8 @@ def build_distributions(folder: Path) -> tuple[Path, Path]:
     copy.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for name in ("meshcast", *PACKAGES):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("meshcast", *ROOMS):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     if commit := find_commit():
         (copy / "meshcast" / "commit.txt").write_text(commit, "utf-8")
     source = folder / _build("sdist", folder, copy)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.load import load_job
-from simulator.models.model import Model
-from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
 EVERY_EXAMPLE = settings.get_current_profile_name() == "all"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from meshcast.experiments.cli.app import app
 
 SHORT = """
 model: llama3-70b

@@ -9,13 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from hardware import cluster, inline, load_cluster, mixed
-from simulator import load_job, simulate
-from simulator.costs.calibration.cost_models import COST_MODELS
-from simulator.costs.costs import RATES
-from simulator.job import batch, job
-from simulator.job.framework import (
+from meshcast.experiments.cli.app import app
+from meshcast.hardware import cluster, inline, load_cluster, mixed
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.calibration.cost_models import COST_MODELS
+from meshcast.simulator.costs.costs import RATES
+from meshcast.simulator.job import batch, job
+from meshcast.simulator.job.framework import (
     Bucket,
     CommunicationOverlap,
     Framework,
@@ -25,16 +25,16 @@ from simulator.job.framework import (
     framework_names,
     load_framework,
 )
-from simulator.job.run_keys import keys as run_keys
-from simulator.models.branches import Branch
-from simulator.models.huggingface import SUPPORTED
-from simulator.models.load import load_model
-from simulator.models.model import Model
-from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from validation.calibration.collectives import tables as collectives
-from validation.calibration.kernels import tables as kernels
-from validation.published import rows
-from validation.published.answer import answer
+from meshcast.simulator.job.run_keys import keys as run_keys
+from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.huggingface import SUPPORTED
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.validation.calibration.collectives import tables as collectives
+from meshcast.validation.calibration.kernels import tables as kernels
+from meshcast.validation.published import rows
+from meshcast.validation.published.answer import answer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

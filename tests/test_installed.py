@@ -16,17 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.planning.cores.solver import load_solver
-from hardware.documents.optional_package import import_optional
-from hardware.errors import PlanError
-from meshcast.packages import PACKAGES
-from simulator.report.version import describe_version, find_commit, product_version
+from meshcast.experiments.planning.cores.solver import load_solver
+from meshcast.hardware.documents.optional_package import import_optional
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.version import describe_version, find_commit, product_version
 from tests.experiments.cli.samples import run
-from tests.pythons import ROOT, build_distributions, try_python
+from tests.pythons import ROOMS, ROOT, build_distributions, try_python
 from tests.test_typed import EXPECTED, check_scripts
 from tests.thinning import thinned
-
-ROOMS = ("meshcast", *PACKAGES)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +61,23 @@ def test_the_wheel_has_every_file_of_the_packages(built: tuple[Path, Path]) -> N
     with zipfile.ZipFile(built[1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     ignored = {".pyc"}
+    folders = {"meshcast": ROOT / "meshcast"} | {f"meshcast/{room}": ROOT / room for room in ROOMS}
     tree = {
-        path.relative_to(ROOT).as_posix()
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for package, folder in folders.items()
+        for path in folder.rglob("*")
         if path.is_file() and path.suffix not in ignored and "__pycache__" not in path.parts
     }
     assert tree - names == set()
     assert names - tree <= {"meshcast/commit.txt"}
-    assert {f"{room}/py.typed" for room in ROOMS} <= names
+    assert "meshcast/py.typed" in names
+
+
+def test_the_wheel_installs_one_package(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as wheel:
+        (top,) = [name for name in wheel.namelist() if name.endswith(".dist-info/top_level.txt")]
+        assert wheel.read(top).decode().split() == ["meshcast"]
+        assert {name.partition("/")[0] for name in wheel.namelist()} == {"meshcast", top.partition("/")[0]}
 
 
 def test_the_source_distribution_builds_the_same(built: tuple[Path, Path]) -> None:
@@ -107,14 +112,19 @@ def ask(python: Path, code: list[str], where: Path, **environment: str) -> str:
 
 
 def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
-    where = ask(installed, ["-c", "import meshcast, simulator; print(meshcast.__file__, simulator.__file__)"], tmp_path)
-    assert all(str(installed.parent.parent) in path for path in where.split())
+    for room in ROOMS:  # of a research repository
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('foreign package')", "utf-8")
+    where = ask(installed, ["-c", "import meshcast.simulator as s; print(s.__file__)"], tmp_path)
+    assert where.startswith(str(installed.parent.parent))
     commit = find_commit()
     said = ask(installed, ["-m", "meshcast", "--version"], tmp_path)
     assert said.startswith(f"meshcast {product_version()}")
     assert commit[:12] in said  # of the build, not of a checkout around the environment
     job = "model: gpt2-124m\ncluster: dgx-h100:1\nplan: {tp: 2}\n"
     (tmp_path / "job.yaml").write_text(job, "utf-8")
+    used = "import meshcast; print(meshcast.simulate('job.yaml').fits)"
+    assert ask(installed, ["-c", used], tmp_path) == "True\n"
     answer = ask(installed, ["-m", "meshcast", "predict", "job.yaml", "--json"], tmp_path)
     assert answer == run("predict", tmp_path / "job.yaml", "--json").stdout
 
@@ -201,7 +211,7 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
 def test_only_planners_and_calibrations_import_scipy() -> None:
     users = [
         path.relative_to(ROOT).as_posix()
-        for room in ROOMS
+        for room in ("meshcast", *ROOMS)
         for path in (ROOT / room).rglob("*.py")
         if '"scipy.' in path.read_text("utf-8")
     ]

@@ -1,4 +1,4 @@
-"""The public package, and folders of the user that hide meshcast's packages."""
+"""The public package, beside folders of the user that are called as those of meshcast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshcast
-from meshcast.packages import PACKAGES, check_packages
+from tests.pythons import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,10 +29,6 @@ def test_every_public_name_is_there() -> None:
     assert meshcast.__version__
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         meshcast.simulat  # noqa: B018
-
-
-def test_the_packages_say_that_they_are_typed() -> None:
-    assert all((ROOT / name / "py.typed").exists() for name in ("meshcast", *PACKAGES))
 
 
 def test_python_m_meshcast_is_the_command(tmp_path: Path) -> None:
@@ -60,7 +56,7 @@ runpy.run_module("meshcast", run_name="__main__")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a signal of POSIX")
-@pytest.mark.parametrize("name", ["experiments.cli.app", "typer", "hardware.load"])
+@pytest.mark.parametrize("name", ["meshcast.experiments.cli.app", "typer", "meshcast.hardware.load"])
 @pytest.mark.parametrize("reaction", ["raise", "raise ValueError('a model cannot be built') from None"])
 def test_ctrl_c_during_imports_is_no_traceback(name: str, reaction: str, tmp_path: Path) -> None:
     script = INTERRUPTED_IMPORT.format(name=name, reaction=reaction)
@@ -68,25 +64,17 @@ def test_ctrl_c_during_imports_is_no_traceback(name: str, reaction: str, tmp_pat
     assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_of_the_user_that_hides_ours_is_named(name: str, tmp_path: Path) -> None:
-    own = tmp_path / name
-    own.mkdir()
-    (own / "__init__.py").write_text("")
-    said = f"{own} hides meshcast's package '{name}', which is in {ROOT}. Start Python in another directory"
-    command = run(["-m", "meshcast", "--version"], tmp_path, tmp_path, ROOT)
-    assert command.returncode == 2 and said in command.stderr and "Traceback" not in command.stderr
-    used = run(["-c", "import meshcast; meshcast.simulate"], tmp_path, tmp_path, ROOT)
-    assert f"ImportError: {said}" in used.stderr
-
-
-def test_a_folder_that_is_no_package_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "experiments").mkdir()
+@pytest.mark.parametrize("room", ROOMS)
+def test_packages_of_the_user_are_not_ours(room: str, tmp_path: Path) -> None:
+    (tmp_path / room).mkdir()
+    (tmp_path / room / "__init__.py").write_text("raise SystemExit('foreign package')")
     shown = run(["-m", "meshcast", "--version"], tmp_path, tmp_path, ROOT)
     assert shown.returncode == 0, shown.stderr
+    used = run(["-c", f"import meshcast; meshcast.simulate; import meshcast.{room}"], tmp_path, tmp_path, ROOT)
+    assert used.returncode == 0, used.stderr
 
 
-def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    check_packages()
-    with pytest.raises(ImportError, match="hides meshcast's package 'hardware'"):
-        check_packages(tmp_path)
+def test_no_package_is_imported_by_the_name_of_its_folder() -> None:
+    code = "import sys, meshcast.experiments.cli.app as app, meshcast.experiments.search.find as find; "
+    code += f"print([name for name in {ROOMS} if name in sys.modules])"
+    assert run(["-c", code], ROOT, ROOT).stdout == "[]\n"

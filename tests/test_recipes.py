@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("hardware", "simulator", "validation", "experiments", "tests", "docs", "examples")
+COPIED = ("meshcast", "hardware", "simulator", "validation", "experiments", "tests", "docs", "examples")
 DIFF = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)\n((?:[+ @].*\n|\+\n)*)", re.MULTILINE)
 """The old path, the new path and the lines of one file; lines begin with `+`, and with a space for context."""
 
@@ -49,7 +49,7 @@ def project(tmp_path: Path) -> Path:
     """A copy of the project."""
     # A compiled file has a further suffix while another process writes it.
     for name in COPIED:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc.*"))
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "Makefile"):
         shutil.copy2(ROOT / name, tmp_path)
     return tmp_path
@@ -92,8 +92,8 @@ def test_a_gpu_is_one_file(project: Path) -> None:
     job = {"model": "gpt2", "cluster": {"gpu": gpu, "gpus": 8, "gpus_per_node": 8}}
     code = f"""
 from pathlib import Path
-from hardware.describe import page
-from simulator import simulate
+from meshcast.hardware.describe import page
+from meshcast.simulator import simulate
 Path("docs/catalog.md").write_text(page(), "utf-8")
 print(*simulate({job!r}).to_dict()["assumed"], sep="\\n")
 """
@@ -124,7 +124,7 @@ def test_a_scheme_is_one_file_and_one_golden_job(project: Path) -> None:
     use, job = Path(scheme[1]).stem.replace("_", "-"), Path(golden[1]).stem
     code = f"""
 from pathlib import Path
-from simulator.report.scheme_page import page
+from meshcast.simulator.report.scheme_page import page
 from tests.golden.rewrite import forecasts, write
 write({job!r}, dict(forecasts([{job!r}]))[{job!r}])
 Path("docs/schemes.md").write_text(page(), "utf-8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from simulator import simulate
-from validation.pipelines.cases import answer
+from meshcast.simulator import simulate
+from meshcast.validation.pipelines.cases import answer
 
 JOB = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32},

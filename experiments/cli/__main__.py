@@ -1,5 +1,5 @@
-"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun; the same
-as ``python -m meshcast``."""
+"""``python -m meshcast.experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun;
+the same as ``python -m meshcast``."""
 
 import runpy
 

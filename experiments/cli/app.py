@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from experiments.cli import explain as cli_explain
-from experiments.cli import measure as cli_measure
-from experiments.cli import report as cli_report
-from experiments.cli import run as cli_run
-from experiments.cli import schedule as cli_schedule
-from experiments.cli import search as cli_search
-from experiments.cli import selfcheck as cli_selfcheck
-from experiments.cli import validate as cli_validate
-from experiments.cli.console import (
+from meshcast.experiments.cli import explain as cli_explain
+from meshcast.experiments.cli import measure as cli_measure
+from meshcast.experiments.cli import report as cli_report
+from meshcast.experiments.cli import run as cli_run
+from meshcast.experiments.cli import schedule as cli_schedule
+from meshcast.experiments.cli import search as cli_search
+from meshcast.experiments.cli import selfcheck as cli_selfcheck
+from meshcast.experiments.cli import validate as cli_validate
+from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
@@ -36,19 +36,19 @@ from experiments.cli.console import (
     to_json,
     unwritable,
 )
-from experiments.cli.drawing import plot as cli_plot
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.cli.interchange import collectives as cli_collectives
-from experiments.cli.interchange import traces as interchange
-from experiments.cli.launch import show_unrecognised, tell_launch
-from experiments.cli.planning import plan as cli_plan
-from experiments.cli.planning import plan_module as cli_plan_module
-from experiments.plots.style import Width
-from hardware.errors import OutOfMemory, PlanError, nearest
+from meshcast.experiments.cli.drawing import plot as cli_plot
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.interchange import collectives as cli_collectives
+from meshcast.experiments.cli.interchange import traces as interchange
+from meshcast.experiments.cli.launch import show_unrecognised, tell_launch
+from meshcast.experiments.cli.planning import plan as cli_plan
+from meshcast.experiments.cli.planning import plan_module as cli_plan_module
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
-    from simulator.costs.calibration.calibration import Calibration
-    from simulator.engine.play import Engine
+    from meshcast.simulator.costs.calibration.calibration import Calibration
+    from meshcast.simulator.engine.play import Engine
 
 app = typer.Typer(
     name="meshcast",
@@ -90,7 +90,7 @@ def _name(command: typer.models.CommandInfo) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from simulator.report.version import describe_version
+        from meshcast.simulator.report.version import describe_version
 
         typer.echo(f"meshcast {describe_version()}")
         raise typer.Exit
@@ -155,7 +155,7 @@ def predict(
 ) -> None:
     """Forecast one step: how long it takes, where the time goes, and whether it fits in memory."""
     with answering(as_json):
-        from simulator.costs.calibration.calibration import Calibration
+        from meshcast.simulator.costs.calibration.calibration import Calibration
 
         known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
@@ -172,7 +172,7 @@ def predict(
             interchange.check_trace(trace, job)
         if snapshot is not None:
             interchange.check_snapshot(snapshot, job)
-        from simulator import load_job, simulate
+        from meshcast.simulator import load_job, simulate
 
         engine_of(engine)  # a wrong name is refused before a search
         unrecognised = tell_launch(job, change or ())
@@ -185,7 +185,7 @@ def predict(
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
         else:
-            from experiments.pages.forecast import page, show
+            from meshcast.experiments.pages.forecast import page, show
 
             if found is not None:
                 cli_search.show_search(found)
@@ -201,7 +201,7 @@ def predict(
 
 def engine_of(name: str) -> Engine:
     """The engine of this name."""
-    from simulator.engine.play import ENGINES
+    from meshcast.simulator.engine.play import ENGINES
 
     if name not in ENGINES:
         raise PlanError("--engine", "there is no engine of this name", nearest(name, ENGINES), name)
@@ -212,7 +212,7 @@ def forecast_all(
     jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
 ) -> bool:
     """Writes the answers to `jobs` to `out` (kept if interrupted) or stdout; returns whether a plan does not fit."""
-    from experiments.sweeps.jobs import forecast_lines, progress, read_jobs
+    from meshcast.experiments.sweeps.jobs import forecast_lines, progress, read_jobs
 
     if jobs.is_dir() or not jobs.exists():
         rule = "it is a folder" if jobs.is_dir() else "no such file"
@@ -263,7 +263,7 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
-    from experiments.plots import breakdown, memory, timeline
+    from meshcast.experiments.plots import breakdown, memory, timeline
 
     figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
     for name, path in files.items():
@@ -300,8 +300,8 @@ def sweep(
 ) -> None:
     """Forecast a job at every point of a grid. The same command resumes an interrupted sweep."""
     with answering(as_json):
-        from experiments.pages import sweep as pages
-        from experiments.pages.forecast import show
+        from meshcast.experiments.pages import sweep as pages
+        from meshcast.experiments.pages.forecast import show
 
         fields, answer = pages.run_sweep(path, out, workers, on, shard, restart)
         if as_json:
@@ -318,8 +318,8 @@ def merge(
 ) -> None:
     """Join the shards of a sweep into the file of the whole sweep."""
     with answering(as_json):
-        from experiments.pages import sweep as pages
-        from experiments.pages.forecast import show
+        from meshcast.experiments.pages import sweep as pages
+        from meshcast.experiments.pages.forecast import show
 
         fields, answer = pages.run_merge(parts, out)
         if as_json:
@@ -352,8 +352,8 @@ def list_(
         if kind == "schedule":
             cli_schedule.show_schedule(name, p, m, v, as_json)
             return
-        from experiments.pages.forecast import show
-        from experiments.pages.listing import check_kind, list_rows, list_table
+        from meshcast.experiments.pages.forecast import show
+        from meshcast.experiments.pages.listing import check_kind, list_rows, list_table
 
         check_kind(kind)
         for option, given in {"NAME": name, "--p": p, "--m": m, "--v": v}.items():
@@ -379,7 +379,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a job or of another file of meshcast."""
     with answering():
-        from experiments.schema import schema as made
+        from meshcast.experiments.schema import schema as made
 
         emit(made(kind))
 
@@ -427,20 +427,20 @@ def scale(
 ) -> None:
     """Forecast a job on growing numbers of GPUs: the scaling curve."""
     with answering(as_json):
-        from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
+        from meshcast.experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 
         files, paper = plot_files(plot, ("scaling",)) if plot is not None else {}, choose_width(width, plot)
         found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
-            from experiments.plots import scaling
+            from meshcast.experiments.plots import scaling
 
             place.parent.mkdir(parents=True, exist_ok=True)
             scaling.draw(found, place, paper)
         if as_json:
             emit({"kind": found.kind, "axis": found.axis, "points": curve_rows(found)})
         else:
-            from experiments.pages.forecast import show
-            from experiments.pages.scaling import page
+            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.pages.scaling import page
 
             show(page(found))
 

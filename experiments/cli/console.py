@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from hardware.errors import MeshcastError, PlanError, escape_controls
+from meshcast.hardware.errors import MeshcastError, PlanError, escape_controls
 
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 """Exit codes."""
@@ -60,8 +60,8 @@ def _suggest_set(error: Any, given: Sequence[str]) -> str:
                 name, "cluster=dgx-h100:8"
             )
             return f"A field of the job is changed so: --set {field}"
-        from simulator.job.job import JobFile
-        from simulator.job.remedies.keys import suggest_key
+        from meshcast.simulator.job.job import JobFile
+        from meshcast.simulator.job.remedies.keys import suggest_key
 
         meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
         return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from experiments.cli.console import AsJson, answering, emit, plot_files
-from experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import AsJson, answering, emit, plot_files
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
 
 if TYPE_CHECKING:
-    from experiments.explain.assumed_fields import AssumedField
-    from experiments.explain.fitting_changes import FittingChange
-    from simulator import Report
+    from meshcast.experiments.explain.assumed_fields import AssumedField
+    from meshcast.experiments.explain.fitting_changes import FittingChange
+    from meshcast.simulator import Report
 
 Changes = Annotated[
     list[str] | None,
@@ -43,8 +43,8 @@ class MoreOfForecast(NamedTuple):
 
 def find_more(report: Report, verbose: bool) -> MoreOfForecast:
     """Changes that make a plan fit, if it does not; with `verbose` the fields that the job does not state."""
-    from experiments.explain.assumed_fields import assumed_fields
-    from experiments.explain.fitting_changes import fitting_changes
+    from meshcast.experiments.explain.assumed_fields import assumed_fields
+    from meshcast.experiments.explain.fitting_changes import fitting_changes
 
     fitting = None if report.fits else fitting_changes(report)
     return MoreOfForecast(fitting, assumed_fields(report) if verbose else None)
@@ -65,19 +65,19 @@ def compare(
 ) -> None:
     """Compare two forecasts, field by field and part by part."""
     with answering(as_json):
-        from hardware.errors import PlanError
+        from meshcast.hardware.errors import PlanError
 
         if second is None and not change:
             remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
             raise PlanError("compare", "it takes two jobs", remedy)
         files, paper = plot_files(plot, ("comparison",)) if plot is not None else {}, choose_width(width, plot)
-        from experiments.explain.comparison import compare as compare_jobs
-        from simulator import load_job
+        from meshcast.experiments.explain.comparison import compare as compare_jobs
+        from meshcast.simulator import load_job
 
         found = compare_jobs(load_job(first), load_job(second or first, change or ()))
         for place in files.values():
-            from experiments.plots import breakdown
-            from simulator.report.words import describe_plan
+            from meshcast.experiments.plots import breakdown
+            from meshcast.simulator.report.words import describe_plan
 
             place.parent.mkdir(parents=True, exist_ok=True)
             plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]
@@ -86,8 +86,8 @@ def compare(
         if as_json:
             emit(found.to_dict())
         else:
-            from experiments.pages.explain import comparison_page
-            from experiments.pages.forecast import show
+            from meshcast.experiments.pages.explain import comparison_page
+            from meshcast.experiments.pages.forecast import show
 
             show(comparison_page(found))
 
@@ -107,8 +107,8 @@ def why(
         from rich.console import Console
         from rich.progress import track
 
-        from experiments.explain.sensitivity import explain
-        from simulator import load_job
+        from meshcast.experiments.explain.sensitivity import explain
+        from meshcast.simulator import load_job
 
         wanted, console = load_job(job, change or ()), Console(stderr=True)
         found = explain(
@@ -118,14 +118,14 @@ def why(
             ),
         )
         for place in files.values():
-            from experiments.plots import tornado
+            from meshcast.experiments.plots import tornado
 
             place.parent.mkdir(parents=True, exist_ok=True)
             tornado.draw(found, place, paper)
         if as_json:
             emit(found.to_dict())
         else:
-            from experiments.pages.explain import sensitivity_page
-            from experiments.pages.forecast import show
+            from meshcast.experiments.pages.explain import sensitivity_page
+            from meshcast.experiments.pages.forecast import show
 
             show(sensitivity_page(found, find_more(found.report, verbose=False).fitting or ()))

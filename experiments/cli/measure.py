@@ -11,10 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, check_suffix, emit, one_of
-from experiments.cli.launch import import_launch
-from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.cli.console import AsJson, answering, check_place, check_suffix, emit, one_of
+from meshcast.experiments.cli.launch import import_launch
+from meshcast.experiments.cli.validate import (
+    Calibration,
+    check_calibration_folder,
+    check_writable_folder,
+    require_torch,
+)
+from meshcast.hardware.errors import PlanError, nearest
 
 IN_PROCESS = ("kernels", "stages")
 """Kinds that run in the process that measures; others start processes of their own."""
@@ -134,11 +139,11 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     After each run its rows are compared with their forecasts in a page beside its file, ``NAME.txt``, and all errors so
     far in `SUMMARY` in the same folder.
     """
-    from experiments.pages.forecast import show
-    from experiments.pages.measurements import page, validate_files, write_page
-    from validation.calibration.device import calibrate
-    from validation.measurements import campaign
-    from validation.measurements.cuda import Cuda
+    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.pages.measurements import page, validate_files, write_page
+    from meshcast.validation.calibration.device import calibrate
+    from meshcast.validation.measurements import campaign
+    from meshcast.validation.measurements.cuda import Cuda
 
     planned = campaign.load(file)
     check_writable_folder(out)
@@ -196,8 +201,8 @@ def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
 
 def _calibrate(device: str, folder: Path, processes: int) -> Any:
     """Calibrates this machine into a folder."""
-    from experiments.pages.published import progress
-    from validation.calibration.device.calibrate import calibrate
+    from meshcast.experiments.pages.published import progress
+    from meshcast.validation.calibration.device.calibrate import calibrate
 
     return calibrate(device, folder, processes, progress)
 
@@ -215,15 +220,15 @@ def _select_options(kind: str, given: dict[str, Any], takes: Sequence[str]) -> d
 def _measuring_function(kind: str) -> Any:
     """The function that measures a kind."""
     if kind == "kernels":
-        from validation.kernels.measure import measure as kernels
+        from meshcast.validation.kernels.measure import measure as kernels
 
         return _with_progress(kernels)
     if kind == "stages":
-        from validation.stages.measure import measure as stages
+        from meshcast.validation.stages.measure import measure as stages
 
         return _with_progress(stages)
-    from validation.distributed.measure import measure as steps
-    from validation.distributed.measure import measure_collectives
+    from meshcast.validation.distributed.measure import measure as steps
+    from meshcast.validation.distributed.measure import measure_collectives
 
     return steps if kind == "distributed" else measure_collectives
 
@@ -240,7 +245,7 @@ def _with_progress(measuring: Any) -> Any:
 
 def _load_long_form(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """A job in long form, with paths relative to the working directory."""
-    from simulator.job.load import load_job
+    from meshcast.simulator.job.load import load_job
 
     found = load_job(path, changes).to_dict()
     for key in ("model", "cluster"):
@@ -260,8 +265,8 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
     if as_json:
         emit(found.model_dump(mode="json"))
         return
-    from experiments.pages.forecast import show
-    from experiments.pages.measurements import page, validate_files
+    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.pages.measurements import page, validate_files
 
     if kind == "collectives":
         typer.echo(f"wrote {out}: {len(found.rows)} rows", err=True)
@@ -322,7 +327,7 @@ def import_(
         others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
         if form == FAILURE_LOG:
             _select_options(form, {**others, "cluster": cluster, "model": model}, ("gpus", "out"))
-            from experiments.cli.interchange.failures import import_failure_log
+            from meshcast.experiments.cli.interchange.failures import import_failure_log
 
             import_failure_log(file, gpus, out, as_json)
             return
@@ -337,9 +342,9 @@ def import_(
         check_calibration_folder(calibration)
         if out.absolute().parent.is_dir():
             check_place(out, "--out")
-        from validation.measurements.import_nccl_tests import import_nccl_tests
-        from validation.measurements.import_trace import import_trace
-        from validation.measurements.import_training_log import import_training_log
+        from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
+        from meshcast.validation.measurements.import_trace import import_trace
+        from meshcast.validation.measurements.import_training_log import import_training_log
 
         long_form = _load_long_form(job, change or ()) if job is not None else None
         common: dict[str, Any] = {"job": long_form, "calibration": calibration, "command": _command()}

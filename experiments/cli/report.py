@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import answering, check_place, unwritable
-from experiments.cli.explain import Changes
-from experiments.cli.launch import tell_launch
-from hardware.errors import PlanError
+from meshcast.experiments.cli.console import answering, check_place, unwritable
+from meshcast.experiments.cli.explain import Changes
+from meshcast.experiments.cli.launch import tell_launch
+from meshcast.hardware.errors import PlanError
 
 
 def report(
@@ -36,8 +36,8 @@ def report(
         if out.suffix.lower() not in (".html", ".htm"):
             raise PlanError("--out", "the report is written as .html", f"Write {out.stem or 'report'}.html", str(out))
         check_place(out, "--out")
-        from experiments.report.load import load_plans
-        from experiments.report.page import check_library
+        from meshcast.experiments.report.load import load_plans
+        from meshcast.experiments.report.page import check_library
 
         check_library()
         if out.exists() and source.exists() and out.samefile(source):
@@ -48,7 +48,7 @@ def report(
                 raise PlanError(
                     "--set", "plans that were forecast do not change", "Name a job, or leave it out", change[0]
                 )
-            from experiments.report.results_report import report_results
+            from meshcast.experiments.report.results_report import report_results
 
             page = report_results(plans, title)
         else:
@@ -65,9 +65,9 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
     from rich.console import Console
     from rich.progress import track
 
-    from experiments.report.job_report import report_job
-    from experiments.report.load import check_step_time, load_answer, load_answered_job
-    from simulator import load_job, simulate
+    from meshcast.experiments.report.job_report import report_job
+    from meshcast.experiments.report.load import check_step_time, load_answer, load_answered_job
+    from meshcast.simulator import load_job, simulate
 
     answer, console = load_answer(source), Console(stderr=True)
     if answer is None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit, plot_files, unwritable
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.cli.launch import add_checkpoints, tell_launch
+from meshcast.experiments.cli.console import AsJson, answering, check_place, emit, plot_files, unwritable
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.launch import add_checkpoints, tell_launch
 
 if TYPE_CHECKING:
-    from simulator.runs.answer import RunAnswer
-    from simulator.runs.inputs import RunPlan
+    from meshcast.simulator.runs.answer import RunAnswer
+    from meshcast.simulator.runs.inputs import RunPlan
 
 NAMES = ("run", "curves")
 """Figures of a folder of plots: where the time goes, and curves of goodput."""
@@ -57,14 +57,14 @@ def run(
         curves = curves or "curves" in files
         if out is not None:
             check_place(out, "--out")
-        from experiments.pages.forecast import show
-        from experiments.pages.training.run import page
-        from experiments.search.fields import split_run_fields
-        from experiments.search.runs.choices import refuse_open_run
-        from simulator import load_job, simulate
-        from simulator.job.load import read_job
-        from simulator.job.locate import locate_errors
-        from simulator.runs.inputs import make_run
+        from meshcast.experiments.pages.forecast import show
+        from meshcast.experiments.pages.training.run import page
+        from meshcast.experiments.search.fields import split_run_fields
+        from meshcast.experiments.search.runs.choices import refuse_open_run
+        from meshcast.simulator import load_job, simulate
+        from meshcast.simulator.job.load import read_job
+        from meshcast.simulator.job.locate import locate_errors
+        from meshcast.simulator.runs.inputs import make_run
 
         tell_launch(job, change or ())
         read = read_job(job, change or ())
@@ -75,12 +75,12 @@ def run(
         answer = _simulate(planned, job, change, workers, out, restart)
         drawn = None
         if curves:
-            from experiments.runs.curves import draw_curves
+            from meshcast.experiments.runs.curves import draw_curves
 
             with _progress() as each:
                 drawn = draw_curves(planned, workers, each)
         for name, path in files.items():
-            from experiments.plots.training import runs as plots
+            from meshcast.experiments.plots.training import runs as plots
 
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -100,10 +100,10 @@ def _simulate(
     plan: RunPlan, job: Path, change: list[str], workers: int | None, out: Path | None, restart: bool
 ) -> RunAnswer:
     """Simulates all runs with a progress bar; with `out` into a file. An interruption says how to go on."""
-    from experiments.pages.sweep import Watch
-    from experiments.runs.seeds import simulate_runs, store_runs
-    from experiments.sweeps.output import parts_folder
-    from simulator.runs.answer import RunAnswer
+    from meshcast.experiments.pages.sweep import Watch
+    from meshcast.experiments.runs.seeds import simulate_runs, store_runs
+    from meshcast.experiments.sweeps.output import parts_folder
+    from meshcast.simulator.runs.answer import RunAnswer
 
     watch = Watch("runs")
     with ExitStack() as after:

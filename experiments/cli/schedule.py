@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.console import answering, check_place, emit, unwritable
-from experiments.cli.launch import export_launch, print_changed_settings
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.cli.console import answering, check_place, emit, unwritable
+from meshcast.experiments.cli.launch import export_launch, print_changed_settings
+from meshcast.hardware.errors import PlanError, nearest
 
 EXPORTS = ("schedule",)
 """Kinds of things that `meshcast export` writes."""
@@ -22,8 +22,8 @@ Chunks = Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="sch
 
 def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None, as_json: bool) -> None:
     """Prints the table of devices and slots of one schedule."""
-    from experiments.pages import schedules as pages
-    from experiments.pages.forecast import show
+    from meshcast.experiments.pages import schedules as pages
+    from meshcast.experiments.pages.forecast import show
 
     if name is None:
         raise PlanError("NAME", "the name of a schedule is missing", "Write meshcast list schedule 1f1b --p 4 --m 8")
@@ -75,7 +75,7 @@ def export(
             )
         if out is not None:
             check_place(out, "--out")
-        from experiments.pages.schedules import export_csv
+        from meshcast.experiments.pages.schedules import export_csv
 
         text = export_csv(name, p, m, v)
         if out is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.console import (
+from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
@@ -22,13 +22,13 @@ from experiments.cli.console import (
     unwritable,
     unwritable_folder,
 )
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.launch import tell_launch
 
 if TYPE_CHECKING:
-    from experiments.search.found import PlanSearch
-    from experiments.search.result import SearchResult
-    from simulator.costs.calibration.calibration import Calibration
+    from meshcast.experiments.search.found import PlanSearch
+    from meshcast.experiments.search.result import SearchResult
+    from meshcast.simulator.costs.calibration.calibration import Calibration
 
 
 def search(
@@ -104,8 +104,8 @@ def search(
         margin = _read_share(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
-        from experiments.search.comparison.compare import compare_plans, load_plans
-        from experiments.search.find import (
+        from meshcast.experiments.search.comparison.compare import compare_plans, load_plans
+        from meshcast.experiments.search.find import (
             check_options,
             check_options_of_unlike,
             make_limits,
@@ -113,8 +113,8 @@ def search(
             open_unlike,
             read_objectives,
         )
-        from experiments.search.output.page import page, run_with_progress
-        from hardware.errors import PlanError
+        from meshcast.experiments.search.output.page import page, run_with_progress
+        from meshcast.hardware.errors import PlanError
 
         check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
@@ -124,7 +124,7 @@ def search(
         if jobs_to is not None:
             check_folder(jobs_to, "--jobs-to")
         if out is not None:
-            from experiments.search.output.rows import check_rows_place, write_rows
+            from meshcast.experiments.search.output.rows import check_rows_place, write_rows
 
             check_place(out, "--out")
             check_rows_place(out)
@@ -151,7 +151,7 @@ def search(
             except OSError as error:
                 raise unwritable(out, error.strerror or str(error), "--out") from None
         for path in files.values():
-            from experiments.search.output.plot import draw
+            from meshcast.experiments.search.output.plot import draw
 
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,8 +167,8 @@ def search(
         if as_json:
             emit(result.to_dict())
         else:
-            from experiments.pages.forecast import show
-            from experiments.search.comparison.page import comparison_page
+            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.search.comparison.page import comparison_page
 
             show(page(result))
             if result.compared:
@@ -179,7 +179,7 @@ def search(
 @contextmanager
 def ending_count() -> Iterator[None]:
     """Ends the command with a message of its own if it is interrupted before the search begins."""
-    from experiments.search.found import CountInterrupted
+    from meshcast.experiments.search.found import CountInterrupted
 
     try:
         yield
@@ -204,14 +204,14 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     changes: to make first, such as ``plan.tp=auto``.
     Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
     """
-    from experiments.search.fields import has_open_fields
-    from simulator.job.load import read_job
+    from meshcast.experiments.search.fields import has_open_fields
+    from meshcast.simulator.job.load import read_job
 
     if not has_open_fields(read_job(job, changes).data):
         return None
-    from experiments.search.find import open_search
-    from experiments.search.output.page import run_with_progress
-    from hardware.errors import OutOfMemory
+    from meshcast.experiments.search.find import open_search
+    from meshcast.experiments.search.output.page import run_with_progress
+    from meshcast.hardware.errors import OutOfMemory
 
     with ending_count():
         result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
@@ -239,15 +239,15 @@ def show_search(result: SearchResult) -> None:
     """Prints the line above the page of ``predict``: by which search its plan was found."""
     from rich.text import Text
 
-    from experiments.pages.forecast import show
-    from experiments.search.output.page import describe_proof
+    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.search.output.page import describe_proof
 
     show(Text(describe_proof(result)))
 
 
 def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
     """A share from 0 to below 1, from a percentage or a number."""
-    from hardware.errors import PlanError
+    from meshcast.hardware.errors import PlanError
 
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

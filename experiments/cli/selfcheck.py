@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, emit
+from meshcast.experiments.cli.console import AsJson, answering, emit
 
 VIOLATED = 1
 """Exit code where a check found something wrong."""
@@ -23,7 +23,7 @@ def check(
         from rich.console import Console
         from rich.progress import track
 
-        from validation.selfcheck.run import has_violations, run_checks
+        from meshcast.validation.selfcheck.run import has_violations, run_checks
 
         console = Console(stderr=True)
 
@@ -35,8 +35,8 @@ def check(
         if as_json:
             emit({"checks": rows, "violations": sum(len(row["violations"]) for row in rows)})
         else:
-            from experiments.pages.forecast import show
-            from experiments.pages.selfcheck import checks_page
+            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.pages.selfcheck import checks_page
 
             show(checks_page(rows))
     if has_violations(rows):

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit, one_of, plot_files
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.plots.style import Width
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.cli.console import AsJson, answering, check_place, emit, one_of, plot_files
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
@@ -74,8 +74,8 @@ def validate(
 ) -> None:
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
-        from experiments.pages import published as pages
-        from experiments.pages.forecast import show
+        from meshcast.experiments.pages import published as pages
+        from meshcast.experiments.pages.forecast import show
 
         if kind not in KINDS:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
@@ -137,17 +137,17 @@ def validate(
 
 def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[str, Any], int]:
     """Chooses among published plans, by their forecasts and by searches."""
-    from experiments.pages.published import validate_choice
-    from experiments.search.comparison.published_groups import search_group
+    from meshcast.experiments.pages.published import validate_choice
+    from meshcast.experiments.search.comparison.published_groups import search_group
 
     return validate_choice(paths, workers, search_group)
 
 
 def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, chosen: tuple[Any, ...]) -> None:
     """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
-    from experiments.pages import claims as pages
-    from experiments.pages.forecast import show
-    from experiments.planning.league.claimed_plans import find_claimed_plan
+    from meshcast.experiments.pages import claims as pages
+    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
 
     family, system, claim, slow = chosen
     answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
@@ -186,8 +186,8 @@ def _validate_measurement_files(
     kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, width: Width
 ) -> None:
     """Compares the samples in files of ``meshcast measure`` with the forecasts in them."""
-    from experiments.pages import measurements as pages
-    from experiments.pages.forecast import show
+    from meshcast.experiments.pages import measurements as pages
+    from meshcast.experiments.pages.forecast import show
 
     if not paths:
         remedy = f"Name files of meshcast measure {kind}: --data measured.json"
@@ -205,8 +205,8 @@ def _validate_trace(
     paths: Sequence[Path], job: Path | None, as_json: bool, plot: tuple[str | None, Width], more: tuple[Any, ...]
 ) -> None:
     """Compares a profiler trace with the simulated step of its job."""
-    from experiments.pages import traces as pages
-    from experiments.pages.forecast import show
+    from meshcast.experiments.pages import traces as pages
+    from meshcast.experiments.pages.forecast import show
 
     if len(paths) != 1 or job is None:
         rule = "it compares one trace with the job that ran"
@@ -224,8 +224,8 @@ def _validate_tables(
     kind: str, paths: Sequence[Path], as_json: bool, plot: tuple[str | None, Width], calibration: Path | None
 ) -> None:
     """Compares forecasts with tables of measured kernels or collectives."""
-    from experiments.pages import calibration as pages
-    from experiments.pages.forecast import show
+    from meshcast.experiments.pages import calibration as pages
+    from meshcast.experiments.pages.forecast import show
 
     require_files(paths, kind)
     files = plot_files(plot[0], pages.PLOTS) if plot[0] is not None else {}
@@ -268,8 +268,8 @@ def calibrate(
 ) -> None:
     """Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML."""
     with answering(as_json):
-        from experiments.pages import calibration as pages
-        from experiments.pages.forecast import show
+        from meshcast.experiments.pages import calibration as pages
+        from meshcast.experiments.pages.forecast import show
 
         if device is not None:
             if kind is not None or data or more or only:
@@ -306,11 +306,11 @@ def calibrate(
 
 def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> None:
     """Fits a calibration to the folder of a campaign."""
-    from experiments.pages import calibration as pages
-    from experiments.pages.forecast import show
+    from meshcast.experiments.pages import calibration as pages
+    from meshcast.experiments.pages.forecast import show
 
     require_torch()
-    from validation.calibration.device.from_campaign import calibrate_from
+    from meshcast.validation.calibration.device.from_campaign import calibrate_from
 
     if len(folders) != 1:
         raise PlanError("campaign", "one folder is fitted", "Name the --out of meshcast measure campaign", len(folders))
@@ -350,7 +350,7 @@ def check_calibration_folder(path: Path | None) -> Path | None:
         return None
     if not path.is_dir():
         raise PlanError("--calibration", "there is no such folder", "Name the --out of meshcast calibrate", str(path))
-    from simulator.costs.calibration.check import check_folder
+    from meshcast.simulator.costs.calibration.check import check_folder
 
     check_folder(path)
     return path

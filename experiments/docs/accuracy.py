@@ -1,6 +1,6 @@
 """Writes docs/accuracy.md: the errors of forecasts of published runs by class, program, GPU and source.
 
-``python -m experiments.docs.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
+``python -m meshcast.experiments.docs.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from experiments.pages.published import fit_published, validate_published
-from validation.published.answer import answers
-from validation.published.clusters import forget_cluster, known_cluster
-from validation.published.rows import PublishedRun, read
-from validation.published.summary import compute_figures, measured_step, quantile
+from meshcast.experiments.pages.published import fit_published, validate_published
+from meshcast.validation.published.answer import answers
+from meshcast.validation.published.clusters import forget_cluster, known_cluster
+from meshcast.validation.published.rows import PublishedRun, read
+from meshcast.validation.published.summary import compute_figures, measured_step, quantile
 
 FEWEST = 5
 """Runs that a group needs for a row of its own."""

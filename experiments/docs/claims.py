@@ -1,6 +1,6 @@
 """Writes docs/claims.md: what papers claim, with our figure, theirs and the verdict.
 
-``python -m experiments.docs.claims docs/claims.md`` (``make docs-claims``)
+``python -m meshcast.experiments.docs.claims docs/claims.md`` (``make docs-claims``)
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.pages.claims import COUNTS, validate_claims, word_verdict
-from experiments.planning.league.claimed_plans import find_claimed_plan
+from meshcast.experiments.pages.claims import COUNTS, validate_claims, word_verdict
+from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
 
 HEAD = """\
 # Claims of the papers

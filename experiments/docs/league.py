@@ -1,7 +1,7 @@
 """Writes the league tables of docs/planners.md: below each link to a job of examples/league, what planners propose.
 
-``python -m experiments.docs.league docs/planners.md`` (``make docs-league``): some ten minutes on a machine that does
-nothing else.
+``python -m meshcast.experiments.docs.league docs/planners.md`` (``make docs-league``): some ten minutes on a machine
+that does nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.planning.league.answer import to_answer
-from experiments.planning.league.optimum import find_optimum
-from experiments.planning.league.rows import choose_planners, rank_proposals
-from experiments.planning.pricing.mixed import open_problem
-from experiments.planning.problem import SearchBudget
-from hardware.units import GIB
+from meshcast.experiments.planning.league.answer import to_answer
+from meshcast.experiments.planning.league.optimum import find_optimum
+from meshcast.experiments.planning.league.rows import choose_planners, rank_proposals
+from meshcast.experiments.planning.pricing.mixed import open_problem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.units import GIB
 
 COLUMNS = (
     *("planner", "step", "90 % interval", "GiB", "regret", "in its own space"),

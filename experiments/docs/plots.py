@@ -1,5 +1,4 @@
-"""Draws the images of docs/plots.md by the commands on the page: ``python -m experiments.docs.plots docs/plots.md``
-(``make docs-plots``)."""
+"""Draws the images of docs/plots.md by the commands on the page: ``make docs-plots``."""
 
 from __future__ import annotations
 
@@ -43,7 +42,9 @@ def run_commands(page: str) -> None:
     for words in find_commands(page):
         Path(find_output(words)).parent.mkdir(parents=True, exist_ok=True)
         print("meshcast", *words, file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "experiments.cli", *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "meshcast.experiments.cli", *words], check=True, stdout=subprocess.DEVNULL
+        )
         if find_output(words).endswith(".png"):
             compress_image(Path(find_output(words)))
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.maxplus import NEVER, Coordinates
-from simulator.engine.play import ByMatrices
-from simulator.engine.task_player import Play, states
-from simulator.ir.ops import COMPUTE
-from simulator.program.block import PricedBlock
-from simulator.program.categories import EXPOSED, axis_of
-from simulator.program.program import Program
-from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Task
+from meshcast.simulator.engine.maxplus import NEVER, Coordinates
+from meshcast.simulator.engine.play import ByMatrices
+from meshcast.simulator.engine.task_player import Play, states
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.block import PricedBlock
+from meshcast.simulator.program.categories import EXPOSED, axis_of
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import Task
 
 UPDATE = "O"
 """Kind of the optimizer update, as that of schedules without a flush."""

@@ -16,15 +16,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from hardware.cluster import Fabric
-from hardware.errors import MeshcastError
-from hardware.inline import Network
-from hardware.units import GIB, GIGA
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.framework import Framework, framework_names
-from simulator.job.job import Job, Precision, ShortPlan
-from simulator.job.load import load_job, set_field
-from simulator.report.report import Report
+from meshcast.hardware.cluster import Fabric
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.inline import Network
+from meshcast.hardware.units import GIB, GIGA
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.framework import Framework, framework_names
+from meshcast.simulator.job.job import Job, Precision, ShortPlan
+from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.report.report import Report
 
 SCALED = ("bucket.elements", "launch_s", "memory.context_gib", "step_overhead_s")
 """Numbers of a framework that differ between machines and releases. Its other numbers were counted in its code or
@@ -124,7 +124,7 @@ def forecast_alternatives(field: AssumedField, report: Report, shared_work: Shar
 
     report: with the assumed value.
     """
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     found = []
     for value in field.others:

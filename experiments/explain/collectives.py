@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from hardware.topology import message_reach, reach
-from simulator.bridges.nccl_tests import OPERATIONS
-from simulator.bridges.nccl_tests_table import NcclTable, TableLine
-from simulator.costs.collectives import collective, p2p
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import Estimate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Exchange, Op, Transfer
-from simulator.report.report import Report
-from simulator.report.tracing.names import group_ranks
-from simulator.report.version import product_version
-from simulator.report.words import name_device
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.topology import message_reach, reach
+from meshcast.simulator.bridges.nccl_tests import OPERATIONS
+from meshcast.simulator.bridges.nccl_tests_table import NcclTable, TableLine
+from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Exchange, Op, Transfer
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.tracing.names import group_ranks
+from meshcast.simulator.report.version import product_version
+from meshcast.simulator.report.words import name_device
 
 TESTS = {operation: test for test, operation in OPERATIONS.items()} | {"shift": "sendrecv", "reduce": "reduce"}
 """Names of tests by operation of a collective. In a shift every rank sends to another, as in the test sendrecv."""

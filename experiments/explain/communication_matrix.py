@@ -18,25 +18,25 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from experiments.explain.collective_messages import (
+from meshcast.experiments.explain.collective_messages import (
     MemberMessages,
     collective_messages,
     exchange_messages,
     shift_messages,
 )
-from experiments.explain.executed_ops import list_executed_ops
-from hardware.cluster import Cluster
-from hardware.topology import Reach, reach
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.collectives.collective import choose_algorithm, find_group
-from simulator.costs.collectives.dispatch import Dispatch
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Exchange, HostCopy, Transfer, Work
-from simulator.plan.plan import Plan
-from simulator.program.categories import EXPOSED, axis_of
-from simulator.report.metrics import Metrics
-from simulator.report.words import name_device
+from meshcast.experiments.explain.executed_ops import list_executed_ops
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.topology import Reach, reach
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.collectives.collective import choose_algorithm, find_group
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Exchange, HostCopy, Transfer, Work
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.categories import EXPOSED, axis_of
+from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.words import name_device
 
 Grouping = Literal["rank", "node", "stage"]
 """Rows and columns of a matrix: single ranks, nodes (or scale-up domains that span nodes), or pipeline devices."""

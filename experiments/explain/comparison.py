@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.job.job import Job
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import FIGURES, parts_of_step
-from simulator.report.report import Report
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import FIGURES, parts_of_step
+from meshcast.simulator.report.report import Report
 
 HEADLINES = ("step_time_s", "tokens_per_s_per_gpu", "mfu_palm", "mfu_causal")
 """Figures that are compared besides the parts of the step."""
@@ -84,7 +84,7 @@ class ForecastComparison:
 
 def compare(first: Job, second: Job) -> ForecastComparison:
     """Forecasts two jobs and compares them."""
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     return ForecastComparison(simulate(first), simulate(second))
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.ir.ops import Op
-from simulator.program.categories import kind_of
-from simulator.program.task import Send, Task
-from simulator.report.forecast import Forecast
-from simulator.report.metrics import Metrics
+from meshcast.simulator.ir.ops import Op
+from meshcast.simulator.program.categories import kind_of
+from meshcast.simulator.program.task import Send, Task
+from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.metrics import Metrics
 
 
 @dataclass(frozen=True)

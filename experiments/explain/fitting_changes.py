@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from hardware.errors import MeshcastError
-from hardware.units import GIB
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.job import Job
-from simulator.job.load import load_job, set_field
-from simulator.report.report import Report
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.report.report import Report
 
 SHOWN = 3
 """Changes that are shown."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from hardware.link import Link
-from hardware.node import Host
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.host import DISKS, MEMORIES, MEMORY
-from simulator.ir.operators import QUANTISED
-from simulator.job.job import Job
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.link import Link
+from meshcast.hardware.node import Host
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.host import DISKS, MEMORIES, MEMORY
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.job.job import Job
 
 NEVER_IN_TRAINING = frozenset({"fp64", "int8"})
 """Number formats of peak rates in which no work of a training step computes."""

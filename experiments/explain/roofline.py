@@ -21,24 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from experiments.explain.collective_messages import switch_link_shares
-from experiments.explain.communication_matrix import (
+from meshcast.experiments.explain.collective_messages import switch_link_shares
+from meshcast.experiments.explain.communication_matrix import (
     MessagesOfPlan,
     RankMessages,
     list_rank_messages,
     split_by_tier,
 )
-from experiments.explain.executed_ops import list_executed_ops
-from hardware.cluster import Cluster
-from hardware.gpu import GPU
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.estimate import TIERS
-from simulator.costs.kernels.libraries import attention_format
-from simulator.costs.kernels.roofline import peak
-from simulator.ir.ops import Attention, Collective, Gemm, Memory
-from simulator.program.categories import COMPUTING, EXPOSED
-from simulator.report.metrics import Metrics
-from simulator.report.words import name_device
+from meshcast.experiments.explain.executed_ops import list_executed_ops
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.estimate import TIERS
+from meshcast.simulator.costs.kernels.libraries import attention_format
+from meshcast.simulator.costs.kernels.roofline import peak
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED
+from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.words import name_device
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.explain.assumed_fields import AssumedFieldEffect, assumed_fields, forecast_alternatives
-from experiments.explain.hardware_figures import HardwareFigure, hardware_figures
-from hardware.units import GIB
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.job import Job
-from simulator.report.report import Report
+from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect, assumed_fields, forecast_alternatives
+from meshcast.experiments.explain.hardware_figures import HardwareFigure, hardware_figures
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.report.report import Report
 
 STEP = 0.01
 """Change of a figure for its derivative."""
@@ -96,7 +96,7 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
     watch: passes figures and fields on, as a progress bar does.
     Raises PlanError for a job on several kinds of nodes.
     """
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     shared = SharedWork()
     report = simulate(job, shared_work=shared)
@@ -120,7 +120,7 @@ def change_figures(job: Job, report: Report, shared_work: SharedWork, watch: Wat
     report: the forecast of the job as it is.
     Raises PlanError for a job on several kinds of nodes.
     """
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     found = []
     for figure in watch(hardware_figures(job, bool(report.host_uses))):

@@ -7,7 +7,7 @@ import io
 from rich.console import RenderableType
 from rich.terminal_theme import TerminalTheme
 
-from experiments.pages.forecast import WIDTH, SafeConsole
+from meshcast.experiments.pages.forecast import WIDTH, SafeConsole
 
 FORMAT = (
     '<pre style="white-space:pre;overflow-x:auto;line-height:normal;'

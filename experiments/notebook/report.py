@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from experiments.explain.communication_matrix import Grouping
-from experiments.plots.style import Width
-from hardware.errors import PlanError, nearest
-from simulator.costs.calibration.calibration import Calibration
-from simulator.report.breakdown import Breakdown
-from simulator.report.report import Report
+from meshcast.experiments.explain.communication_matrix import Grouping
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.report.breakdown import Breakdown
+from meshcast.simulator.report.report import Report
 
 if TYPE_CHECKING:
     import pandas
@@ -51,8 +51,8 @@ class ForecastReport(Report):
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast predict``."""
-        from experiments.notebook.html import to_html
-        from experiments.pages.forecast import page
+        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.pages.forecast import page
 
         return to_html(page(self))
 
@@ -60,7 +60,7 @@ class ForecastReport(Report):
         """The figures as a table of one row with the columns of a sweep; ``pandas.concat`` joins those of many."""
         import pandas
 
-        from simulator.report.figures import row_of
+        from meshcast.simulator.report.figures import row_of
 
         answer = self.to_dict()
         figures = {name: float("nan") if value is None else value for name, value in row_of(answer).items()}
@@ -69,20 +69,20 @@ class ForecastReport(Report):
 
     def timeline(self, width: Width = "page") -> Figure:
         """Draws the step as a Gantt chart: a row for each pipeline stage."""
-        from experiments.plots.timeline import timeline
+        from meshcast.experiments.plots.timeline import timeline
 
         return _draw(lambda: timeline(self), width)
 
     def memory(self, width: Width = "page") -> Figure:
         """Draws the memory of each stage at its peak, and of the fullest one through the step."""
-        from experiments.plots.memory import memory
+        from meshcast.experiments.plots.memory import memory
 
         return _draw(lambda: memory(self), width)
 
     def roofline(self, width: Width = "page") -> Figure:
         """Draws kernels below the roofs of their GPU, and communication below those of the links."""
-        from experiments.explain.roofline import step_roofline
-        from experiments.plots.roofline import roofline
+        from meshcast.experiments.explain.roofline import step_roofline
+        from meshcast.experiments.plots.roofline import roofline
 
         found = step_roofline(self, calibration=self.calibration)
         return _draw(lambda: roofline(self, found), width)
@@ -92,8 +92,8 @@ class ForecastReport(Report):
 
         by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
         """
-        from experiments.explain.communication_matrix import communication_matrix
-        from experiments.plots.communication import choose_clear_grouping, communication
+        from meshcast.experiments.explain.communication_matrix import communication_matrix
+        from meshcast.experiments.plots.communication import choose_clear_grouping, communication
 
         grouping: Grouping = by or choose_clear_grouping(self)
         if grouping not in get_args(Grouping):
@@ -108,7 +108,7 @@ class ForecastReport(Report):
         return DrawnBreakdown(found.step, found.parts, found.hidden, self._draw_breakdown)
 
     def _draw_breakdown(self, width: Width) -> Figure:
-        from experiments.plots.breakdown import breakdown
+        from meshcast.experiments.plots.breakdown import breakdown
 
         return _draw(lambda: breakdown([("", self)]), width)
 
@@ -120,7 +120,7 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
     """
     import matplotlib
 
-    from experiments.plots import style
+    from meshcast.experiments.plots import style
 
     if width not in style.WIDTHS:
         raise PlanError("width", "there is no width of this name", nearest(str(width), style.WIDTHS), width)
@@ -141,8 +141,8 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from experiments.plots import style
-    from experiments.plots.sheet import write_figure
+    from meshcast.experiments.plots import style
+    from meshcast.experiments.plots.sheet import write_figure
 
     with matplotlib.rc_context(style.settings(width)):
         if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
@@ -158,7 +158,7 @@ def _to_png(figure: Any, width: Width) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from experiments.plots import style
+    from meshcast.experiments.plots import style
 
     file = io.BytesIO()
     with matplotlib.rc_context(style.settings(width)):

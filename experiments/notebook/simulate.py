@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.notebook.report import ForecastReport
-from simulator.costs.calibration.calibration import Calibration
-from simulator.engine.play import Engine
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate as simulate_step
-from simulator.job.job import Job
+from meshcast.experiments.notebook.report import ForecastReport
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate as simulate_step
+from meshcast.simulator.job.job import Job
 
 
 def simulate(

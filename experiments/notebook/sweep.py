@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.run import load_sweep, run
 
 if TYPE_CHECKING:
     import pandas
@@ -34,8 +34,8 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast sweep``."""
-        from experiments.notebook.html import to_html
-        from experiments.pages.sweep import page
+        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.pages.sweep import page
 
         return to_html(page(self.fields, self.summary))
 

@@ -13,18 +13,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.pages.published import format_percent, progress
-from experiments.plots.style import Width
-from hardware.errors import CatalogError, PlanError, nearest
-from simulator.costs.calibration.calibration import Calibration
-from validation.calibration.collectives import tables as collectives
-from validation.calibration.collectives.recorded import read_recorded
-from validation.calibration.kernels import tables as kernels
-from validation.calibration.tables.calibrated import FEWEST, CalibrationResult
-from validation.calibration.tables.rows import SampleComparison
-from validation.calibration.tables.summary import summary
-from validation.calibration.tables.table import Table as LibraryMeasurements
-from validation.calibration.write import write
+from meshcast.experiments.pages.published import format_percent, progress
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import CatalogError, PlanError, nearest
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.validation.calibration.collectives import tables as collectives
+from meshcast.validation.calibration.collectives.recorded import read_recorded
+from meshcast.validation.calibration.kernels import tables as kernels
+from meshcast.validation.calibration.tables.calibrated import FEWEST, CalibrationResult
+from meshcast.validation.calibration.tables.rows import SampleComparison
+from meshcast.validation.calibration.tables.summary import summary
+from meshcast.validation.calibration.tables.table import Table as LibraryMeasurements
+from meshcast.validation.calibration.write import write
 
 ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
 
@@ -258,7 +258,7 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
-    from experiments.plots.measured import calibration as plots
+    from meshcast.experiments.plots.measured import calibration as plots
 
     figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
     for name, path in files.items():
@@ -271,7 +271,7 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
 
 def calibrate_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
     """Measures this machine and fits a calibration: see `validation.calibration.device`."""
-    from validation.calibration.device.calibrate import calibrate
+    from meshcast.validation.calibration.device.calibrate import calibrate
 
     return calibrate(kind, out, processes, progress)
 

@@ -11,15 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
-from experiments.explain.comparison import HEADLINES, ForecastComparison
-from experiments.explain.fitting_changes import FittingChange
-from experiments.explain.hardware_figures import HardwareFigure
-from experiments.explain.sensitivity import RANGE, Sensitivities
-from experiments.pages.forecast import list_fitting
-from simulator.report.figures import FIGURES, name_contribution, parts_of_step
-from simulator.report.metrics import NAMED
-from simulator.report.words import format_number, format_seconds
+from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
+from meshcast.experiments.explain.comparison import HEADLINES, ForecastComparison
+from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.experiments.explain.hardware_figures import HardwareFigure
+from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
+from meshcast.experiments.pages.forecast import list_fitting
+from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from meshcast.simulator.report.metrics import NAMED
+from meshcast.simulator.report.words import format_number, format_seconds
 
 LEAST = 1e-4
 """Share of the step below which a figure of the hardware has no row of its own."""

@@ -18,17 +18,17 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from experiments.explain.assumed_fields import AssumedField
-from experiments.explain.fitting_changes import FittingChange
-from hardware.errors import escape_controls
-from hardware.units import GIB
-from simulator.job.framework import load_framework
-from simulator.job.job import Job
-from simulator.plan.plan import Plan
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import FIGURES, name_contribution, parts_of_step
-from simulator.report.report import Report
-from simulator.report.words import (
+from meshcast.experiments.explain.assumed_fields import AssumedField
+from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.hardware.errors import escape_controls
+from meshcast.hardware.units import GIB
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import (
     describe_device,
     describe_microbatches,
     describe_plan,

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from hardware.errors import PlanError, nearest
-from hardware.units import GIB
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.units import GIB
 
 if TYPE_CHECKING:
-    from simulator.models.model import Model
+    from meshcast.simulator.models.model import Model
 
 Row = dict[str, Any]
 
 
 def gpus() -> list[Row]:
     """GPUs of the catalog, in SI units."""
-    import hardware
+    from meshcast import hardware
 
     rows = []
     for name in hardware.gpus():
@@ -47,7 +47,7 @@ def _float(value: float | None) -> float | None:
 
 def nodes() -> list[Row]:
     """Nodes of the catalog."""
-    import hardware
+    from meshcast import hardware
 
     rows = []
     for name in hardware.nodes():
@@ -73,7 +73,7 @@ def nodes() -> list[Row]:
 
 def clusters() -> list[Row]:
     """Clusters of the catalog, and ``NODE:COUNT`` for every node: a cluster of any number of these."""
-    import hardware
+    from meshcast import hardware
 
     rows: list[Row] = []
     for name in hardware.clusters():
@@ -95,7 +95,7 @@ def clusters() -> list[Row]:
 
 def models() -> list[Row]:
     """Presets of models."""
-    from simulator.models.load import load_model, presets
+    from meshcast.simulator.models.load import load_model, presets
 
     rows = []
     for name in presets():
@@ -137,8 +137,8 @@ def _blocks(model: Model) -> list[str]:
 
 def schemes() -> list[Row]:
     """All schemes, with the first sentence of the docstring of each."""
-    from simulator.ir.registry import find_scheme, scheme_names
-    from simulator.report.scheme_page import idea
+    from meshcast.simulator.ir.registry import find_scheme, scheme_names
+    from meshcast.simulator.report.scheme_page import idea
 
     rows = []
     for use in scheme_names():
@@ -158,7 +158,7 @@ def schemes() -> list[Row]:
 
 def frameworks() -> list[Row]:
     """Frameworks with a profile."""
-    from simulator.job.framework import framework_names, load_framework
+    from meshcast.simulator.job.framework import framework_names, load_framework
 
     loaded = [load_framework(name) for name in framework_names()]
     return [

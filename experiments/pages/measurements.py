@@ -12,13 +12,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.pages.forecast import SafeConsole
-from experiments.pages.published import format_percent
-from experiments.plots.style import Width
-from hardware.errors import PlanError
-from hardware.units import GIB
-from validation.measurements import row_errors
-from validation.measurements.measurement import Measurement, read
+from meshcast.experiments.pages.forecast import SafeConsole
+from meshcast.experiments.pages.published import format_percent
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import GIB
+from meshcast.validation.measurements import row_errors
+from meshcast.validation.measurements.measurement import Measurement, read
 
 PLOTS = ("forecasts",)
 """Names of the plots."""
@@ -152,7 +152,7 @@ def new_table(first: str) -> Table:
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots.measured import measurements
+        from meshcast.experiments.plots.measured import measurements
 
         path.parent.mkdir(exist_ok=True)
         measurements.draw(answer["rows"], path, width, answer["summary"]["files"])

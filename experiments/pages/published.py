@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.plots.style import Width
-from simulator.report.words import describe_value
-from validation.measurements.jsonl import read_lines
+from meshcast.experiments.plots.style import Width
+from meshcast.simulator.report.words import describe_value
+from meshcast.validation.measurements.jsonl import read_lines
 
 FEW = 40
 """Maximum number of runs that all get a row of the page."""
@@ -45,7 +45,7 @@ PLOTS = ("step-time", "memory")
 
 def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], RenderableType]:
     """Plays schedules with given durations: the answer and its table."""
-    from validation.pipelines.cases import EXAMPLES, answers
+    from meshcast.validation.pipelines.cases import EXAMPLES, answers
 
     cases = [found for path in paths for _, found in read_lines(path)] if paths else list(EXAMPLES)
     good = iter(answers([case for case in cases if isinstance(case, dict)]))
@@ -96,9 +96,9 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 
 def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Forecasts published runs: the answer, and the number of runs that an interruption has left out."""
-    from validation.published.baseline import add_baselines
-    from validation.published.choice import choose_plans, summarize_choices
-    from validation.published.summary import summarize_answers
+    from meshcast.validation.published.baseline import add_baselines
+    from meshcast.validation.published.choice import choose_plans, summarize_choices
+    from meshcast.validation.published.summary import summarize_answers
 
     runs, rows = _forecast_runs(paths, workers)
     add_baselines(rows)
@@ -113,7 +113,7 @@ def validate_choice(
 
     search: searches the plans of a `PlanGroup` and says what it found, under `search` of the group.
     """
-    from validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
+    from meshcast.validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
 
     runs = _read_runs(paths)
     rows = _keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
@@ -142,10 +142,10 @@ def fit_published(
 
     leave_out: source, family or model: the page lists the errors of every one of them.
     """
-    from validation.published.fit.by_source import compare_sources
-    from validation.published.fit.derivatives import forecast_derivatives
-    from validation.published.fit.refit import list_fitted, measure_residuals, refit_class
-    from validation.published.rows import PublishedRun
+    from meshcast.validation.published.fit.by_source import compare_sources
+    from meshcast.validation.published.fit.derivatives import forecast_derivatives
+    from meshcast.validation.published.fit.refit import list_fitted, measure_residuals, refit_class
+    from meshcast.validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
     found = _keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
@@ -164,14 +164,14 @@ def fit_published(
 
 def _read_runs(paths: Sequence[Path]) -> list[Any]:
     """The runs of some files; without any those that ship with meshcast."""
-    from validation.published.rows import read_files, read_shipped
+    from meshcast.validation.published.rows import read_files, read_shipped
 
     return read_files(paths) if paths else list(read_shipped())
 
 
 def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
     """Published runs and the answers to as many of them as there were before an interruption."""
-    from validation.published.answer import answers
+    from meshcast.validation.published.answer import answers
 
     runs = _read_runs(paths)
     return runs, _keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
@@ -434,7 +434,7 @@ def memory_table(summary: dict[str, Any]) -> Table:
 
 def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
     """Adds a row for all runs, then for every source, GPU, class, stack and regime."""
-    from validation.published.summary import GROUPS
+    from meshcast.validation.published.summary import GROUPS
 
     add("all", summary, "bold")
     for group in GROUPS:
@@ -483,7 +483,7 @@ def draw_plots(answer: dict[str, Any], files: dict[str, Path], width: Width = "p
     """
     if not files:
         return
-    from experiments.plots.measured import published as plots
+    from meshcast.experiments.plots.measured import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():

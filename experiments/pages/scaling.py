@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.sweeps.scaling import Curve, shorten
-from simulator.report.figures import shown_in
+from meshcast.experiments.sweeps.scaling import Curve, shorten
+from meshcast.simulator.report.figures import shown_in
 
 
 def page(found: Curve) -> RenderableType:

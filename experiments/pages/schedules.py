@@ -15,17 +15,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hardware.errors import PlanError, nearest
-from hardware.load import validate_data
-from simulator.bridges.torch_schedule import read_csv, write_csv
-from simulator.ir.registry import find_scheme, is_scheme, scheme_names
-from simulator.job.shorthand import SCHEDULES_ELSEWHERE
-from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
-from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.bridges.torch_schedule import read_csv, write_csv
+from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
+from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
+from meshcast.simulator.program.timetable import Timetable
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
+from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 if TYPE_CHECKING:
-    from experiments.plots.schedules import ShownSchedule
+    from meshcast.experiments.plots.schedules import ShownSchedule
 
 COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red", "N": "cyan", "Y": "red"}
 """By kind of action; activation transfers are grey."""

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from validation.selfcheck.run import reproduce
+from meshcast.validation.selfcheck.run import reproduce
 
 SHOWN = 5
 """Violations of one check that are written out."""

@@ -15,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from experiments.sweeps.merge import merge
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
-from experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
-from hardware.errors import PlanError
-from simulator.report.figures import shown_in
-from simulator.report.words import describe_order, describe_value
+from meshcast.experiments.sweeps.merge import merge
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
+from meshcast.experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.figures import shown_in
+from meshcast.simulator.report.words import describe_order, describe_value
 
 REASONS = 10
 """Maximum number of reasons on the page."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from experiments.pages.measurements import format_amount, new_table
-from experiments.pages.published import format_percent
-from experiments.plots.style import Width
-from simulator.bridges import kineto
-from simulator.costs.calibration.calibration import Calibration
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
-from validation.measurements.forecasts import use_calibrated_gpu
-from validation.traces.comparison import Comparison, compare_step
+from meshcast.experiments.pages.measurements import format_amount, new_table
+from meshcast.experiments.pages.published import format_percent
+from meshcast.experiments.plots.style import Width
+from meshcast.simulator.bridges import kineto
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.measurements.forecasts import use_calibrated_gpu
+from meshcast.validation.traces.comparison import Comparison, compare_step
 
 if TYPE_CHECKING:
-    from simulator.report.report import Report
+    from meshcast.simulator.report.report import Report
 
 PLOTS = ("trace",)
 """Names of the plots."""
@@ -64,7 +64,7 @@ def page(found: Comparison) -> RenderableType:
 def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from experiments.plots.measured import traces
+        from meshcast.experiments.plots.measured import traces
 
         path.parent.mkdir(exist_ok=True)
         traces.draw(found, path, width)

@@ -1,7 +1,7 @@
 """Runs, draws and writes the figures of papers.
 
-``python -m experiments.papers`` (``make papers``) draws all into out/papers/ and writes docs/papers.md with its images;
-``python -m experiments.papers NAME ...`` draws some and prints their errors.
+``python -m meshcast.experiments.papers`` (``make papers``) draws all into out/papers/ and writes docs/papers.md with
+its images; ``python -m meshcast.experiments.papers NAME ...`` draws some and prints their errors.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.papers.draw import draw
-from experiments.papers.figure_file import list_figures, read_figures
-from experiments.papers.forecasts import ForecastFigure, forecast_figures
-from experiments.papers.page import IMAGES, sort_figures, write_page
-from experiments.papers.words import word_errors
-from hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.experiments.papers.draw import draw
+from meshcast.experiments.papers.figure_file import list_figures, read_figures
+from meshcast.experiments.papers.forecasts import ForecastFigure, forecast_figures
+from meshcast.experiments.papers.page import IMAGES, sort_figures, write_page
+from meshcast.experiments.papers.words import word_errors
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 
 COLOURS = 64
 """Colours of an image of the page: as many as text needs to look smooth, in half of the bytes."""
@@ -24,7 +24,9 @@ COLOURS = 64
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.papers", description="Figures of papers, redrawn.")
+    parser = argparse.ArgumentParser(
+        prog="python -m meshcast.experiments.papers", description="Figures of papers, redrawn."
+    )
     parser.add_argument(
         "names",
         nargs="*",

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from experiments.papers.figure_file import FigureAxis
-from experiments.papers.forecasts import ForecastFigure, ForecastPoint
-from experiments.papers.words import format_number, format_share, word_errors
-from experiments.plots import style
-from experiments.plots.sheet import (
+from meshcast.experiments.papers.figure_file import FigureAxis
+from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint
+from meshcast.experiments.papers.words import format_number, format_share, word_errors
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Heading,

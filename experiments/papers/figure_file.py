@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hardware.errors import PlanError, nearest
-from hardware.load import read_yaml, validate_data
-from validation.claims.claim_file import (
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.validation.claims.claim_file import (
     Claim,
     ClaimFile,
     ClaimModel,
@@ -194,7 +194,7 @@ def read_figures(paths: Sequence[Path | Traversable] = ()) -> list[FigureFile]:
 
 def list_figures() -> list[Traversable]:
     """The files of figures of the project, by name."""
-    folder = resources.files("experiments.papers") / FIGURES
+    folder = resources.files("meshcast.experiments.papers") / FIGURES
     return sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
 
 
@@ -235,7 +235,7 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
 
 
 def _read_claim_file(name: str) -> ClaimFile:
-    folder = resources.files("validation.claims")
+    folder = resources.files("meshcast.validation.claims")
     known = sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
     if name not in known:
         raise PlanError("claim_file", "validation/claims has no such file", nearest(name, known), name)

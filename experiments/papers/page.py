@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
-from experiments.papers.forecasts import ForecastFigure, ForecastPoint
-from experiments.papers.words import format_error, format_number, format_share
+from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint
+from meshcast.experiments.papers.words import format_error, format_number, format_share
 
 IMAGES = "images/papers"
 """Folder of the images of the page, beside it."""
@@ -22,7 +22,7 @@ at both ends of what is plausible: *ours* is the middle, followed by the range. 
 as *in view* are runs that were known when coefficients or profiles were made, as all [published
 runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. A job that *does not fit* needs
 more memory in the forecast than its GPUs have. `make papers` draws all figures into `out/papers/`, and
-`python -m experiments.papers NAME ...` those of some files, with their deviations.
+`python -m meshcast.experiments.papers NAME ...` those of some files, with their deviations.
 """
 
 

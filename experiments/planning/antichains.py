@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph import LayerGraph
 
 
 def states_of(graph: LayerGraph) -> np.ndarray:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from experiments.planning.cores.ideals import find_contained
-from experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.cores.ideals import find_contained
+from meshcast.experiments.planning.graph import LayerGraph
 
 
 class DeviceGraph:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, permutations, product
 
-from experiments.planning.cores.elimination import Optimum, bound_objective
-from experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
-from experiments.planning.planner import Proposal, SpaceOptimum
-from experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
-from experiments.planning.table import FactorTable
+from meshcast.experiments.planning.cores.elimination import Optimum, bound_objective
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
+from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
+from meshcast.experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
 
 MOST_LAYOUTS, MOST_CELLS = 1_000, 250_000
 """Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum
-from experiments.planning.problem import Dims, Problem, SearchBudget
-from experiments.planning.table import Assignment, FactorTable
-from hardware.errors import PlanError
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.hardware.errors import PlanError
 
 
 class Solved(Protocol):

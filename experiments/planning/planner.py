@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.stages import PlannedStage, StageTable
-from hardware.errors import PlanError, nearest
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.stages import PlannedStage, StageTable
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.scheme import Paper
 
 PLANNERS = Path(__file__).parent / "planners"
 
@@ -104,7 +104,7 @@ def find_planner(name: str) -> type[Planner]:
     """The planner class in the file of `name`. Raises PlanError for a name without a file."""
     if name not in planner_names():
         raise PlanError("--with", "no such planner", nearest(name, planner_names()), name)
-    module = importlib.import_module(f"experiments.planning.planners.{name.replace('-', '_')}")
+    module = importlib.import_module(f"meshcast.experiments.planning.planners.{name.replace('-', '_')}")
     own = [
         one
         for _, one in inspect.getmembers(module, inspect.isclass)

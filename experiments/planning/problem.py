@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.stages import StageTable
-from experiments.planning.table import FactorTable
-from hardware.errors import PlanError
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.stages import StageTable
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.hardware.errors import PlanError
 
 Dims = tuple[tuple[str, str], ...]
 """For every axis the dim that it shards; empty: none."""

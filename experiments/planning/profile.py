@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.problem import UnknownPart
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.problem import UnknownPart
+from meshcast.hardware.errors import PlanError, nearest
 
 PROFILES = Path(__file__).parent / "profiles"
 

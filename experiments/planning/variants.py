@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph import LayerGraph
 
 
 class LayerVariants(NamedTuple):

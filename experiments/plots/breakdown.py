@@ -13,8 +13,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.sheet import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
     EDGE,
     Sheet,
     format_time_axis,
@@ -25,9 +25,9 @@ from experiments.plots.sheet import (
     time_unit,
     truncate_words,
 )
-from simulator.report.figures import parts_of_step
-from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_seconds, name_device
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan, format_seconds, name_device
 
 BRIEF = {
     "gemm": "GEMMs",

@@ -14,12 +14,12 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
-from experiments.explain.communication_matrix import CommunicationMatrix, Grouping, communication_matrix
-from experiments.plots import style
-from experiments.plots.gantt.bars import LANES
-from experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
-from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_bytes
+from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, Grouping, communication_matrix
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan, format_bytes
 
 LEFT, BELOW, BAR = 0.48, 0.4, 0.14
 """Room left of a matrix and below it, and height of the scale of colours [in]."""

@@ -19,8 +19,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from experiments.plots import style
-from experiments.plots.sheet import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
@@ -30,9 +30,9 @@ from experiments.plots.sheet import (
     text_width,
     wrap_text,
 )
-from hardware.errors import PlanError, nearest
-from simulator.report import figures
-from simulator.report.words import describe_value
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.report import figures
+from meshcast.simulator.report.words import describe_value
 
 Row = Mapping[str, Any]
 

@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
 
-from experiments.plots import style
-from experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
-from experiments.plots.sheet import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
@@ -30,10 +30,10 @@ from experiments.plots.sheet import (
     time_unit,
     wrap_text,
 )
-from hardware.units import GIB
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report
-from simulator.report.words import describe_plan, describe_room, format_need, format_number, name_device
+from meshcast.hardware.units import GIB
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan, describe_room, format_need, format_number, name_device
 
 COLOURS = {
     "parameters": style.BLUE,

@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from experiments.explain.roofline import KernelPoint, NetworkPoint, StepRoofline, step_roofline
-from experiments.plots import style
-from experiments.plots.gantt.bars import LANES
-from experiments.plots.sheet import (
+from meshcast.experiments.explain.roofline import KernelPoint, NetworkPoint, StepRoofline, step_roofline
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
@@ -28,8 +28,8 @@ from experiments.plots.sheet import (
     save,
     truncate_words,
 )
-from simulator.report.report import Report
-from simulator.report.words import describe_plan
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan
 
 NUMBERED = 8
 """Most kernels with a number and a line below the plot: those that take longest."""

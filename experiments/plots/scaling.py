@@ -14,11 +14,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, note_height, save, text_width, truncate_words
-from experiments.sweeps.scaling import Curve, Point, shorten
-from simulator.program.categories import EXPOSED
-from simulator.report.report import Report
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    make_heading,
+    note_height,
+    save,
+    text_width,
+    truncate_words,
+)
+from meshcast.experiments.sweeps.scaling import Curve, Point, shorten
+from meshcast.simulator.program.categories import EXPOSED
+from meshcast.simulator.report.report import Report
 
 LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
 """Left end of the axes, width of the table beside them, and distance of both [in]."""

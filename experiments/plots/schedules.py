@@ -13,10 +13,20 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.gantt.bars import GAP, KINDS, LANE, LANES, SEEN, Panel, bar_height, draw_panel, left_margin
-from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from experiments.plots.gantt.rows import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.bars import (
+    GAP,
+    KINDS,
+    LANE,
+    LANES,
+    SEEN,
+    Panel,
+    bar_height,
+    draw_panel,
+    left_margin,
+)
+from meshcast.experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
+from meshcast.experiments.plots.gantt.rows import (
     Row,
     choose_rows,
     measure_occupation,
@@ -24,7 +34,7 @@ from experiments.plots.gantt.rows import (
     report_rows,
     usual_pass,
 )
-from experiments.plots.sheet import (
+from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
@@ -36,9 +46,9 @@ from experiments.plots.sheet import (
     time_unit,
     wrap_text,
 )
-from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_seconds
-from validation.pipelines.cases import ScheduleReplay
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan, format_seconds
+from meshcast.validation.pipelines.cases import ScheduleReplay
 
 BAR = 0.26
 """Largest height of a bar [in]."""

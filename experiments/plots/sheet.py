@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from experiments.plots import style
+from meshcast.experiments.plots import style
 
 EDGE = 0.1
 """Left and right margin of text [in]."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
-from experiments.plots.memory import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from meshcast.experiments.plots.memory import (
     BINS,
     COLOURS,
     HATCHES,
@@ -29,7 +29,7 @@ from experiments.plots.memory import (
     fullest_device,
     sample_columns,
 )
-from experiments.plots.sheet import (
+from meshcast.experiments.plots.sheet import (
     LINE,
     Sheet,
     format_time_axis,
@@ -39,10 +39,10 @@ from experiments.plots.sheet import (
     text_width,
     time_unit,
 )
-from hardware.units import GIB
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report
-from simulator.report.words import describe_plan
+from meshcast.hardware.units import GIB
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan
 
 HIGHEST, LEAST = 0.62, 0.22
 """Largest and least height of a curve [in]."""

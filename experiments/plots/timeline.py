@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.gantt.bars import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.bars import (
     GAP,
     LANE,
     LANES,
@@ -27,11 +27,18 @@ from experiments.plots.gantt.bars import (
     left_margin,
     number_width,
 )
-from experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from experiments.plots.gantt.rows import Occupation, Row, choose_rows, measure_occupation, report_rows, usual_pass
-from experiments.plots.sheet import LINE, Sheet, make_heading, note_height, save, space_ticks, time_unit
-from simulator.report.report import Report
-from simulator.report.words import describe_plan, format_seconds, name_device
+from meshcast.experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
+from meshcast.experiments.plots.gantt.rows import (
+    Occupation,
+    Row,
+    choose_rows,
+    measure_occupation,
+    report_rows,
+    usual_pass,
+)
+from meshcast.experiments.plots.sheet import LINE, Sheet, make_heading, note_height, save, space_ticks, time_unit
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import describe_plan, format_seconds, name_device
 
 ROWS = 32
 """Maximum number of devices that are drawn; if there are more, evenly spaced ones are."""

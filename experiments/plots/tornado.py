@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.explain.assumed_fields import AssumedFieldEffect
-from experiments.explain.sensitivity import RANGE, Sensitivities
-from experiments.plots import style
-from experiments.plots.sheet import (
+from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect
+from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
     EDGE,
     Sheet,
     make_heading,
@@ -25,7 +25,7 @@ from experiments.plots.sheet import (
     truncate_words,
     wrap_text,
 )
-from simulator.report.words import describe_plan, format_seconds
+from meshcast.simulator.report.words import describe_plan, format_seconds
 
 ROW = 0.24
 """Height of a bar with its gap [in]."""

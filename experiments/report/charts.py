@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.plots import style
+from meshcast.experiments.plots import style
 
 INK = style.INK
 GRID = "#e3e3e3"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from experiments.plots import style
-from experiments.plots.breakdown import LOOKS
-from experiments.plots.gantt.bars import KINDS
-from experiments.plots.memory import COLOURS, WORDS
-from experiments.report.charts import to_hex
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.breakdown import LOOKS
+from meshcast.experiments.plots.gantt.bars import KINDS
+from meshcast.experiments.plots.memory import COLOURS, WORDS
+from meshcast.experiments.report.charts import to_hex
 
 AXES = {axis: to_hex(colour) for axis, colour in style.AXES.items()}
 AXIS_NAMES = {

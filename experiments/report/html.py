@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hardware.errors import escape_controls
+from meshcast.hardware.errors import escape_controls
 
 
 class KeyFigure(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from experiments.explain.sensitivity import explain
-from experiments.report.page import check_library, render_page
-from experiments.report.sections import (
+from meshcast.experiments.explain.sensitivity import explain
+from meshcast.experiments.report.page import check_library, render_page
+from meshcast.experiments.report.sections import (
     assumptions,
     breakdown,
     communication,
@@ -17,10 +17,10 @@ from experiments.report.sections import (
     summary,
     timeline,
 )
-from hardware.errors import PlanError
-from simulator.job.job import Job
-from simulator.report.report import Report
-from simulator.report.words import format_seconds
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import format_seconds
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
 """Passes the steps of a long work on, as a progress bar with these words does."""

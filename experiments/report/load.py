@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.results.load import PlanRows, is_search_answer, load_rows, read_answer
-from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import MeshcastError, PlanError
-from simulator.job.job import Job
-from simulator.job.load import load_job
+from meshcast.experiments.report.results.load import PlanRows, is_search_answer, load_rows, read_answer
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
 
 SAME = 1e-9
 """Relative difference up to which the step time of an answer and of its job are the same."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from experiments.report.html import escape
-from hardware.errors import PlanError
-from simulator.report.report import product_version
+from meshcast.experiments.report.html import escape
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.report import product_version
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
@@ -75,7 +75,7 @@ def render_page(title: str, lead: str, sections: Sequence[PageSection]) -> str:
 
 
 def _read_style() -> str:
-    return (resources.files("experiments.report") / "page.css").read_text("utf-8")
+    return (resources.files("meshcast.experiments.report") / "page.css").read_text("utf-8")
 
 
 def _embed(figures: dict[str, Any]) -> tuple[str, str, dict[str, str]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.report.page import check_library, render_page
-from experiments.report.results import parallel, pareto, plan_table, summary
-from experiments.report.results.load import PlanRows
-from experiments.report.results.source import make_source
+from meshcast.experiments.report.page import check_library, render_page
+from meshcast.experiments.report.results import parallel, pareto, plan_table, summary
+from meshcast.experiments.report.results.load import PlanRows
+from meshcast.experiments.report.results.source import make_source
 
 
 def report_results(found: PlanRows, title: str | None = None) -> str:

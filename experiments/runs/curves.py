@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.runs.seeds import simulate_runs
-from experiments.sweeps.scaling import resize_cluster
-from hardware.errors import MeshcastError
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
-from simulator.runs.answer import RunAnswer
-from simulator.runs.formulas import expected_goodput
-from simulator.runs.inputs import RunPlan, make_run, replace_run_keys
-from simulator.runs.training import RunSetting
+from meshcast.experiments.runs.seeds import simulate_runs
+from meshcast.experiments.sweeps.scaling import resize_cluster
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.formulas import expected_goodput
+from meshcast.simulator.runs.inputs import RunPlan, make_run, replace_run_keys
+from meshcast.simulator.runs.training import RunSetting
 
 INTERVALS = (1 / 8, 1 / 4, 1 / 2, 1 / math.sqrt(2), 1.0, math.sqrt(2), 2.0, 4.0, 8.0)
 """Intervals between checkpoints of a curve, over that of the run."""

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.sweeps.grid import Sweep
-from experiments.sweeps.store import Row, Store, arrow_types
-from hardware.errors import PlanError
-from simulator.forecast.workers import count_cores, open_pool
-from simulator.report.version import product_version
-from simulator.runs.failures import FailingUnits, FailureLog
-from simulator.runs.inputs import RunPlan
-from simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run
+from meshcast.experiments.sweeps.grid import Sweep
+from meshcast.experiments.sweeps.store import Row, Store, arrow_types
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.workers import count_cores, open_pool
+from meshcast.simulator.report.version import product_version
+from meshcast.simulator.runs.failures import FailingUnits, FailureLog
+from meshcast.simulator.runs.inputs import RunPlan
+from meshcast.simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.search.keys.data_schemes import collectives_of_microbatch, is_known, may_shard_gradients
-from experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
-from experiments.sweeps.grid import apply_changes
-from hardware.errors import MeshcastError
-from hardware.units import GIB
-from simulator.bounds.collectives import UnitCollectives
-from simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths
-from simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
-from simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
-from simulator.bounds.micro_batches import NotAffine
-from simulator.bounds.schedule_bound import (
+from meshcast.experiments.search.keys.data_schemes import collectives_of_microbatch, is_known, may_shard_gradients
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
+from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.bounds.collectives import UnitCollectives
+from meshcast.simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths
+from meshcast.simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.device_states import DeviceStates, device_states, hop_seconds
+from meshcast.simulator.bounds.micro_batches import NotAffine
+from meshcast.simulator.bounds.schedule_bound import (
     FORWARD,
     INPUTS,
     WEIGHTS,
@@ -32,16 +32,16 @@ from simulator.bounds.schedule_bound import (
     least_in_flight,
     shortest_step,
 )
-from simulator.bounds.unit_prices import LoweredUnits, Stages, UnitLayout, UnitPrices, lower_units, price_units
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.lowering.offload import IN, OUT
-from simulator.plan.partition import layers_of_stages
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, Stages, UnitLayout, UnitPrices, lower_units, price_units
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.offload import IN, OUT
+from meshcast.simulator.plan.partition import layers_of_stages
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 Shape = tuple[Schedule, PipelineShape, StagePlaces, np.ndarray]
 """A schedule, its shape, where its stages are, and the least activations in flight on every device."""

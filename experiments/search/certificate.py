@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.search.runs.simulated import RunCounts
+from meshcast.experiments.search.runs.simulated import RunCounts
 
 COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large")
 """Counts that the shares of a search add up to."""

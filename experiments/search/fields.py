@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, SchemeWithOptions, scheme_namer
-from hardware.errors import PlanError, nearest
-from simulator.job.job import Job
+from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, SchemeWithOptions, scheme_namer
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.job.job import Job
 
 AUTO = "auto"
 

@@ -6,28 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.search.certificate import Certificate
-from experiments.search.comparison.compare import Source, compare_plans, load_plans
-from experiments.search.fields import CLUSTER, has_open_fields, split_clusters, split_run_fields
-from experiments.search.found import CountInterrupted
-from experiments.search.limits import LimitedSpace, Limits
-from experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
-from experiments.search.output.notebook import ShownSearchResult
-from experiments.search.result import SearchResult, rank
-from experiments.search.runs.choices import refuse_open_run
-from experiments.search.search import Search
-from experiments.search.space import Space
-from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
-from experiments.search.workers import run_on_workers
-from experiments.sweeps.expressions import parse_constraint
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from simulator.costs.calibration.calibration import Calibration
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import count_cores
-from simulator.job.load import read_job
-from simulator.job.locate import locate_errors
-from simulator.report.words import describe_value
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.comparison.compare import Source, compare_plans, load_plans
+from meshcast.experiments.search.fields import CLUSTER, has_open_fields, split_clusters, split_run_fields
+from meshcast.experiments.search.found import CountInterrupted
+from meshcast.experiments.search.limits import LimitedSpace, Limits
+from meshcast.experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
+from meshcast.experiments.search.output.notebook import ShownSearchResult
+from meshcast.experiments.search.result import SearchResult, rank
+from meshcast.experiments.search.runs.choices import refuse_open_run
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from meshcast.experiments.search.workers import run_on_workers
+from meshcast.experiments.sweeps.expressions import parse_constraint
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.workers import count_cores
+from meshcast.simulator.job.load import read_job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.report.words import describe_value
 
 MOST_PLANS = 1000
 """Maximum number of plans that a search keeps as the best ones."""

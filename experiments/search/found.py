@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from experiments.search.certificate import Certificate
-from experiments.search.objectives import ClusterUse, FoundPlans
-from experiments.search.runs.simulated import PlanRuns
-from hardware.errors import ModelError, PlanError
-from hardware.units import GIB
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step, play_job, summarise_step
-from simulator.job.job import Job, JobOrigin
-from simulator.job.load import load_job
-from simulator.job.locate import locate_errors
-from simulator.report.report import Report
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.runs.simulated import PlanRuns
+from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step, play_job, summarise_step
+from meshcast.simulator.job.job import Job, JobOrigin
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.report.report import Report
 
 ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""

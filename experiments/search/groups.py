@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.bounds import Bounds
-from experiments.search.keys.data_schemes import DATA, collectives_of_microbatch, is_known, may_shard_gradients
-from experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
-from hardware.units import GIB
-from simulator.bounds.collectives import LARGE, collective_rates
-from simulator.bounds.least_states import ParameterCosts, least_states
-from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
-from simulator.bounds.schedule_bound import StagePlaces, StageTimes
-from simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import BYTES
-from simulator.scheduling.schedule import PipelineShape
+from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.keys.data_schemes import DATA, collectives_of_microbatch, is_known, may_shard_gradients
+from meshcast.experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from meshcast.hardware.units import GIB
+from meshcast.simulator.bounds.collectives import LARGE, collective_rates
+from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
+from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
+from meshcast.simulator.bounds.schedule_bound import StagePlaces, StageTimes
+from meshcast.simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.scheduling.schedule import PipelineShape
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.search.fields import FIELDS
-from experiments.search.keys.scheme_keys import units_of
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
-from experiments.sweeps.expressions import Expression
-from experiments.sweeps.grid import DERIVED, MISSING, Names
-from hardware.errors import MeshcastError, PlanError, nearest
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.load import load_job
-from validation.published.measured_range.distance import distance_from_measured, known_combinations
-from validation.published.measured_range.plan_fields import NAMED, NUMBERS, task_of_job
+from meshcast.experiments.search.fields import FIELDS
+from meshcast.experiments.search.keys.scheme_keys import units_of
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.sweeps.expressions import Expression
+from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.published.measured_range.distance import distance_from_measured, known_combinations
+from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, task_of_job
 
 DEGREE = "plan.dp"
 """Name of the data-parallel degree in constraints, which follows from the others."""

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.search.runs.choices import RunChoices
-from experiments.search.runs.simulated import PlanRuns
-from hardware.errors import PlanError, nearest
-from simulator.bounds.least_energy import LeastEnergy, least_energy
-from simulator.forecast.step import StepAndMemory
-from simulator.job.job import Job
+from meshcast.experiments.search.runs.choices import RunChoices
+from meshcast.experiments.search.runs.simulated import PlanRuns
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.bounds.least_energy import LeastEnergy, least_energy
+from meshcast.simulator.forecast.step import StepAndMemory
+from meshcast.simulator.job.job import Job
 
 Figure = TypeVar("Figure", float, np.ndarray)
 

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.notebook.report import ForecastReport
-from experiments.notebook.simulate import simulate
-from experiments.search.certificate import Certificate
-from experiments.search.comparison.compare import ComparedPlan
-from experiments.search.found import FoundPlan, PlanSearch
-from experiments.search.objectives import OF_RUNS
-from experiments.search.runs.simulated import PlanRuns, differ
-from hardware.units import GIB
-from simulator.job.load import load_job
-from simulator.report.words import describe_list
-from validation.published.measured_range.beyond import beyond_envelope, describe_envelope
-from validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
-from validation.published.measured_range.envelope import published_envelope
+from meshcast.experiments.notebook.report import ForecastReport
+from meshcast.experiments.notebook.simulate import simulate
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.comparison.compare import ComparedPlan
+from meshcast.experiments.search.found import FoundPlan, PlanSearch
+from meshcast.experiments.search.objectives import OF_RUNS
+from meshcast.experiments.search.runs.simulated import PlanRuns, differ
+from meshcast.hardware.units import GIB
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.words import describe_list
+from meshcast.validation.published.measured_range.beyond import beyond_envelope, describe_envelope
+from meshcast.validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
+from meshcast.validation.published.measured_range.envelope import published_envelope
 
 if TYPE_CHECKING:
     import pandas
 
-    from experiments.search.output.smallest import SmallestNeed
+    from meshcast.experiments.search.output.smallest import SmallestNeed
 
 
 class RankedPlan(NamedTuple):

@@ -20,26 +20,26 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.runs.seeds import RunSimulator
-from experiments.search.certificate import Certificate
-from experiments.search.counting.clusters import NOTHING, SearchedCluster, count_runs, stated_values
-from experiments.search.counting.empty import explain_empty, explain_excluded
-from experiments.search.found import ROUNDING, BoundViolation, CountInterrupted, FoundPlan, PlanSearch
-from experiments.search.groups import Known, OpenGroup
-from experiments.search.keys.scheme_keys import units_of
-from experiments.search.objectives import ClusterUse, FoundPlans
-from experiments.search.runs.choices import RunChoice
-from experiments.search.runs.simulated import PlanRuns
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.job import NO_FILE, JobOrigin
-from simulator.job.load import load_job
-from simulator.job.locate import locate_errors
-from simulator.report.report import Report
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import make_run, replace_run_keys
-from simulator.runs.replicas import ForecastSteps
+from meshcast.experiments.runs.seeds import RunSimulator
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.counting.clusters import NOTHING, SearchedCluster, count_runs, stated_values
+from meshcast.experiments.search.counting.empty import explain_empty, explain_excluded
+from meshcast.experiments.search.found import ROUNDING, BoundViolation, CountInterrupted, FoundPlan, PlanSearch
+from meshcast.experiments.search.groups import Known, OpenGroup
+from meshcast.experiments.search.keys.scheme_keys import units_of
+from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.runs.choices import RunChoice
+from meshcast.experiments.search.runs.simulated import PlanRuns
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.job import NO_FILE, JobOrigin
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import make_run, replace_run_keys
+from meshcast.simulator.runs.replicas import ForecastSteps
 
 
 class OtherProcesses(Protocol):

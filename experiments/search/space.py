@@ -13,10 +13,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.counting.divisions import Division, list_divisions
-from experiments.search.counting.divisors import list_divisors, list_divisors_of_any
-from experiments.search.counting.experts import check_experts
-from experiments.search.fields import (
+from meshcast.experiments.search.counting.divisions import Division, list_divisions
+from meshcast.experiments.search.counting.divisors import list_divisors, list_divisors_of_any
+from meshcast.experiments.search.counting.experts import check_experts
+from meshcast.experiments.search.fields import (
     AUTO,
     CLUSTER,
     FIELDS,
@@ -33,10 +33,10 @@ from experiments.search.fields import (
     values_of,
     write_value,
 )
-from experiments.search.keys.data_schemes import DATA
-from experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
-from experiments.search.keys.partitions import UNLIKE_ENDS
-from experiments.search.keys.scheme_keys import (
+from meshcast.experiments.search.keys.data_schemes import DATA
+from meshcast.experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
+from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
+from meshcast.experiments.search.keys.scheme_keys import (
     DEFAULTS,
     FSDP_UNITS,
     PREFETCHED,
@@ -49,11 +49,11 @@ from experiments.search.keys.scheme_keys import (
     scheme_namer,
     write_scheme_keys,
 )
-from experiments.sweeps.expressions import Expression
-from experiments.sweeps.grid import apply_changes
-from hardware.errors import PlanError
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
+from meshcast.experiments.sweeps.expressions import Expression
+from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""

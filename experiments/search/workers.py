@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.runs.seeds import open_simulator
-from experiments.search.certificate import COUNTS, Certificate
-from experiments.search.counting.clusters import SearchedCluster
-from experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
-from experiments.search.search import Search
-from experiments.search.space import LayerGroup
-from hardware.errors import Defect, MeshcastError
-from simulator.forecast.workers import count_cores
+from meshcast.experiments.runs.seeds import open_simulator
+from meshcast.experiments.search.certificate import COUNTS, Certificate
+from meshcast.experiments.search.counting.clusters import SearchedCluster
+from meshcast.experiments.search.found import CountInterrupted, FoundPlan, PlanSearch
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.space import LayerGroup
+from meshcast.hardware.errors import Defect, MeshcastError
+from meshcast.simulator.forecast.workers import count_cores
 
 Groups = list[tuple[SearchedCluster, LayerGroup]]
 

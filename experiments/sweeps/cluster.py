@@ -17,10 +17,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.sweeps.fingerprint import Fingerprint, Inputs
-from experiments.sweeps.grid import Sweep
-from experiments.sweeps.output import tell_changes
-from hardware.errors import MeshcastError, PlanError, cut_middle
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
+from meshcast.experiments.sweeps.grid import Sweep
+from meshcast.experiments.sweeps.output import tell_changes
+from meshcast.hardware.errors import MeshcastError, PlanError, cut_middle
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 
 LONGEST = 1_000
 """Maximum number of characters of an expression."""

@@ -13,14 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hardware
-import simulator
-from experiments.sweeps.grid import Sweep
-from hardware.documents.import_time import IMPORTED_NS
-from hardware.documents.input_file import DATA as LIMIT
-from hardware.documents.input_file import Unreadable, read_bytes
-from hardware.errors import MeshcastError
-from hardware.load import FILES, read_yaml
+from meshcast import hardware, simulator
+from meshcast.experiments.sweeps.grid import Sweep
+from meshcast.hardware.documents.import_time import IMPORTED_NS
+from meshcast.hardware.documents.input_file import DATA as LIMIT
+from meshcast.hardware.documents.input_file import Unreadable, read_bytes
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.load import FILES, read_yaml
 
 PACKAGES = {
     "hardware": Path(hardware.__file__).parent,

@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from experiments.sweeps.expressions import Expression, parse_constraint
-from hardware import load_cluster
-from hardware.documents.plain_data import to_plain_data
-from hardware.errors import MeshcastError, PlanError, nearest
-from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
-from simulator.job.job import JobFile, LongPlan, ShortPlan
-from simulator.job.launch import LAUNCH_SUFFIXES
-from simulator.job.load import read_job, set_field
-from simulator.job.remedies.keys import suggest_key
-from simulator.models.load import load_model
+from meshcast.experiments.sweeps.expressions import Expression, parse_constraint
+from meshcast.hardware import load_cluster
+from meshcast.hardware.documents.plain_data import to_plain_data
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
+from meshcast.simulator.job.job import JobFile, LongPlan, ShortPlan
+from meshcast.simulator.job.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.job.load import read_job, set_field
+from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000
 """Maximum number of points of a sweep: days of work on a large machine; more are a mistyped range."""

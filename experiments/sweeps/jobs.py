@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
-from hardware.errors import Defect, MeshcastError, PlanError
-from simulator import load_job, simulate
-from simulator.costs.calibration.calibration import Calibration
-from simulator.engine.play import Engine
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import collect_garbage_rarely
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
+from meshcast.hardware.errors import Defect, MeshcastError, PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.workers import collect_garbage_rarely
 
 
 def read_jobs(file: TextIO, name: str) -> Iterator[str]:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.sweeps.fingerprint import Fingerprint, parse_fingerprint
-from experiments.sweeps.output import Output, read_about, tell_changes
-from experiments.sweeps.store import WHOLE, Shard, arrow_types, parse_shard, row_schema, summarize
-from hardware.errors import MeshcastError, PlanError
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, parse_fingerprint
+from meshcast.experiments.sweeps.output import Output, read_about, tell_changes
+from meshcast.experiments.sweeps.store import WHOLE, Shard, arrow_types, parse_shard, row_schema, summarize
+from meshcast.hardware.errors import MeshcastError, PlanError
 
 if TYPE_CHECKING:
     import pyarrow as pa

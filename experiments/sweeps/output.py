@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from experiments.sweeps.fingerprint import Fingerprint, changed_inputs, parse_fingerprint
-from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import PlanError, cut_middle, escape_controls
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, changed_inputs, parse_fingerprint
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 
 if TYPE_CHECKING:
     import pyarrow as pa

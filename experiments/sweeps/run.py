@@ -2,7 +2,7 @@
 
 ::
 
-    from experiments.sweeps.run import load_sweep, run
+    from meshcast.experiments.sweeps.run import load_sweep, run
     summary = run(load_sweep("sweep.yaml"), "results.parquet")
 
 Consecutive points are forecast in chunks. A chunk has the same rows in any process, so the result depends neither on
@@ -20,16 +20,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from experiments.sweeps.cluster import connect, forecast_on
-from experiments.sweeps.expressions import Expression, parse_constraint
-from experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
-from experiments.sweeps.simulated_runs import forecast_run, simulates_runs
-from experiments.sweeps.store import WHOLE, Row, Shard, Store
-from hardware.errors import Defect, MeshcastError, PlanError
-from simulator import load_job, simulate
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool
-from simulator.report.figures import row_of
+from meshcast.experiments.sweeps.cluster import connect, forecast_on
+from meshcast.experiments.sweeps.expressions import Expression, parse_constraint
+from meshcast.experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
+from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
+from meshcast.experiments.sweeps.store import WHOLE, Row, Shard, Store
+from meshcast.hardware.errors import Defect, MeshcastError, PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool
+from meshcast.simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
 

@@ -12,14 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from hardware.cluster import Cluster
-from hardware.errors import MeshcastError, PlanError, nearest
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.job.job import Job
-from simulator.job.load import load_job
-from simulator.report.figures import nest, shown_in
-from simulator.report.report import Report
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.figures import nest, shown_in
+from meshcast.simulator.report.report import Report
 
 Kind = Literal["weak", "strong"]
 

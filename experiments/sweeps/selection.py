@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.report.figures import FIGURES
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.figures import FIGURES
 
 Row = dict[str, Any]
 

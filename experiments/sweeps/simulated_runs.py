@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.report.report import Report
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import make_run
-from simulator.runs.training import simulate_run
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import make_run
+from meshcast.simulator.runs.training import simulate_run
 
 KEYS = frozenset(
     (

@@ -20,13 +20,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.sweeps.fingerprint import Fingerprint, Inputs
-from experiments.sweeps.grid import Sweep
-from experiments.sweeps.output import Output, tell_changes
-from experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
-from hardware.errors import PlanError
-from simulator.report.figures import columns, shown_in
-from simulator.report.version import product_version
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
+from meshcast.experiments.sweeps.grid import Sweep
+from meshcast.experiments.sweeps.output import Output, tell_changes
+from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.figures import columns, shown_in
+from meshcast.simulator.report.version import product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

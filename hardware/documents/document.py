@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
-from hardware.errors import CatalogError, MeshcastError
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
+from meshcast.hardware.errors import CatalogError, MeshcastError
 
 try:
     from yaml import CSafeLoader as SafeLoader  # libyaml, many times faster

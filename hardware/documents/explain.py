@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hardware.documents.document import Place, line_of
-from hardware.errors import MOST_LISTED_KEYS, CatalogError, MeshcastError, nearest
+from meshcast.hardware.documents.document import Place, line_of
+from meshcast.hardware.errors import MOST_LISTED_KEYS, CatalogError, MeshcastError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -17,7 +17,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hardware.errors import MeshcastError
+from meshcast.hardware.errors import MeshcastError
 
 GZIP = b"\x1f\x8b"
 """First bytes of a gzip file, whatever its name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 
 
 def import_optional(module: str, extra: str, user: str) -> Any:

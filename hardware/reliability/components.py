@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hardware.load import Count, Strict, Time, catalog_model
+from meshcast.hardware.load import Count, Strict, Time, catalog_model
 
 Unit = Literal["gpu", "nic", "node", "switch", "job"]
 """What fails: one GPU, one network port, one node, one leaf switch; or the job as a whole."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from hardware.load import Count, Strict, Value, catalog_model, quantity
+from meshcast.hardware.load import Count, Strict, Value, catalog_model, quantity
 
 StoreRate = Annotated[Value, quantity("bandwidth", per=("node",))]
 """A rate of a whole store [bytes/s]."""

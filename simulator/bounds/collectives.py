@@ -8,11 +8,11 @@ from math import inf
 
 import numpy as np
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Collective, StageOps
-from simulator.plan.plan import Plan
-from simulator.program.block import Price
-from simulator.program.program import EveryStageOps, one_of
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import Collective, StageOps
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import Price
+from meshcast.simulator.program.program import EveryStageOps, one_of
 
 DATA, COPIES = "data", "data-replicas"
 """The streams of data-parallel collectives, and of those between copies of the states."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hardware.errors import MeshcastError
-from simulator.bounds.schedule_bound import FORWARD, PASSES, StageTimes
-from simulator.scheduling.schedule import Action, Orders, OverlappedPasses, PipelineShape, Schedule, actions_of
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, StageTimes
+from meshcast.simulator.scheduling.schedule import Action, Orders, OverlappedPasses, PipelineShape, Schedule, actions_of
 
 STREAM, RESULT, INPUT, THROUGH, BUSY = range(5)
 """How a chain runs through a pass: along the compute stream, from the stream to the result, from the input to the

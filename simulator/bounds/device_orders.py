@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hardware.errors import MeshcastError
-from simulator.bounds.critical_paths import FEW
-from simulator.bounds.schedule_bound import PASSES
-from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule, actions_of
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.bounds.critical_paths import FEW
+from meshcast.simulator.bounds.schedule_bound import PASSES
+from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule, actions_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.bounds.collectives import COPIES, DATA, UnitCollectives, unit_collectives
-from simulator.forecast.resident_memory import resident_of_devices
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import COMPUTE, Op, Transfer
-from simulator.plan.plan import Plan
-from simulator.program.block import Price
-from simulator.program.program import one_of
+from meshcast.simulator.bounds.collectives import COPIES, DATA, UnitCollectives, unit_collectives
+from meshcast.simulator.forecast.resident_memory import resident_of_devices
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import device_params, lower_stages
+from meshcast.simulator.ir.ops import COMPUTE, Op, Transfer
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import Price
+from meshcast.simulator.program.program import one_of
 
 NORM = "norm"
 """The meeting of all devices at the norm of the gradients."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hardware.gpu import GPU
-from simulator.costs.power import overhead, power_model
-from simulator.ir.operators import QUANTISED
-from simulator.job.job import Job
-from simulator.models.flops import needed_flops
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.power import overhead, power_model
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.models.flops import needed_flops
 
 
 class LeastEnergy(NamedTuple):

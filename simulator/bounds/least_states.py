@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds.collectives import UnitCollectives
-from simulator.bounds.device_states import DeviceStates
-from simulator.bounds.schedule_bound import StagePlaces
-from simulator.bounds.unit_prices import Stages, UnitLayout
-from simulator.plan.plan import Plan
+from meshcast.simulator.bounds.collectives import UnitCollectives
+from meshcast.simulator.bounds.device_states import DeviceStates
+from meshcast.simulator.bounds.schedule_bound import StagePlaces
+from meshcast.simulator.bounds.unit_prices import Stages, UnitLayout
+from meshcast.simulator.plan.plan import Plan
 
 
 class ParameterCosts(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
+from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
 
 
 class NotAffine(Exception):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE, StagePlaces, StageTimes, has_bound
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE, StagePlaces, StageTimes, has_bound
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 class Mode(NamedTuple):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 
 PASSES = ("F", "BW", "B", "W")
 """Kinds of passes whose durations a bound needs."""

@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds.micro_batches import scale_kernels, scale_stage
-from simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
-from simulator.engine.maxplus import Coordinates, product
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.program import host_launch_seconds
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import COMPUTE, Communication, Gemm, Param, StageOps, Work
-from simulator.plan.plan import Plan
-from simulator.program.block import FREE, CompiledBlocks, Price
-from simulator.program.memory_profile import Profile
-from simulator.program.task import Task, make_task
-from simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.bounds.micro_batches import scale_kernels, scale_stage
+from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
+from meshcast.simulator.engine.maxplus import Coordinates, product
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.program import host_launch_seconds
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import COMPUTE, Communication, Gemm, Param, StageOps, Work
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import FREE, CompiledBlocks, Price
+from meshcast.simulator.program.memory_profile import Profile
+from meshcast.simulator.program.task import Task, make_task
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 
 StageUnits = tuple[tuple[int, int], ...]
 """The kinds of the units of a stage in forward order, each with its number of units in a row."""

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
-from hardware.errors import PlanError, nearest
-from simulator.ir.routing import REMEDY, Routing, Rows
+from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.routing import REMEDY, Routing, Rows
 
 MOST_UNEVEN = 10.0
 """Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hardware.documents.input_file import DATA, SizeLimit, Unreadable, parse_json, read_text
-from hardware.errors import PlanError
+from meshcast.hardware.documents.input_file import DATA, SizeLimit, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import PlanError
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Escape sequences of terminals, such as colours."""

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hardware.documents.input_file import TRACE
-from hardware.errors import PlanError
-from simulator.bridges.files import json_object, member
+from meshcast.hardware.documents.input_file import TRACE
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.files import json_object, member
 
 REMEDY = "Name a file that torch.profiler wrote with export_chrome_trace"
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.bridges.files import lines
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.files import lines
 
 REMEDY = "Remove the line, or name another log"
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from simulator.bridges.files import json_object, lines, member, text
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.bridges.files import json_object, lines, member, text
 
 OPERATIONS = {
     "all_reduce": "all_reduce",

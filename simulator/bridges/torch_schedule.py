@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hardware.errors import PlanError
-from simulator.bridges.files import text
-from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem, actions_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.files import text
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem, actions_of
 
 TORCH_LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}
 """torch's letter of every kind of action that it has."""

@@ -19,30 +19,30 @@ from typing import Any
 
 import numpy as np
 
-from hardware.cluster import Cluster, Tier
-from hardware.errors import PlanError, nearest
-from hardware.gpu import GPU
-from hardware.topology import Reach, message_reach, reach
-from simulator.costs import host
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.collectives import collective, dispatch, fabric, p2p
-from simulator.costs.collectives.links import Links, TierCostModels
-from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
-from simulator.costs.kernels.decomposition import Decomposition
-from simulator.costs.kernels.eager import EagerPasses, make_eager_kernels
-from simulator.costs.kernels.gemm import uses_tensor_cores
-from simulator.costs.kernels.grouped import price_group_by_group
-from simulator.costs.kernels.libraries import (
+from meshcast.hardware.cluster import Cluster, Tier
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.topology import Reach, message_reach, reach
+from meshcast.simulator.costs import host
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.collectives import collective, dispatch, fabric, p2p
+from meshcast.simulator.costs.collectives.links import Links, TierCostModels
+from meshcast.simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
+from meshcast.simulator.costs.kernels.decomposition import Decomposition
+from meshcast.simulator.costs.kernels.eager import EagerPasses, make_eager_kernels
+from meshcast.simulator.costs.kernels.gemm import uses_tensor_cores
+from meshcast.simulator.costs.kernels.grouped import price_group_by_group
+from meshcast.simulator.costs.kernels.libraries import (
     Relative,
     attention_format,
     attention_library,
     launches_each_group,
     training_library,
 )
-from simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
-from simulator.costs.regimes import GPU_REGIMES, Regime
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import (
+from meshcast.simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
+from meshcast.simulator.costs.regimes import GPU_REGIMES, Regime
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import (
     Attention,
     Collective,
     Communication,
@@ -57,7 +57,7 @@ from simulator.ir.ops import (
     Transfer,
     Work,
 )
-from simulator.ir.routing import slowest_rank
+from meshcast.simulator.ir.routing import slowest_rank
 
 __all__ = ["RATES", "Costs", "Estimate", "Use"]
 

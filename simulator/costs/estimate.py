@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulator.ir.ops import Work
+from meshcast.simulator.ir.ops import Work
 
 
 class Estimate(NamedTuple):

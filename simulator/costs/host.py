@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hardware.cluster import Cluster
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.ir.ops import HostCopy, HostUpdate
+from meshcast.hardware.cluster import Cluster
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.ir.ops import HostCopy, HostUpdate
 
 COPY_LAUNCH = 10e-6
 """Launch of a copy [s] (recalled: an asynchronous copy of a few bytes)."""

@@ -8,8 +8,8 @@ memory bandwidth::
 
 The board holds the mean over tens of milliseconds at its limit, so kernels together add `limit` - `idle` at most while
 they run. The coefficients are shares of the limit, so that they carry over to GPUs that were not measured. They are in
-``simulator/costs/power.yaml`` with their sources and errors; ``python -m validation.calibration.power`` fits those of
-the measured GPUs.
+``simulator/costs/power.yaml`` with their sources and errors; ``python -m meshcast.validation.calibration.power``
+fits those of the measured GPUs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from hardware.gpu import GPU
-from hardware.load import read_yaml
-from simulator.costs.calibration.calibration import ARCHITECTURES, LATEST
-from simulator.ir.ops import Attention, Gemm, Memory, Work
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.costs.calibration.calibration import ARCHITECTURES, LATEST
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 
 COEFFICIENTS = ("idle", "busy", "gemm", "attention", "memory", "communication", "waiting")
 """Shares of the power limit, see `PowerModel`."""
@@ -151,5 +151,5 @@ def overhead(gpu: GPU, node_watts: float | None, pue: float | None) -> Overhead:
 
 
 def _read() -> dict[str, Any]:
-    file = resources.files("simulator.costs") / FILE
+    file = resources.files("meshcast.simulator.costs") / FILE
     return dict(read_yaml(file, FILE).data)

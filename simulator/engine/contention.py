@@ -26,12 +26,12 @@ from collections.abc import Iterable, Sequence
 
 import simpy
 
-from simulator.costs.estimate import ALONE, TIERS, Use, Uses
-from simulator.engine.fair_share import fair_rates, fair_rates_by_priority
-from simulator.engine.longest_path import OpTimes
-from simulator.engine.simpy_engine import play as play_on
-from simulator.ir.ops import Communication, Op
-from simulator.program.flatten import FlatProgram
+from meshcast.simulator.costs.estimate import ALONE, TIERS, Use, Uses
+from meshcast.simulator.engine.fair_share import fair_rates, fair_rates_by_priority
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.engine.simpy_engine import play as play_on
+from meshcast.simulator.ir.ops import Communication, Op
+from meshcast.simulator.program.flatten import FlatProgram
 
 Place = tuple[int, str, str]
 """A device, a tier of its links, and the direction."""

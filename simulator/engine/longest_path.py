@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.flatten import FlatProgram
 
 
 @dataclass(frozen=True)

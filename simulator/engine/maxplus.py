@@ -23,10 +23,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE
-from simulator.program.block import INPUT, BlockPrices, PricedBlock
-from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Task
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.block import INPUT, BlockPrices, PricedBlock
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import Task
 
 NEVER = -np.inf
 """The zero of (max,+): no path."""

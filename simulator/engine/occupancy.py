@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine.longest_path import OpTimes
-from simulator.engine.maxplus import ALIKE, NEVER, Coordinates, Walked
-from simulator.engine.task_player import Play, states
-from simulator.ir.ops import COMPUTE
-from simulator.program.block import PricedBlock
-from simulator.program.categories import EXPOSED, HOST, axis_of
-from simulator.program.flatten import FlatProgram
-from simulator.program.program import Program
-from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Task
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.engine.maxplus import ALIKE, NEVER, Coordinates, Walked
+from meshcast.simulator.engine.task_player import Play, states
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.block import PricedBlock
+from meshcast.simulator.program.categories import EXPOSED, HOST, axis_of
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import Task
 
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""

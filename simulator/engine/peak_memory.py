@@ -9,13 +9,13 @@ from operator import sub
 
 import numpy as np
 
-from simulator.engine.longest_path import OpTimes
-from simulator.ir.ops import HostCopy
-from simulator.program.flatten import FlatProgram
-from simulator.program.memory_profile import CATEGORIES
-from simulator.program.program import Program
-from simulator.program.task import Task
-from simulator.scheduling.schedule import GRADIENT_SUMS
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.ir.ops import HostCopy
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.task import Task
+from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.task_time import task_seconds
-from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer
-from simulator.plan.plan import RankGrid
-from simulator.program.flatten import FlatProgram, flatten
-from simulator.program.program import Program
-from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
+from meshcast.simulator.engine.task_time import task_seconds
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer
+from meshcast.simulator.plan.plan import RankGrid
+from meshcast.simulator.program.flatten import FlatProgram, flatten
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
 
 TRANSFERS = 10
 """Last number of the seed of collectives and messages, which tells their draws from those of kernels."""

@@ -9,17 +9,17 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from simulator.costs.estimate import Uses
-from simulator.engine.longest_path import OpTimes, longest_path
-from simulator.engine.maxplus import Coordinates
-from simulator.engine.occupancy import Spans, op_occupancy, task_occupancy
-from simulator.engine.steady_state import Window
-from simulator.engine.task_player import Play
-from simulator.engine.task_player import play as play_by_matrices
-from simulator.program.block import SUMS
-from simulator.program.categories import KINDS, kind_of
-from simulator.program.flatten import FlatProgram, flatten
-from simulator.program.program import Program
+from meshcast.simulator.costs.estimate import Uses
+from meshcast.simulator.engine.longest_path import OpTimes, longest_path
+from meshcast.simulator.engine.maxplus import Coordinates
+from meshcast.simulator.engine.occupancy import Spans, op_occupancy, task_occupancy
+from meshcast.simulator.engine.steady_state import Window
+from meshcast.simulator.engine.task_player import Play
+from meshcast.simulator.engine.task_player import play as play_by_matrices
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.program.categories import KINDS, kind_of
+from meshcast.simulator.program.flatten import FlatProgram, flatten
+from meshcast.simulator.program.program import Program
 
 Engine = Literal["matrices", "sweep", "simpy", "shared"]
 """Task by task as (max,+) matrices; op by op in one pass; op by op as SimPy processes: all give the same answer. Or as
@@ -76,7 +76,7 @@ class ByOps(PlayedStep):
     def __init__(self, program: Program, simpy: bool = False) -> None:
         super().__init__(program)
         if simpy:
-            from simulator.engine.simpy_engine import play
+            from meshcast.simulator.engine.simpy_engine import play
 
             self._times = play(self.flat)
         else:
@@ -101,7 +101,7 @@ class Shared(ByOps):
     """Played op by op on SimPy, with contention. uses: what an op occupies, for every device."""
 
     def __init__(self, program: Program, uses: Sequence[Uses]) -> None:
-        from simulator.engine.contention import play
+        from meshcast.simulator.engine.contention import play
 
         PlayedStep.__init__(self, program)
         self._times = play(self.flat, uses)

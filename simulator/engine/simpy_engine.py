@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator
 
 import simpy
 
-from hardware.errors import ScheduleError
-from simulator.engine.longest_path import OpTimes
-from simulator.program.flatten import FlatProgram
+from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.program.flatten import FlatProgram
 
 Run = Callable[[int], simpy.Event]
 """Begins an op, by its number: the event happens at its end."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.occupancy import Spans
-from simulator.program.program import Program
-from simulator.program.timetable import Timetable
-from simulator.scheduling.no_flush import cooldown_updates, max_cycle_updates
+from meshcast.simulator.engine.occupancy import Spans
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.timetable import Timetable
+from meshcast.simulator.scheduling.no_flush import cooldown_updates, max_cycle_updates
 
 ALIKE = 1e-10
 """Part of a run by which times may differ that are one time."""

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from simulator.engine.longest_path import OpTimes, longest_path
-from simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
-from simulator.program.flatten import FlatProgram, flatten_updates
-from simulator.program.program import Program
-from simulator.program.rounds import Repetition, Rounds
-from simulator.program.task import Task
+from meshcast.simulator.engine.longest_path import OpTimes, longest_path
+from meshcast.simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
+from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.rounds import Repetition, Rounds
+from meshcast.simulator.program.task import Task
 
 
 @dataclass

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.engine.longest_path import longest_path
-from simulator.ir.ops import StageOps, Transfer
-from simulator.program.block import CompiledBlocks, Price
-from simulator.program.flatten import FlatProgram, flatten_task
-from simulator.program.task import Task, make_task
-from simulator.scheduling.schedule import PassDurations
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.ir.ops import StageOps, Transfer
+from meshcast.simulator.program.block import CompiledBlocks, Price
+from meshcast.simulator.program.flatten import FlatProgram, flatten_task
+from meshcast.simulator.program.task import Task, make_task
+from meshcast.simulator.scheduling.schedule import PassDurations
 
 
 def task_seconds(task: Task, host: float = 0.0) -> float:

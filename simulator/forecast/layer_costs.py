@@ -10,17 +10,17 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from hardware.cluster import Cluster
-from simulator.engine.task_time import task_seconds
-from simulator.forecast.lowering import make_lowering
-from simulator.ir.ops import Transfer, Work
-from simulator.lowering.lower import LoweredUnits
-from simulator.lowering.scatter_gather import scatter_gather
-from simulator.plan.partition import LayerCosts
-from simulator.plan.plan import Plan
-from simulator.program.block import FREE, CompiledBlocks, Price
-from simulator.program.task import make_task
-from simulator.scheduling.schedule import ActionKind
+from meshcast.hardware.cluster import Cluster
+from meshcast.simulator.engine.task_time import task_seconds
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.ir.ops import Transfer, Work
+from meshcast.simulator.lowering.lower import LoweredUnits
+from meshcast.simulator.lowering.scatter_gather import scatter_gather
+from meshcast.simulator.plan.partition import LayerCosts
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import FREE, CompiledBlocks, Price
+from meshcast.simulator.program.task import make_task
+from meshcast.simulator.scheduling.schedule import ActionKind
 
 
 def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) -> list[LayerCosts]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.lowering.lower import LoweredUnits, Lowering
-from simulator.plan.plan import Plan
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:

@@ -8,26 +8,26 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from simulator.engine.peak_memory import peaks
-from simulator.engine.play import play
-from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
-from simulator.forecast.program import build_program, device_prices, host_launch_seconds
-from simulator.forecast.resident_memory import resident_of_devices, state_bytes
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stage_messages import choose_messages
-from simulator.forecast.stages import device_params
-from simulator.ir.ops import COMPUTE, HostCopy, Op, StageOps, Work
-from simulator.job.job import Job
-from simulator.lowering.offload import saved_activations
-from simulator.plan.checks import check_alike
-from simulator.plan.partition import LayerCosts
-from simulator.plan.plan import Plan
-from simulator.plan.resolve import resolve
-from simulator.program.block import Price, Prices
-from simulator.program.program import variants_of
+from meshcast.simulator.engine.peak_memory import peaks
+from meshcast.simulator.engine.play import play
+from meshcast.simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
+from meshcast.simulator.forecast.program import build_program, device_prices, host_launch_seconds
+from meshcast.simulator.forecast.resident_memory import resident_of_devices, state_bytes
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stage_messages import choose_messages
+from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.ir.ops import COMPUTE, HostCopy, Op, StageOps, Work
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.lowering.offload import saved_activations
+from meshcast.simulator.plan.checks import check_alike
+from meshcast.simulator.plan.partition import LayerCosts
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.resolve import resolve
+from meshcast.simulator.program.block import Price, Prices
+from meshcast.simulator.program.program import variants_of
 
 if TYPE_CHECKING:
-    from simulator.plan.by_tensor import StageTensors
+    from meshcast.simulator.plan.by_tensor import StageTensors
 
 MOVED = 1 << 24
 """Bytes of the messages that say how fast tensors move."""
@@ -73,7 +73,7 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
 
 def _stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[StageOps], shared: SharedWork) -> StageTensors:
     """The tensors that the layers of a stage save, and their costs on its device."""
-    from simulator.plan.by_tensor import SavedTensors, StageTensors
+    from meshcast.simulator.plan.by_tensor import SavedTensors, StageTensors
 
     costs, messages = shared.costs(plan.on(device), plan.clusters[device]), choose_messages(plan)
     up = plan.clusters[device].node.scale_up

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.engine.task_time import mean_durations, pass_durations
-from simulator.forecast.lowering import host_waits
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stage_messages import choose_messages
-from simulator.forecast.stages import lower_stages
-from simulator.plan.plan import Plan
-from simulator.program.block import Price, Prices
-from simulator.program.build import build
-from simulator.program.join import join_timetables
-from simulator.program.program import EveryStageOps, Program, variants_of
-from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import ScheduleItem
+from meshcast.simulator.engine.task_time import mean_durations, pass_durations
+from meshcast.simulator.forecast.lowering import host_waits
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stage_messages import choose_messages
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import Price, Prices
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.join import join_timetables
+from meshcast.simulator.program.program import EveryStageOps, Program, variants_of
+from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 
 def build_program(

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
-from simulator.ir.ops import BYTES, Param
-from simulator.ir.scheme import Scheme
-from simulator.lowering.scope import count_shards, shards_at_rest, traits_of
-from simulator.lowering.update import by_axes
-from simulator.plan.plan import Plan
-from simulator.program.program import Program
-from simulator.scheduling.no_flush import peak_weight_versions
+from meshcast.simulator.ir.ops import BYTES, Param
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
+from meshcast.simulator.lowering.update import by_axes
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
 

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.stage_messages import CrossMeshMessages, choose_messages
-from simulator.ir.modules import GradientSum
-from simulator.ir.ops import BYTES, Param
-from simulator.lowering.lower import LoweredUnits
-from simulator.lowering.scope import shards_at_rest
-from simulator.plan.plan import Plan
-from simulator.program.program import EveryStageOps, one_of
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.stage_messages import CrossMeshMessages, choose_messages
+from meshcast.simulator.ir.modules import GradientSum
+from meshcast.simulator.ir.ops import BYTES, Param
+from meshcast.simulator.lowering.lower import LoweredUnits
+from meshcast.simulator.lowering.scope import shards_at_rest
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import EveryStageOps, one_of
 
 Holders = tuple[int, ...]
 """The pipeline devices that hold the same weights."""

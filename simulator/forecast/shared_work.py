@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from hardware.cluster import Cluster
-from hardware.topology import Reach
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import Estimate
-from simulator.costs.stragglers import slowest_pace
-from simulator.forecast.resident_memory import KnownStates
-from simulator.forecast.stages import LoweredStages
-from simulator.ir.ops import Work
-from simulator.lowering.lower import LoweredUnits
-from simulator.plan.plan import Plan
-from simulator.plan.resolver import KnownParts
-from simulator.program.block import CompiledBlocks
-from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.stragglers import slowest_pace
+from meshcast.simulator.forecast.resident_memory import KnownStates
+from meshcast.simulator.forecast.stages import LoweredStages
+from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.lowering.lower import LoweredUnits
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.resolver import KnownParts
+from meshcast.simulator.program.block import CompiledBlocks
+from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 T = TypeVar("T")
 

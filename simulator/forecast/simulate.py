@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from hardware.errors import PlanError, nearest
-from simulator.costs.calibration.calibration import Calibration
-from simulator.engine.play import Engine
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import play_job
-from simulator.job.job import Job
-from simulator.job.load import load_job
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import play_job
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.report import Report
 
 
 def simulate(

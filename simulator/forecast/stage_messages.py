@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from simulator.forecast.lowering import make_lowering
-from simulator.ir.modules import Stage
-from simulator.ir.ops import Collective, Transfer
-from simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
-from simulator.lowering.scatter_gather import has_backward
-from simulator.plan.plan import Plan
-from simulator.program.messages import StageEnd, StageMessages
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
+from meshcast.simulator.lowering.scatter_gather import has_backward
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.messages import StageEnd, StageMessages
 
 
 class CrossMeshMessages(StageMessages):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hardware.errors import PlanError
-from simulator.forecast.lowering import host_waits, make_lowering
-from simulator.forecast.resident_memory import DeviceParams
-from simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
-from simulator.ir.modules import GradientSum, Stage, Update
-from simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
-from simulator.lowering.lower import LoweredUnits
-from simulator.lowering.scatter_gather import scatter_gather
-from simulator.plan.plan import Plan
-from simulator.program.program import EveryStageOps, one_of, variants_of
-from simulator.scheduling.batch_loss import coupled_stages
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.lowering import host_waits, make_lowering
+from meshcast.simulator.forecast.resident_memory import DeviceParams
+from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
+from meshcast.simulator.ir.modules import GradientSum, Stage, Update
+from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
+from meshcast.simulator.lowering.lower import LoweredUnits
+from meshcast.simulator.lowering.scatter_gather import scatter_gather
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import EveryStageOps, one_of, variants_of
+from meshcast.simulator.scheduling.batch_loss import coupled_stages
 
 StagesByKey = dict[Hashable, StageOps | Sequence[StageOps]]
 """The ops of stages by what they depend on, in all variants."""

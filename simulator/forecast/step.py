@@ -8,25 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import Uses
-from simulator.costs.regimes import least_known
-from simulator.engine.play import Engine, play
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import device_params
-from simulator.job.job import Job
-from simulator.job.load import load_job
-from simulator.job.locate import locate_errors
-from simulator.plan.plan import Plan
-from simulator.program.program import EveryStageOps, Program, variants_of
-from simulator.report.energy import KWH
-from simulator.report.forecast import Assume, Forecast
-from simulator.report.metrics import Metrics
-from simulator.scheduling.schedule import ScheduleItem
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import Uses
+from meshcast.simulator.costs.regimes import least_known
+from meshcast.simulator.engine.play import Engine, play
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import EveryStageOps, Program, variants_of
+from meshcast.simulator.report.energy import KWH
+from meshcast.simulator.report.forecast import Assume, Forecast
+from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
 """Assumption of the engine `shared`."""

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import BYTES, Collective
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import BYTES, Collective
 
 PARTIAL = "+"
 """The state of a tensor along an axis whose ranks hold partial sums of it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import CompositeModule, LocalShapes, Operator
-from simulator.ir.ops import BYTES, Memory, Work
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import CompositeModule, LocalShapes, Operator
+from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
 
 class Mamba(CompositeModule):

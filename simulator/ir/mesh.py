@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 
 
 class Mesh:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from simulator.ir.layout import Layout, Tensor, output_layout, required_layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import BYTES, Collective, Param, Work
+from meshcast.simulator.ir.layout import Layout, Tensor, output_layout, required_layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import BYTES, Collective, Param, Work
 
 
 @dataclass(frozen=True)

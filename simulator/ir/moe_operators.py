@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.operators import Activation, Cast, Linear, SavedCast
-from simulator.ir.ops import BYTES, Memory, Work
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.operators import Activation, Cast, Linear, SavedCast
+from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
 EXPERTS = "experts"
 """The view of the mesh that shards the operators of experts."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from simulator.ir.attention_mask import WHOLE, ScoreBlock
-from simulator.ir.layout import Layout, Tensor, required_layout
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
+from meshcast.simulator.ir.attention_mask import WHOLE, ScoreBlock
+from meshcast.simulator.ir.layout import Layout, Tensor, required_layout
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
 
 
 class Boundary(Operator):

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from hardware.errors import PlanError, nearest
-from simulator.ir.scheme import FAMILIES, Scheme
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.scheme import FAMILIES, Scheme
 
 SCHEMES = Path(__file__).parents[1] / "schemes"
 
@@ -58,7 +58,7 @@ def _import_schemes(use: str) -> list[type[Scheme]]:
     """The scheme classes of a file, which is imported once: a class is the same wherever a job names it."""
     family, _, name = use.partition("/")
     path = scheme_file(use)
-    module = _import_file(path, f"simulator.schemes.{family}.{path.stem}")
+    module = _import_file(path, f"meshcast.simulator.schemes.{family}.{path.stem}")
     own = [
         c
         for _, c in inspect.getmembers(module, inspect.isclass)

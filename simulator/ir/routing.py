@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.ir.ops import Attention, Exchange, Gemm, Memory
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import Attention, Exchange, Gemm, Memory
 
 REMEDY = "Name a JSON or CSV file with a count for each expert, or a row of counts for each rank that holds experts"
 

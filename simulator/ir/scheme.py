@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Module, Operator, Stage
-from simulator.ir.ops import Fragment, Param, StageOps, Work
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Module, Operator, Stage
+from meshcast.simulator.ir.ops import Fragment, Param, StageOps, Work
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
 SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hardware.errors import PlanError, nearest
-from hardware.load import read_yaml, validate_data
-from hardware.shared import shared_instance
-from simulator.costs.kernels.decomposition import Decomposition
-from simulator.costs.kernels.eager import EagerOperation, EagerPasses
-from simulator.costs.kernels.libraries import AttentionLibrary
-from simulator.costs.regimes import Regime
-from simulator.ir.ops import BYTES
-from simulator.job.release import find_month, generations_of
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.shared import shared_instance
+from meshcast.simulator.costs.kernels.decomposition import Decomposition
+from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
+from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
+from meshcast.simulator.costs.regimes import Regime
+from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.job.release import find_month, generations_of
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -246,7 +246,7 @@ class Framework(FrameworkPart):
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))
 
 
-FILES = resources.files("simulator.job") / "frameworks"
+FILES = resources.files("meshcast.simulator.job") / "frameworks"
 
 RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),

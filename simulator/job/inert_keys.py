@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simulator.job.job import Job
+from meshcast.simulator.job.job import Job
 
 
 class InertKey(NamedTuple):

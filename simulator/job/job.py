@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from hardware import Cluster
-from simulator.job.batch import Batch, ClassOrder, Count, JobPart
-from simulator.job.framework import Format, Framework, QuantisedRecipe
-from simulator.job.published import Published
-from simulator.job.run_keys.keys import (
+from meshcast.hardware import Cluster
+from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
+from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
+from meshcast.simulator.job.published import Published
+from meshcast.simulator.job.run_keys.keys import (
     CheckpointKind,
     Checkpoints,
     DataStalls,
@@ -27,8 +27,8 @@ from simulator.job.run_keys.keys import (
     refuse_two_lengths,
     short_for,
 )
-from simulator.models.adapters import Adapters, Target
-from simulator.models.model import Model
+from meshcast.simulator.models.adapters import Adapters, Target
+from meshcast.simulator.models.model import Model
 
 
 class Precision(JobPart):

@@ -8,25 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from hardware import load_cluster
-from hardware.documents.explain import valid_keys
-from hardware.documents.plain_data import to_plain_data
-from hardware.errors import PlanError, shorten
-from hardware.load import read_yaml, validate_data
-from simulator.job.batch import Batch
-from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
-from simulator.job.launch import LAUNCH_SUFFIXES
-from simulator.job.locate import locate_errors
-from simulator.job.remedies.keys import suggest_key
-from simulator.job.samples import join_samples
-from simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
-from simulator.models.adapters import TARGETS, Adapters
-from simulator.models.load import is_preset, load_model
-from simulator.models.model import Model
+from meshcast.hardware import load_cluster
+from meshcast.hardware.documents.explain import valid_keys
+from meshcast.hardware.documents.plain_data import to_plain_data
+from meshcast.hardware.errors import PlanError, shorten
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.simulator.job.batch import Batch
+from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
+from meshcast.simulator.job.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.job.samples import join_samples
+from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
+from meshcast.simulator.models.adapters import TARGETS, Adapters
+from meshcast.simulator.models.load import is_preset, load_model
+from meshcast.simulator.models.model import Model
 
 if TYPE_CHECKING:
-    from simulator.job.launch.formats import ImportedJob
+    from meshcast.simulator.job.launch.formats import ImportedJob
 
 
 def load_job(
@@ -104,7 +104,7 @@ def _refuse_model_config(data: Any, path: Path, where: str) -> None:
 
 def _is_launch_data(data: dict[str, Any]) -> bool:
     """Whether a mapping that is no job is a launch file of a training program."""
-    from simulator.job.launch.detect import is_launch_data
+    from meshcast.simulator.job.launch.detect import is_launch_data
 
     return is_launch_data(data)
 
@@ -112,7 +112,7 @@ def _is_launch_data(data: dict[str, Any]) -> bool:
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     """The job of a launch file of a training program, with the changes made."""
     # Only launch files need the modules of all programs.
-    from simulator.job.launch.detect import apply_changes, import_path
+    from meshcast.simulator.job.launch.detect import apply_changes, import_path
 
     changes = list(changes)
     found = import_path(path, changes)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from hardware.errors import MeshcastError
-from hardware.load import line_of
-from simulator.job.job import JobFile
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.load import line_of
+from meshcast.simulator.job.job import JobFile
 
 
 @contextmanager

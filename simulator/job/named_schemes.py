@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from hardware.load import validate_data
-from simulator.ir.registry import find_scheme, is_scheme, scheme_names
-from simulator.ir.scheme import Scheme
-from simulator.job.job import ShortStage
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import ShortStage
 
 FAMILIES = {"tp_scheme": "tensor", "cp_scheme": "sequence", "ep_scheme": "expert", "dp_scheme": "data"}
 """Keys of a plan in short form, and the families whose schemes they name."""

@@ -18,14 +18,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.bridges.files import text
-from simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
-from simulator.job.job import LongPlan, ReplicaPlan
-from simulator.job.shortest_step import partition_samples
-from simulator.job.shorthand import family_degree
-from simulator.models.flops import needed_flops
-from simulator.models.model import Model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.files import text
+from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
+from meshcast.simulator.job.job import LongPlan, ReplicaPlan
+from meshcast.simulator.job.shortest_step import partition_samples
+from meshcast.simulator.job.shorthand import family_degree
+from meshcast.simulator.models.flops import needed_flops
+from meshcast.simulator.models.model import Model
 
 T = TypeVar("T")
 

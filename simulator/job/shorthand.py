@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from hardware.documents.other_words import list_meanings
-from hardware.errors import PlanError, nearest
-from hardware.load import validate_data
-from simulator.ir.registry import find_scheme, is_scheme, scheme_names
-from simulator.ir.scheme import Scheme
-from simulator.job.job import Batch, LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
-from simulator.job.named_schemes import (
+from meshcast.hardware.documents.other_words import list_meanings
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
+from meshcast.simulator.job.named_schemes import (
     data_scheme,
     data_schemes,
     expert_schemes,
@@ -20,8 +20,8 @@ from simulator.job.named_schemes import (
     sequence_schemes,
     tensor_schemes,
 )
-from simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
-from simulator.models.model import Model
+from meshcast.simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
+from meshcast.simulator.models.model import Model
 
 SCHEDULES_ELSEWHERE = list_meanings(
     {

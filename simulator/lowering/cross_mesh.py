@@ -20,12 +20,12 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from simulator.ir.layout import Layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Stage
-from simulator.ir.operators import Boundary
-from simulator.ir.ops import Message
-from simulator.lowering.scope import Scope
+from meshcast.simulator.ir.layout import Layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.operators import Boundary
+from meshcast.simulator.ir.ops import Message
+from meshcast.simulator.lowering.scope import Scope
 
 Interval = tuple[Fraction, Fraction]
 """Begin and end."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
 
 
 def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:

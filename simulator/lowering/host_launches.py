@@ -13,7 +13,7 @@ Without such waits the times of all launches are known beforehand, and the engin
 
 from __future__ import annotations
 
-from simulator.ir.ops import Fragment, HostLaunch, Memory, Op
+from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op
 
 STREAM = "host"
 

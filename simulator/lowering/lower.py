@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
-from simulator.ir.operators import Boundary, Embedding
-from simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
-from simulator.ir.scheme import LowerModule, Scheme
-from simulator.lowering.host_launches import launch_on_host
-from simulator.lowering.operator import lower_operator
-from simulator.lowering.resharding import Resharding
-from simulator.lowering.scope import Scope
-from simulator.lowering.update import lower_update
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
+from meshcast.simulator.ir.operators import Boundary, Embedding
+from meshcast.simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.scheme import LowerModule, Scheme
+from meshcast.simulator.lowering.host_launches import launch_on_host
+from meshcast.simulator.lowering.operator import lower_operator
+from meshcast.simulator.lowering.resharding import Resharding
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.lowering.update import lower_update
 
 LoweredUnits = dict[Hashable, UnitRun]
 """Lowered units by what they depend on. Their fragments are shared: whoever adds to one copies it (`Fragment.copy`)."""

@@ -14,9 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from simulator.ir.modules import Update
-from simulator.ir.ops import BYTES, Fragment, HostCopy, HostUpdate, Memory, Op, SideOps, StageOps, TensorUse, UnitRun
-from simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.ir.modules import Update
+from meshcast.simulator.ir.ops import (
+    BYTES,
+    Fragment,
+    HostCopy,
+    HostUpdate,
+    Memory,
+    Op,
+    SideOps,
+    StageOps,
+    TensorUse,
+    UnitRun,
+)
+from meshcast.simulator.lowering.rewrite import Rewrite
 
 OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
 """Streams: copies to the host, copies back to the GPU, and the update on the host."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.ir.layout import Tensor, output_layout
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.operators import Head, Linear
-from simulator.ir.ops import Fragment, Op, Param, TensorUse
-from simulator.lowering.grad_accumulation import accumulate_separately
-from simulator.lowering.scope import Scope, accumulation_shards
-from simulator.lowering.sharded_weights import gather_weights
+from meshcast.simulator.ir.layout import Tensor, output_layout
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.operators import Head, Linear
+from meshcast.simulator.ir.ops import Fragment, Op, Param, TensorUse
+from meshcast.simulator.lowering.grad_accumulation import accumulate_separately
+from meshcast.simulator.lowering.scope import Scope, accumulation_shards
+from meshcast.simulator.lowering.sharded_weights import gather_weights
 
 
 def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = "") -> Fragment:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from simulator.ir.layout import PARTIAL, Layout, Tensor, collectives_between, output_layout, required_layout
-from simulator.ir.modules import CompositeModule, Module, Operator
-from simulator.ir.operators import CoreAttention, Linear, Residual
-from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
-from simulator.lowering.scope import Scope
+from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, collectives_between, output_layout, required_layout
+from meshcast.simulator.ir.modules import CompositeModule, Module, Operator
+from meshcast.simulator.ir.operators import CoreAttention, Linear, Residual
+from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.lowering.scope import Scope
 
 Contribution = tuple[Layout, Op]
 """A gradient of a tensor: its layout, and the op that makes it."""

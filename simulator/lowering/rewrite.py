@@ -11,7 +11,19 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import ceil
 
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, TensorUse, Transfer, Work
+from meshcast.simulator.ir.ops import (
+    COMPUTE,
+    Collective,
+    Exchange,
+    Fragment,
+    Gemm,
+    Memory,
+    Op,
+    Param,
+    TensorUse,
+    Transfer,
+    Work,
+)
 
 
 def split_work(work: Work, n: int) -> list[Work]:

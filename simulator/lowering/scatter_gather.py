@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import Collective, Fragment, Op, StageOps, UnitRun
-from simulator.lowering.cross_mesh import border_layout
-from simulator.lowering.lower import Lowering
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, StageOps, UnitRun
+from meshcast.simulator.lowering.cross_mesh import border_layout
+from meshcast.simulator.lowering.lower import Lowering
 
 
 def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forward: bool, backward: bool) -> StageOps:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from math import inf
 from operator import attrgetter
 
-from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.operators import Boundary, Cast, Residual, Sum
-from simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
-from simulator.ir.scheme import Rule, Scheme
+from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.operators import Boundary, Cast, Residual, Sum
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
+from meshcast.simulator.ir.scheme import Rule, Scheme
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from simulator.ir.layout import collectives_between
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.ops import Collective, Fragment, Op, TensorUse
-from simulator.lowering.grad_accumulation import write_out_of_place
-from simulator.lowering.scope import Scope
+from meshcast.simulator.ir.layout import collectives_between
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, TensorUse
+from meshcast.simulator.lowering.grad_accumulation import write_out_of_place
+from meshcast.simulator.lowering.scope import Scope
 
 
 def gather_weights(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
-from simulator.ir.modules import Update
-from simulator.ir.ops import Collective, Fragment, Memory, Op, Param
-from simulator.lowering.scope import Scope, count_shards, shards_at_rest
+from meshcast.simulator.ir.modules import Update
+from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param
+from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
 
 
 def lower_update(scope: Scope, module: Update) -> Fragment:

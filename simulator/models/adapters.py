@@ -18,12 +18,22 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
-from hardware.errors import PlanError
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import LOWEST, MLP, CompositeModule, Layer, Module, Operator, Projector, SelfAttention, Unit
-from simulator.ir.operators import Cast, Linear, Sum
-from simulator.models.model import Model
-from simulator.models.transformer import Transformer
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.modules import (
+    LOWEST,
+    MLP,
+    CompositeModule,
+    Layer,
+    Module,
+    Operator,
+    Projector,
+    SelfAttention,
+    Unit,
+)
+from meshcast.simulator.ir.operators import Cast, Linear, Sum
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.transformer import Transformer
 
 Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 """The linear layers that can have an adapter."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import (
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.modules import (
     LOWEST,
     BatchLossUnit,
     Layer,
@@ -22,7 +22,7 @@ from simulator.ir.modules import (
     Unit,
     add_marks,
 )
-from simulator.ir.operators import (
+from meshcast.simulator.ir.operators import (
     Boundary,
     Concat,
     Embedding,
@@ -31,16 +31,16 @@ from simulator.ir.operators import (
     Norm,
     Residual,
 )
-from simulator.ir.variants.cross_attention import KeepContext
-from simulator.ir.variants.decoder import Softcap
-from simulator.models.adapters import freeze, mark_lowest
-from simulator.models.blocks import BlockBuilder
-from simulator.models.branches import Branch
-from simulator.models.ends import build_batch_loss, build_input, build_projector, make_table
-from simulator.models.model import Model
-from simulator.models.parts import StateSpace
-from simulator.models.shapes import add_prefix, attend_along
-from simulator.models.transformer import LayerKind
+from meshcast.simulator.ir.variants.cross_attention import KeepContext
+from meshcast.simulator.ir.variants.decoder import Softcap
+from meshcast.simulator.models.adapters import freeze, mark_lowest
+from meshcast.simulator.models.blocks import BlockBuilder
+from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.ends import build_batch_loss, build_input, build_projector, make_table
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import StateSpace
+from meshcast.simulator.models.shapes import add_prefix, attend_along
+from meshcast.simulator.models.transformer import LayerKind
 
 
 class Architecture(BlockBuilder):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.mamba_operators import Mamba, SSDScan
-from simulator.ir.modules import (
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.mamba_operators import Mamba, SSDScan
+from meshcast.simulator.ir.modules import (
     MLP,
     CrossAttention,
     Module,
@@ -15,7 +15,7 @@ from simulator.ir.modules import (
     SelfAttention,
     SharedExperts,
 )
-from simulator.ir.moe_operators import (
+from meshcast.simulator.ir.moe_operators import (
     ExpertActivation,
     ExpertCast,
     ExpertLinear,
@@ -25,19 +25,19 @@ from simulator.ir.moe_operators import (
     Unpermute,
     WeightedSum,
 )
-from simulator.ir.operators import (
+from meshcast.simulator.ir.operators import (
     Activation,
     CoreAttention,
     Linear,
     Norm,
     Rope,
 )
-from simulator.ir.variants.cross_attention import ReadContext
-from simulator.ir.variants.decoder import CappedAttention, NormOfHeads
-from simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
-from simulator.models.casts import cast_input, save_inputs
-from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from simulator.models.shapes import Shapes
+from meshcast.simulator.ir.variants.cross_attention import ReadContext
+from meshcast.simulator.ir.variants.decoder import CappedAttention, NormOfHeads
+from meshcast.simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
+from meshcast.simulator.models.casts import cast_input, save_inputs
+from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.simulator.models.shapes import Shapes
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.

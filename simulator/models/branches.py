@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from hardware.errors import ModelError
-from simulator.models.parts import Count, Flag, Size
-from simulator.models.transformer import Transformer
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.parts import Count, Flag, Size
+from meshcast.simulator.models.transformer import Transformer
 
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import Module
-from simulator.ir.operators import QUANTISED, Cast, SavedCast
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import Module
+from meshcast.simulator.ir.operators import QUANTISED, Cast, SavedCast
 
 
 def cast_input(quantised: str, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Module]]:

@@ -38,12 +38,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from simulator.models.branches import Branch
-from simulator.models.model import Model
-from simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.transformer import LayerKind, Transformer
 
 if TYPE_CHECKING:
-    from simulator.models.adapters import Adapters
+    from meshcast.simulator.models.adapters import Adapters
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),

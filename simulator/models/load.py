@@ -20,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
-from hardware.errors import ModelError, nearest
-from hardware.load import Document, read_yaml
-from hardware.shared import shared_instance
-from simulator.models.model import Model, error_place, explain_errors
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import ModelError, nearest
+from meshcast.hardware.load import Document, read_yaml
+from meshcast.hardware.shared import shared_instance
+from meshcast.simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["ALIASES", "Model", "load_model", "preset_source", "presets"]
 
@@ -182,7 +182,9 @@ def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) ->
     if path.suffix == ".json":
         data, text, _ = _read_json(path)
         name = _name_config(path, data, names_folder)
-        from simulator.models.huggingface import from_config  # its tables of keys take time, and few jobs need them
+        from meshcast.simulator.models.huggingface import (
+            from_config,  # its tables of keys take time, and few jobs need them
+        )
 
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
     data, text, _ = read_yaml(path, error=ModelError)

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from hardware.errors import ModelError
-from hardware.load import explain, line_of
-from simulator.models.branches import Branch, inherit_shapes, share_tokens
-from simulator.models.parts import Count, Flag, Size
-from simulator.models.transformer import LayerKind, Transformer
+from meshcast.hardware.errors import ModelError
+from meshcast.hardware.load import explain, line_of
+from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
+from meshcast.simulator.models.parts import Count, Flag, Size
+from meshcast.simulator.models.transformer import LayerKind, Transformer
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
 """Keys of ``spec.model`` in published runs that are no field, with the remedy. Null, false and none are accepted."""

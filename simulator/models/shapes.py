@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
-from simulator.ir.operators import CoreAttention, Linear, Norm
-from simulator.models.adapters import Adapters
-from simulator.models.branches import Branch
-from simulator.models.casts import cast_input
-from simulator.models.model import Model
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
+from meshcast.simulator.ir.operators import CoreAttention, Linear, Norm
+from meshcast.simulator.models.adapters import Adapters
+from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.casts import cast_input
+from meshcast.simulator.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from pydantic import model_validator
 
-from simulator.models.shape.fields import TransformerFields
-from simulator.models.shape.relations import check_relations
+from meshcast.simulator.models.shape.fields import TransformerFields
+from meshcast.simulator.models.shape.relations import check_relations
 
 
 class LayerKind(NamedTuple):

@@ -17,13 +17,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.job.batch import Batch
-from simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
-from simulator.job.shorthand import family_degree
-from simulator.plan.checks import ALWAYS, check_noisy_steps, check_world
-from simulator.plan.plan import Plan
-from simulator.plan.resolver import Resolver
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.batch import Batch
+from meshcast.simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
+from meshcast.simulator.job.shorthand import family_degree
+from meshcast.simulator.plan.checks import ALWAYS, check_noisy_steps, check_world
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.resolver import Resolver
 
 CHECKS = tuple(check for check in ALWAYS if check is not check_world)
 """The checks of one stage; the GPUs of all stages are counted together."""

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.plan.partition import LayerCosts, is_reachable, minimise_largest, minimise_step, stage_costs
-from simulator.plan.plan import Plan
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.plan.partition import LayerCosts, is_reachable, minimise_largest, minimise_step, stage_costs
+from meshcast.simulator.plan.plan import Plan
 
 ROUNDS = 4
 """Most times that memory is profiled again around the partition that was found."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from simulator.plan.by_memory import DevicePeaks, check_one_stage_a_device
-from simulator.plan.plan import Plan
-from simulator.scheduling.activation_transfer import FEWEST_HELD, Stripe, TensorChoice
+from meshcast.simulator.plan.by_memory import DevicePeaks, check_one_stage_a_device
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.activation_transfer import FEWEST_HELD, Stripe, TensorChoice
 
 ROUNDS = 8
 """Most times that memory is measured again with what was chosen."""

@@ -7,18 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from hardware.errors import ModelError, PlanError
-from simulator.ir.mamba_operators import Mamba, Scan
-from simulator.ir.modules import Operator, walk
-from simulator.ir.operators import QUANTISED
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.ir.scheme import Scheme
-from simulator.ir.variants.linear_attention import LinearMixer
-from simulator.job.framework import Format
-from simulator.lowering.scope import Scope
-from simulator.models.branches import share_tokens
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Schedule, nearest_multiple
+from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator.ir.mamba_operators import Mamba, Scan
+from meshcast.simulator.ir.modules import Operator, walk
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.variants.linear_attention import LinearMixer
+from meshcast.simulator.job.framework import Format
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.models.branches import share_tokens
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import Schedule, nearest_multiple
 
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.models.model import Model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.models.model import Model
 
 Partition = str | tuple[int, ...]
 

@@ -13,17 +13,17 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hardware.cluster import Cluster
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import BatchLossUnit, Stage
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.job.job import Job
-from simulator.lowering.scope import Scope
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.scheduling.no_flush import extend_to_steady_state
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.hardware.cluster import Cluster
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import BatchLossUnit, Stage
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.scheduling.no_flush import extend_to_steady_state
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 @dataclass(frozen=True, eq=False)

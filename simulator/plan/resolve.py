@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.job.job import Job
-from simulator.job.locate import locate_errors
-from simulator.plan.plan import Plan
-from simulator.plan.resolver import KnownParts, Resolver, SliceSeconds, StageLayerCosts, StepSeconds, WorkSeconds
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.resolver import (
+    KnownParts,
+    Resolver,
+    SliceSeconds,
+    StageLayerCosts,
+    StepSeconds,
+    WorkSeconds,
+)
 
 if TYPE_CHECKING:
-    from simulator.plan.by_memory import DevicePeaks
-    from simulator.plan.by_tensor import TensorCosts
+    from meshcast.simulator.plan.by_memory import DevicePeaks
+    from meshcast.simulator.plan.by_tensor import TensorCosts
 
 
 def resolve(
@@ -44,7 +51,7 @@ def resolve(
         plan = job.plan
         if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_unlike_shards(job)):
             return resolver.uniform(job)
-        from simulator.plan.asymmetric import resolve_replicas, resolve_stages
+        from meshcast.simulator.plan.asymmetric import resolve_replicas, resolve_stages
 
         return resolve_stages(job, resolver) if plan.has_stages else resolve_replicas(job, resolver)
 

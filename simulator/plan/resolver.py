@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hardware.errors import PlanError, nearest
-from hardware.load import validate_data
-from simulator.ir.mesh import Mesh
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Work
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.job.job import Job
-from simulator.models.architecture import Architecture
-from simulator.plan.checks import (
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.plan.checks import (
     ALWAYS,
     check_classes,
     check_contrastive,
@@ -33,13 +33,13 @@ from simulator.plan.checks import (
     check_slices,
     check_stated_chunks,
 )
-from simulator.plan.partition import LayerCosts, layers_of_graph
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import PipelineShape, SliceDuration
+from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import PipelineShape, SliceDuration
 
 if TYPE_CHECKING:
-    from simulator.plan.by_memory import DevicePeaks
-    from simulator.plan.by_tensor import TensorCosts
+    from meshcast.simulator.plan.by_memory import DevicePeaks
+    from meshcast.simulator.plan.by_tensor import TensorCosts
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
@@ -144,7 +144,7 @@ class Resolver:
             return self.layer_costs(plan)
 
         if partition == "by-memory":
-            from simulator.plan.by_memory import partition_by_memory
+            from meshcast.simulator.plan.by_memory import partition_by_memory
 
             self.check_divisible(plan)
             return partition_by_memory(plan, self.sliced_peaks)
@@ -158,7 +158,7 @@ class Resolver:
     def adapt_recompute(self, plan: Plan) -> Plan:
         """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
         job states stay."""
-        from simulator.plan.by_memory import adapt_recompute
+        from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
         memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
@@ -194,7 +194,7 @@ class Resolver:
 
     def choose_tensors(self, plan: Plan) -> Plan:
         """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
-        from simulator.plan.by_tensor import choose_tensors
+        from meshcast.simulator.plan.by_tensor import choose_tensors
 
         stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
         memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]

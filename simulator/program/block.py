@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
-from simulator.lowering.lower import drop_backward
-from simulator.program.categories import KINDS, axis_of, kind_of
-from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
-from simulator.scheduling.schedule import ActionKind
+from meshcast.simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
+from meshcast.simulator.lowering.lower import drop_backward
+from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
+from meshcast.simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
+from meshcast.simulator.scheduling.schedule import ActionKind
 
 Price = Callable[[Work], tuple[float, float, float]]
 """Seconds that an op occupies its stream, their relative standard deviation (sigma), and the further seconds of latency

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
-from simulator.program.block import (
+from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
+from meshcast.simulator.program.block import (
     INPUT,
     Block,
     CompiledBlocks,
@@ -29,14 +29,14 @@ from simulator.program.block import (
     price_block,
     resolve_dependencies,
 )
-from simulator.program.categories import axis_of
-from simulator.program.memory_profile import CATEGORIES
-from simulator.program.messages import StageEnd, StageMessages
-from simulator.program.program import EveryStageOps, Program, one_of
-from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task, price_side_ops
-from simulator.program.timetable import Slot, Timetable
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
+from meshcast.simulator.program.categories import axis_of
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.program.messages import StageEnd, StageMessages
+from meshcast.simulator.program.program import EveryStageOps, Program, one_of
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task, price_side_ops
+from meshcast.simulator.program.timetable import Slot, Timetable
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""

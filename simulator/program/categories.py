@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.ir.ops import COMPUTE, Attention, Gemm, Op
-from simulator.ir.scheme import SHORT
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Gemm, Op
+from meshcast.simulator.ir.scheme import SHORT
 
 EXPOSED = ("tp", "cp", "ep", "dp", "pp", "copy")
 """Communication by axis. Where two run at once without computation beside them, the time counts for the first."""

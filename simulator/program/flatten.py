@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.ir.ops import COMPUTE, Op
-from simulator.program.block import INPUT
-from simulator.program.program import Program
-from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Send, Task
-from simulator.scheduling.schedule import ActionKind
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import COMPUTE, Op
+from meshcast.simulator.program.block import INPUT
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import Send, Task
+from meshcast.simulator.scheduling.schedule import ActionKind
 
 MAX_OPS = 20_000_000
 """Maximum number of ops of a flat program: some 10 GiB of memory, a minute or two."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from simulator.program.timetable import Slot, Timetable
-from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
+from meshcast.simulator.program.timetable import Slot, Timetable
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 
 
 def join_timetables(tables: Sequence[Timetable]) -> Timetable:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Op, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import COMPUTE, Op, TensorUse, UnitRun
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simulator.ir.ops import Collective, StageOps, Transfer
-from simulator.lowering.scatter_gather import has_backward
+from meshcast.simulator.ir.ops import Collective, StageOps, Transfer
+from meshcast.simulator.lowering.scatter_gather import has_backward
 
 
 class StageEnd(NamedTuple):

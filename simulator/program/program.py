@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import StageOps
-from simulator.program.categories import KINDS
-from simulator.program.task import Send, Task
-from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.program.categories import KINDS
+from meshcast.simulator.program.task import Send, Task
+from meshcast.simulator.program.timetable import Timetable
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward

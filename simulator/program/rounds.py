@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.scheduling.schedule import PipelineShape
+from meshcast.simulator.scheduling.schedule import PipelineShape
 
 
 @dataclass(frozen=True)

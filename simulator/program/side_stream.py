@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Op
+from meshcast.simulator.ir.ops import Op
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Host, Op, SideOps, StageOps, Transfer
-from simulator.program.block import (
+from meshcast.simulator.ir.ops import COMPUTE, Host, Op, SideOps, StageOps, Transfer
+from meshcast.simulator.program.block import (
     FREE,
     INPUT,
     SUMS,
@@ -21,10 +21,10 @@ from simulator.program.block import (
     one_op,
     price_block,
 )
-from simulator.program.categories import KINDS, kind_of
-from simulator.program.memory_profile import Profile
-from simulator.program.side_stream import PricedSideOps
-from simulator.scheduling.schedule import ActionKind
+from meshcast.simulator.program.categories import KINDS, kind_of
+from meshcast.simulator.program.memory_profile import Profile
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.scheduling.schedule import ActionKind
 
 Flow = tuple[float, str]
 """Bytes and memory category of a buffer that enters or leaves a task."""

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardware.errors import ScheduleError
-from simulator.program.rounds import Rounds, find_rounds
-from simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
-from simulator.scheduling.gradient_sums import insert_gradient_sums
-from simulator.scheduling.no_flush import insert_updates, orders_of_run
-from simulator.scheduling.order_check import format_orders, incomplete_error
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.program.rounds import Rounds, find_rounds
+from meshcast.simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
+from meshcast.simulator.scheduling.gradient_sums import insert_gradient_sums
+from meshcast.simulator.scheduling.no_flush import insert_updates, orders_of_run
+from meshcast.simulator.scheduling.order_check import format_orders, incomplete_error
+from meshcast.simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.engine.occupancy import Occupied, measure
-from simulator.ir.ops import COMPUTE
-from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
-from simulator.program.program import Program
+from meshcast.simulator.engine.occupancy import Occupied, measure
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
+from meshcast.simulator.program.program import Program
 
 ROUNDING = 1e-12
 """Share of a step, and number of seconds, below which a part is only rounding error."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.costs.power import Overhead, PowerModel, overhead, power_model
-from simulator.ir.ops import COMPUTE, Op
-from simulator.program.block import SUMS, BlockPrices
-from simulator.program.categories import COMPUTING, HOST, axis_of
-from simulator.program.task import Task
-from simulator.report.forecast import Forecast
+from meshcast.simulator.costs.power import Overhead, PowerModel, overhead, power_model
+from meshcast.simulator.ir.ops import COMPUTE, Op
+from meshcast.simulator.program.block import SUMS, BlockPrices
+from meshcast.simulator.program.categories import COMPUTING, HOST, axis_of
+from meshcast.simulator.program.task import Task
+from meshcast.simulator.report.forecast import Forecast
 
 KWH = 3.6e6
 """Joules of a kilowatt-hour."""

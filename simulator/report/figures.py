@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from hardware.units import GIB
-from simulator.report.energy import KWH
-from simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
-from simulator.report.words import format_count, format_days, format_number, format_seconds
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.energy import KWH
+from meshcast.simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
+from meshcast.simulator.report.words import format_count, format_days, format_number, format_seconds
 
 Better = Literal["lower", "higher", "neither"]
 

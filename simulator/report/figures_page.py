@@ -1,4 +1,4 @@
-"""The table of figures as a page of docs: ``python -m simulator.report.figures_page docs/figures.md``."""
+"""The table of figures as a page of docs: ``python -m meshcast.simulator.report.figures_page docs/figures.md``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from simulator.report.figures import FIGURES, Figure
+from meshcast.simulator.report.figures import FIGURES, Figure
 
 HEAD = """# Figures
 

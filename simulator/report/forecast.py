@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.regimes import Regime
-from simulator.engine.occupancy import Occupied
-from simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
-from simulator.engine.play import PlayedStep
-from simulator.engine.steady_state import Window, window
-from simulator.plan.plan import Plan
-from simulator.program.program import Program
-from simulator.scheduling.schedule import ScheduleItem
+from meshcast.simulator.costs.regimes import Regime
+from meshcast.simulator.engine.occupancy import Occupied
+from meshcast.simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
+from meshcast.simulator.engine.play import PlayedStep
+from meshcast.simulator.engine.steady_state import Window, window
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 Assume = Callable[[], Sequence[str]]
 """Returns the assumptions of a forecast, a sentence each."""

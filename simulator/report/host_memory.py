@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from hardware.cluster import NodeGroup
-from hardware.units import GIB
-from simulator.report.forecast import Forecast
+from meshcast.hardware.cluster import NodeGroup
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.forecast import Forecast
 
 PLACES = {"cpu": "host memory", "nvme": "disk space"}
 """Where states and activations are offloaded to, in words."""

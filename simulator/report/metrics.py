@@ -10,17 +10,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from hardware.units import GIB
-from simulator.costs.kernels.roofline import peak
-from simulator.costs.regimes import KERNELS_OF_A_STEP, RESIDUALS, Regime, StepResidual, step_class
-from simulator.ir.operators import QUANTISED
-from simulator.models import flops
-from simulator.program.block import SUMS
-from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
-from simulator.report.breakdown import Breakdown, breakdown
-from simulator.report.energy import StepEnergy, step_energy
-from simulator.report.forecast import Forecast
-from simulator.report.host_memory import PLACES, HostUse, host_uses
+from meshcast.hardware.units import GIB
+from meshcast.simulator.costs.kernels.roofline import peak
+from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, RESIDUALS, Regime, StepResidual, step_class
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.models import flops
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
+from meshcast.simulator.report.breakdown import Breakdown, breakdown
+from meshcast.simulator.report.energy import StepEnergy, step_energy
+from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.host_memory import PLACES, HostUse, host_uses
 
 T = TypeVar("T", float, np.ndarray, Breakdown)
 

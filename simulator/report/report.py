@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hardware.units import GIB
-from simulator.costs.stragglers import slowest_pace
-from simulator.engine.steady_state import window
-from simulator.ir.routing import Routing
-from simulator.job.inert_keys import inert_keys
-from simulator.program.flatten import flatten
-from simulator.program.join import shift_item
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import FIGURES, nest
-from simulator.report.forecast import Forecast
-from simulator.report.metrics import Metrics
-from simulator.report.version import product_version
-from simulator.report.words import describe_device, is_unlike, name_device
-from simulator.scheduling.schedule import ScheduleItem
+from meshcast.hardware.units import GIB
+from meshcast.simulator.costs.stragglers import slowest_pace
+from meshcast.simulator.engine.steady_state import window
+from meshcast.simulator.ir.routing import Routing
+from meshcast.simulator.job.inert_keys import inert_keys
+from meshcast.simulator.program.flatten import flatten
+from meshcast.simulator.program.join import shift_item
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import FIGURES, nest
+from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.version import product_version
+from meshcast.simulator.report.words import describe_device, is_unlike, name_device
+from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 if TYPE_CHECKING:
-    from simulator.engine.per_rank import Pace, Unfolded
+    from meshcast.simulator.engine.per_rank import Pace, Unfolded
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -58,7 +58,7 @@ class Report(Metrics):
         noise, play = self.job.noise, self.play
         if noise is None:
             return []
-        from simulator.engine.per_rank import Pace
+        from meshcast.simulator.engine.per_rank import Pace
 
         transfers = noise.jitter if noise.communication_jitter is None else noise.communication_jitter
         pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed, transfers, noise.persistent)
@@ -66,7 +66,7 @@ class Report(Metrics):
 
     def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
         """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""
-        from simulator.engine.per_rank import unfold
+        from meshcast.simulator.engine.per_rank import unfold
 
         program, plan, flat = play.program, play.plan, play.step.flat
         if play.rebuild is not None:
@@ -277,8 +277,8 @@ class Report(Metrics):
 
 def _reorder(play: Forecast, pace: Pace, step: int) -> list[Sequence[ScheduleItem]]:
     """The orders of all devices as the passes of one step, on the slowest rank of their stage, make them."""
-    from simulator.engine.per_rank import stretch_passes
-    from simulator.scheduling.list_scheduler import reorder_at_run_time
+    from meshcast.simulator.engine.per_rank import stretch_passes
+    from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
 
     program, lasts = play.program, stretch_passes(play.program, play.plan.rank_grids, pace, step)
     hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)

@@ -1,7 +1,7 @@
 """Writes docs/schemes.md, the page of all schemes: idea, paper, options, what is modelled, and the closed forms.
 
 It is made from the files of the schemes alone: their docstrings, options with the sentences below them, and
-`ClosedForm` calls. ``make docs-schemes`` runs ``python -m simulator.report.scheme_page docs/schemes.md``.
+`ClosedForm` calls. ``make docs-schemes`` runs ``python -m meshcast.simulator.report.scheme_page docs/schemes.md``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.ir.scheme import FAMILIES, Paper, Scheme
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
 
 HEAD = """# Schemes
 
@@ -167,7 +167,7 @@ def _options(kind: type[Scheme]) -> Iterator[str]:
 
 def _sentences(base: type) -> Iterator[tuple[str, str]]:
     """Yields the fields of a class, each with the docstring below it."""
-    if base.__module__.partition(".")[0] != "simulator":
+    if not base.__module__.startswith("meshcast."):
         return
     file = ast.parse(Path(inspect.getfile(base)).read_text("utf-8"))
     body = next(node.body for node in ast.walk(file) if isinstance(node, ast.ClassDef) and node.name == base.__name__)

@@ -26,14 +26,22 @@ from typing import Any
 
 import numpy as np
 
-from hardware.units import GIB
-from simulator.ir.ops import COMPUTE, HostCopy, Op
-from simulator.plan.plan import Plan
-from simulator.program.join import shift_item
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report
-from simulator.report.tracing.lanes import HOST, THREADS, describe_ranks, find_lanes, find_launches, thin_samples, to_ns
-from simulator.report.tracing.names import (
+from meshcast.hardware.units import GIB
+from meshcast.simulator.ir.ops import COMPUTE, HostCopy, Op
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.join import shift_item
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.tracing.lanes import (
+    HOST,
+    THREADS,
+    describe_ranks,
+    find_lanes,
+    find_launches,
+    thin_samples,
+    to_ns,
+)
+from meshcast.simulator.report.tracing.names import (
     COPY,
     LAUNCH,
     category_of,
@@ -42,9 +50,9 @@ from simulator.report.tracing.names import (
     is_launched,
     name_kernel,
 )
-from simulator.report.version import product_version
-from simulator.report.words import describe_device, is_unlike, name_device, name_replicas
-from simulator.scheduling.schedule import OverlappedPasses
+from meshcast.simulator.report.version import product_version
+from meshcast.simulator.report.words import describe_device, is_unlike, name_device, name_replicas
+from meshcast.simulator.scheduling.schedule import OverlappedPasses
 
 SPOKEN = {"memory": "copy"}
 """Name of a thread where it differs from its stream: "memory" would be taken for the counter of the memory."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from functools import cache
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[2]
-"""Folder in which meshcast's packages are."""
+HERE = Path(str(resources.files("meshcast"))).resolve().parent
+"""Folder in which the package meshcast is: in a checkout the root of the repository."""
 
 
 @cache

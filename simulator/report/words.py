@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from hardware.units import GIB
-from simulator.job.job import LongPlan
-from simulator.plan.plan import Plan
+from meshcast.hardware.units import GIB
+from meshcast.simulator.job.job import LongPlan
+from meshcast.simulator.plan.plan import Plan
 
 
 def format_seconds(value: float) -> str:

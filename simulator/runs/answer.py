@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.report.energy import KWH
-from simulator.report.version import product_version
-from simulator.runs.formulas import daly_interval, expected_goodput, young_interval
-from simulator.runs.inputs import RunPlan
-from simulator.runs.training import TIMES, SimulatedRun
+from meshcast.simulator.report.energy import KWH
+from meshcast.simulator.report.version import product_version
+from meshcast.simulator.runs.formulas import daly_interval, expected_goodput, young_interval
+from meshcast.simulator.runs.inputs import RunPlan
+from meshcast.simulator.runs.training import TIMES, SimulatedRun
 
 DAY = 86_400.0
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from hardware.load import load
-from simulator.job.job import Job
-from simulator.job.run_keys.keys import Checkpoints
-from simulator.report.report import Report
-from simulator.runs.formulas import daly_interval
-from simulator.runs.span import CheckpointTier
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import load
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.run_keys.keys import Checkpoints
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.formulas import daly_interval
+from meshcast.simulator.runs.span import CheckpointTier
 
 NODE_RATE = 1e9
 """Rate at which each node writes to a store that the job does not describe [bytes/s]: 2 TB/s for the 2,048 nodes of

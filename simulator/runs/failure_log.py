@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hardware.documents.input_file import DATA, Unreadable, read_text
-from hardware.errors import PlanError, nearest
-from simulator.runs.failures import Failure
+from meshcast.hardware.documents.input_file import DATA, Unreadable, read_text
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.runs.failures import Failure
 
 COLUMNS = ("time_h", "component", "nodes", "repair_h")
 END = "end"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from hardware.load import load
-from hardware.reliability.components import Reliability, Unit
-from simulator.costs.power import power_model
-from simulator.job.job import Job
-from simulator.job.run_keys.keys import Checkpoints, Failures, Recovery, RunStragglers
-from simulator.report.report import Report
-from simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
-from simulator.runs.failure_log import read_failure_log
-from simulator.runs.failures import FailingUnits, FailureLog, FailureSource
-from simulator.runs.replicas import ForecastSteps, make_elasticity
-from simulator.runs.stragglers import Episodes, Jitter
-from simulator.runs.training import RunSetting
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import load
+from meshcast.hardware.reliability.components import Reliability, Unit
+from meshcast.simulator.costs.power import power_model
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.run_keys.keys import Checkpoints, Failures, Recovery, RunStragglers
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
+from meshcast.simulator.runs.failure_log import read_failure_log
+from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSource
+from meshcast.simulator.runs.replicas import ForecastSteps, make_elasticity
+from meshcast.simulator.runs.stragglers import Episodes, Jitter
+from meshcast.simulator.runs.training import RunSetting
 
 SEEDS = 32
 """Simulated runs of a job that does not state their number."""

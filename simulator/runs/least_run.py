@@ -20,12 +20,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.job.job import Job
-from simulator.runs.checkpoints import StateSize, interval_seconds, make_tiers, saved_bytes
-from simulator.runs.failures import Failure, FailureSource
-from simulator.runs.inputs import SEEDS, RunConditions, make_jitter, read_conditions
-from simulator.runs.training import spawn_streams
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.runs.checkpoints import StateSize, interval_seconds, make_tiers, saved_bytes
+from meshcast.simulator.runs.failures import Failure, FailureSource
+from meshcast.simulator.runs.inputs import SEEDS, RunConditions, make_jitter, read_conditions
+from meshcast.simulator.runs.training import spawn_streams
 
 Figure = TypeVar("Figure", float, np.ndarray)
 

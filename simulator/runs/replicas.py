@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.job.job import Job
-from simulator.job.load import load_job
-from simulator.job.run_keys.keys import Recovery
-from simulator.report.report import Report
-from simulator.runs.elastic import Elasticity, PipelineTime
-from simulator.scheduling.schedule import PipelineShape
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.job.run_keys.keys import Recovery
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.elastic import Elasticity, PipelineTime
+from meshcast.simulator.scheduling.schedule import PipelineShape
 
 
 @dataclass

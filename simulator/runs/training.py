@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from simulator.runs.elastic import Elasticity
-from simulator.runs.failures import Failure, FailureSource
-from simulator.runs.span import CheckpointTier, Span, make_drawn_span, make_equal_span
-from simulator.runs.stragglers import Episodes, Jitter
+from meshcast.simulator.runs.elastic import Elasticity
+from meshcast.simulator.runs.failures import Failure, FailureSource
+from meshcast.simulator.runs.span import CheckpointTier, Span, make_drawn_span, make_equal_span
+from meshcast.simulator.runs.stragglers import Episodes, Jitter
 
 SPAN = 4096
 """Most steps of a span whose durations are drawn together; of equal steps, most of those with a pause."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from simulator.scheduling.schedule import (
+from meshcast.simulator.scheduling.schedule import (
     Action,
     ActionKind,
     PassDurations,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hardware.errors import PlanError
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.scheduling.schedule import (
     BATCH_LOSS,
     Action,
     ActionKind,

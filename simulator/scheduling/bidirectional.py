@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 
 
 def eight_step_order(

@@ -13,9 +13,16 @@ from copy import copy
 from heapq import heappop, heappush
 from typing import Self
 
-from simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
-from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem, actions_of
+from meshcast.simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
+from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
 
 BACKWARD = ("B", "W", "BW")
 """Kinds of backward passes, and those that end the life of a chunk's activations."""

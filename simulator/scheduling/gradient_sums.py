@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from simulator.scheduling.activation_transfer import TimedItem, equal_durations, time_orders
-from simulator.scheduling.schedule import Action, ActionKind, PipelineShape, Schedule, ScheduleItem, actions_of
+from meshcast.simulator.scheduling.activation_transfer import TimedItem, equal_durations, time_orders
+from meshcast.simulator.scheduling.schedule import Action, ActionKind, PipelineShape, Schedule, ScheduleItem, actions_of
 
 
 def insert_gradient_sums(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.scheduling.schedule import Action, Orders, PipelineShape, Schedule, actions_of
+from meshcast.simulator.scheduling.schedule import Action, Orders, PipelineShape, Schedule, actions_of
 
 Dependencies = Mapping[Action, Sequence[Action]]
 """Of every action, the actions that must be done before it begins."""

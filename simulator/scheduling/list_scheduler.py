@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Self
 
-from simulator.scheduling.schedule import (
+from meshcast.simulator.scheduling.schedule import (
     Action,
     OverlappedPasses,
     PassDurations,

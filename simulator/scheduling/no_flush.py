@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.scheduling.greedy import forward_orders
-from simulator.scheduling.schedule import (
+from meshcast.simulator.scheduling.greedy import forward_orders
+from meshcast.simulator.scheduling.schedule import (
     Action,
     Orders,
     OverlappedPasses,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from hardware.errors import ScheduleError
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     GRADIENT_SUMS,

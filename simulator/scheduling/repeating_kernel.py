@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.scheduling.greedy import Dependencies, pass_dependencies
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.scheduling.greedy import Dependencies, pass_dependencies
+from meshcast.simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule
 
 STEPS = 60
 """Steps of the longest pass: the solver has integer times."""

@@ -17,8 +17,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions
 
 
 class ActionKind(StrEnum):

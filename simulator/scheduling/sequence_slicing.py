@@ -16,8 +16,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from simulator.ir.scheme import ClosedForm
-from simulator.scheduling.schedule import (
+from meshcast.simulator.ir.scheme import ClosedForm
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PipelineSetting,
     PipelineShape,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Fragment, Op, UnitRun
-from simulator.ir.scheme import Scheme
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Fragment, Op, UnitRun
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.dataflow import misplaced_messages, run_problems
 from tests.contract.placement import POSITIONS, Contents, CoreWatch, attention_problems, bytes_added
 

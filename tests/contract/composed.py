@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.ir.scheme import FAMILIES
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import FAMILIES
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
 from tests.strategies import chain_options, complete
 

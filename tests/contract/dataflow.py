@@ -24,8 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import (
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import (
     Collective,
     Communication,
     Exchange,
@@ -36,7 +36,7 @@ from simulator.ir.ops import (
     TensorUse,
     UnitRun,
 )
-from simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.scheme import Scheme
 
 STATES = ("parameters", "gradients", "optimizer")
 """Memory categories of model states: ops hold them, and `Param.used` and `Param.ready` order their readers."""

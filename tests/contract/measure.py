@@ -13,16 +13,16 @@ from functools import lru_cache
 from math import ceil, log2
 from typing import Any, ParamSpec, TypeVar
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.job.framework import load_framework
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.program.memory_profile import memory_events
-from simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.program.memory_profile import memory_events
+from meshcast.simulator.program.side_stream import PricedSideOps
 
 P, T = ParamSpec("P"), TypeVar("T")
 

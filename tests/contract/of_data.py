@@ -9,26 +9,26 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from simulator.engine.longest_path import longest_path
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.resident_memory import resident_bytes
-from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, StageOps, Work
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.job.framework import load_framework
-from simulator.job.load import load_job
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.plan.plan import Plan
-from simulator.program.build import build
-from simulator.program.flatten import flatten
-from simulator.program.messages import StageMessages
-from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import PipelineShape, Schedule
-from simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.resident_memory import resident_bytes
+from meshcast.simulator.forecast.stages import device_params, lower_stages
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, StageOps, Work
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.flatten import flatten
+from meshcast.simulator.program.messages import StageMessages
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from tests.contract.measure import backward_ops, forward_ops, params_of, sent, side_ops_of
 
 MODEL = Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)

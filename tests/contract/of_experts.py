@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from hardware import load_cluster
-from hardware.topology import reach
-from simulator.costs.collectives.dispatch import Dispatch
-from simulator.ir.mesh import Mesh
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Collective, Exchange, Gemm, Memory, Op, UnitRun
-from simulator.ir.routing import slowest_rank
-from simulator.ir.scheme import Scheme
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import find_rounds
+from meshcast.hardware import load_cluster
+from meshcast.hardware.topology import reach
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.ops import Collective, Exchange, Gemm, Memory, Op, UnitRun
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import HostCopy
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import HostCopy
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, make
 from tests.contract.of_tensor import LoweredLayer, activations_per_layer, settings
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.engine.longest_path import longest_path
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Unit
-from simulator.ir.ops import Collective, Fragment, Op, TensorUse
-from simulator.ir.scheme import Scheme
-from simulator.program.block import resolve_dependencies
-from simulator.program.flatten import FlatProgram
-from simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Unit
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, TensorUse
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.program.block import resolve_dependencies
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting
 from tests.contract import of_tensor
 from tests.contract.measure import make, sent
 from tests.contract.of_tensor import LoweredLayer

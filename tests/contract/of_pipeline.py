@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from hardware.errors import PlanError
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
-from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+from meshcast.validation.pipelines import cases as pipeline
+from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 from tests.contract.measure import remembered
 from tests.strategies import SHARE
-from validation.pipelines import cases as pipeline
-from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
 

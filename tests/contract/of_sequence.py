@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Op, UnitRun
-from simulator.ir.registry import find_scheme
-from simulator.ir.routing import slowest_rank
-from simulator.ir.scheme import Scheme
-from simulator.ir.settings import SequenceSetting
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Op, UnitRun
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import make, remembered, sent
 
 

@@ -8,14 +8,14 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
-from simulator.ir.scheme import Scheme
-from simulator.ir.settings import LayerSetting
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.schemes.tensor.shared.tensor_grid import TensorGrid
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.tensor.shared.tensor_grid import TensorGrid
 from tests.contract.measure import make, remembered, saved, sent
 
 

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Module
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Attention, Collective, Fragment, HostCopy, Memory, Op
-from simulator.ir.scheme import LowerModule, Scheme
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Module
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Attention, Collective, Fragment, HostCopy, Memory, Op
+from meshcast.simulator.ir.scheme import LowerModule, Scheme
 from tests.contract.dataflow import STATES, through_marks
 
 HOME = "ring home"

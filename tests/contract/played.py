@@ -13,28 +13,28 @@ from typing import Any
 
 from hypothesis import settings
 
-from simulator.engine.longest_path import OpTimes
-from simulator.engine.peak_memory import Peak
-from simulator.engine.play import Engine, PlayedStep
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.resident_memory import resident_bytes
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import device_params
-from simulator.forecast.step import play_forecast
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.operators import Linear
-from simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
-from simulator.ir.routing import slowest_rank
-from simulator.job.load import load_job
-from simulator.models.flops import forward_matmul_flops
-from simulator.plan.plan import Plan
-from simulator.program.flatten import FlatProgram
-from simulator.program.memory_profile import block_events, memory_events
-from simulator.program.program import EveryStageOps, Program, one_of
-from simulator.program.task import Task
-from simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.engine.peak_memory import Peak
+from meshcast.simulator.engine.play import Engine, PlayedStep
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.resident_memory import resident_bytes
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.memory_profile import block_events, memory_events
+from meshcast.simulator.program.program import EveryStageOps, Program, one_of
+from meshcast.simulator.program.task import Task
+from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 from tests.contract.measure import params_of
 
 

@@ -22,10 +22,10 @@ from itertools import product
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Collective, Communication, Op, Param, UnitRun
-from simulator.program.flatten import FlatProgram
-from simulator.program.side_stream import PricedSideOps
-from simulator.scheduling.schedule import Action
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Op, Param, UnitRun
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.scheduling.schedule import Action
 from tests.contract.dataflow import run_problems, through_marks
 from tests.contract.played import Played
 

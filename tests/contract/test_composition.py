@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import HostUpdate, Memory
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.program import one_of
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.ops import HostUpdate, Memory
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.program import one_of
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
 from tests.contract.of_sequence import has_frames, kernels_for

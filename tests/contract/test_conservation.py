@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.ir.operators import Boundary
-from simulator.ir.ops import BYTES, Attention, Collective
-from simulator.lowering.scope import Scope
-from simulator.models.flops import forward_matmul_flops
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS
-from simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.ir.operators import Boundary
+from meshcast.simulator.ir.ops import BYTES, Attention, Collective
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from tests.contract.measure import (
     params_of,
 )

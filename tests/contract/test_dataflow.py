@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import Scheme
 from tests.contract.checked import layer_problems
 from tests.contract.composed import Options, with_options
 from tests.contract.measure import make

@@ -14,18 +14,24 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from hardware.load import validate_data
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import COMPUTE, Gemm, Op, StageOps
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import FAMILIES, Paper, Scheme
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, Action, PipelineSetting, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.ops import COMPUTE, Gemm, Op, StageOps
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.scheduling.schedule import (
+    ACTIVATION_TRANSFERS,
+    GRADIENT_SUMS,
+    Action,
+    PipelineSetting,
+    Schedule,
+)
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
 from tests.contract.composed import SCHEMES, axes_for, entries_with
 from tests.contract.measure import (

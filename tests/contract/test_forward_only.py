@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.mesh import Mesh
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import PipelineShape, Schedule, VShape
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, VShape
 from tests.contract.composed import SCHEMES, of_family
 from tests.contract.of_pipeline import exists
 from tests.contract.played import PAID, Played, play_job

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.ops import Collective
+from meshcast.simulator.ir.ops import Collective
 from tests.contract.measure import sent
 from tests.contract.played import Played, play_job
 from tests.strategies import examples

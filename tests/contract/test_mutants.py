@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import LowerModule, Scheme
-from simulator.schemes.sequence.shared import attention_steps, ring_attention
-from simulator.schemes.tensor.shared import pulled_shards
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import LowerModule, Scheme
+from meshcast.simulator.schemes.sequence.shared import attention_steps, ring_attention
+from meshcast.simulator.schemes.tensor.shared import pulled_shards
 from tests.contract.checked import layer_problems
 from tests.contract.measure import make
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Module, Stage
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import LowerModule, MemoryScheme, Scheme
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Module, Stage
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import LowerModule, MemoryScheme, Scheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.composed import SCHEMES, axes_for
 from tests.contract.measure import catalog_model, make
 from tests.contract.test_every_scheme import MIXED

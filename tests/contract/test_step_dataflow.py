@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.moe_operators import EXPERTS
+from meshcast.simulator.ir.registry import find_scheme
 from tests.contract.composed import Options, of_family, with_options
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import StepFlow, step_problems

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.run import load_sweep, run
 from tests.experiments.sweeps.sweeps import GRID, Lazy
 
 

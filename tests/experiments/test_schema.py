@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from experiments.schema import KINDS, schema
-from hardware import clusters, load_cluster
-from hardware.errors import MeshcastError, PlanError
-from hardware.load import read_yaml
-from simulator import load_job
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.job import JobFile
-from simulator.models.load import presets
+from meshcast.experiments.schema import KINDS, schema
+from meshcast.hardware import clusters, load_cluster
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator import load_job
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.job.job import JobFile
+from meshcast.simulator.models.load import presets
 from tests.golden.rewrite import names, stored
 from tests.strategies import examples, jobs
 from tests.test_contract_examples import LONG, SHORT
@@ -88,7 +88,7 @@ def test_shipped_files_are_accepted() -> None:
         assert mistakes("model", read_yaml(path).data) == [], path
     for path in (ROOT / "hardware" / "catalog" / "clusters").glob("*.yaml"):
         assert mistakes("cluster", read_yaml(path).data) == [], path
-    for file in resources.files("validation.published").joinpath("shipped").iterdir():
+    for file in resources.files("meshcast.validation.published").joinpath("shipped").iterdir():
         for row in read_yaml(file).data["rows"] if file.name.endswith(".yaml") else ():
             assert mistakes("published", row | {"spec": {"class": "dense", "stack": "any", **row["spec"]}}) == []
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.assumed_fields import assumed_fields, forecast_alternatives
-from experiments.pages import forecast
-from experiments.plots import memory, timeline
-from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.scaling import forecast_curve
-from hardware.errors import PlanError
-from simulator import Report, simulate
-from simulator.forecast.shared_work import SharedWork
-from simulator.report.trace import write_trace
-from simulator.report.words import describe_value
+from meshcast.experiments.explain.assumed_fields import assumed_fields, forecast_alternatives
+from meshcast.experiments.pages import forecast
+from meshcast.experiments.plots import memory, timeline
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.scaling import forecast_curve
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.trace import write_trace
+from meshcast.simulator.report.words import describe_value
+from meshcast.validation.kernels.measure import measure
+from meshcast.validation.reference.supported import check_distributed
+from meshcast.validation.selfcheck.run import check_job
 from tests.experiments.sweeps.test_sweep import Lazy
 from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, job
-from validation.kernels.measure import measure
-from validation.reference.supported import check_distributed
-from validation.selfcheck.run import check_job
 
 STAGES = {"stages": [{"tp": 8, "layers": 3}, {"tp": 4, "dp": 2, "layers": 5}]}
 SHARES = {**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}

@@ -126,7 +126,7 @@ class Place:
         if installed:
             self.root = folder / "installed"
             for package in PACKAGES:
-                shutil.copytree(ROOT / package, self.root / package)
+                shutil.copytree(ROOT / package, self.root / package, symlinks=True)
 
     def start(self, *words: str, stop: Moment | None = None, nbytes: int | None = None) -> SweepProcess:
         return SweepProcess(self.folder, self.out, self.command(words), stop, self.root, nbytes)

@@ -22,16 +22,16 @@ import typer
 import typer.testing
 from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
-from experiments.sweeps.output import parts_folder
-from simulator.bridges.expert_counts import read_counts
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.simulator.bridges.expert_counts import read_counts
+from meshcast.validation.measurements import campaign
+from meshcast.validation.pipelines.cases import EXAMPLES
 from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds
 from tests.fuzz.seeds import PART, Seeds, as_json, as_lines, as_text, as_words, as_yaml, of_files, of_measured
 from tests.simulator.bridges.test_logs import MEGATRON, TITAN
 from tests.simulator.bridges.test_nccl_tests import OLD, TABLE, document
-from validation.measurements import campaign
-from validation.pipelines.cases import EXAMPLES
 
 DATA = "tests/data"
 CATALOG = "hardware/catalog"
@@ -162,7 +162,7 @@ def _without_measuring() -> Iterator[None]:
     )
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(patch(f"validation.{name}", end))
+            stack.enter_context(patch(f"meshcast.validation.{name}", end))
         yield
 
 

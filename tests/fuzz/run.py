@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from typer.testing import Result
 
-from hardware.errors import MeshcastError
+from meshcast.hardware.errors import MeshcastError
 from tests.fuzz.generate import mutate
 from tests.fuzz.readers import READERS, Reader, invoke, needs_torch
 from tests.fuzz.seeds import prepare

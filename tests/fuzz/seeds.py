@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
-from experiments.sweeps.grid import load_sweep
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import run as run_sweep
-from experiments.sweeps.store import Shard
+from meshcast.experiments.sweeps.grid import load_sweep
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import run as run_sweep
+from meshcast.experiments.sweeps.store import Shard
+from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
+from meshcast.validation.measurements.measurement import to_json
 from tests.experiments.cli.samples import JOB, ROOT
 from tests.simulator.bridges.samples import event, kernel, launch
 from tests.simulator.bridges.test_nccl_tests import TABLE
 from tests.validation.calibration.test_recorded import file as write_collectives
-from validation.measurements.import_nccl_tests import import_nccl_tests
-from validation.measurements.measurement import to_json
 
 Seeds = Callable[[Path], list[bytes]]
 """Makes the valid files; its argument is the working folder."""

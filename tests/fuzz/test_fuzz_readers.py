@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 from tests.fuzz import run
 from tests.fuzz.generate import LAYERS
 from tests.fuzz.readers import READERS, needs_torch
@@ -33,7 +33,7 @@ def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Forecasts of changed plans take most of the time where a plan does not fit; `make fuzz` asks for them.
-    monkeypatch.setattr("experiments.explain.fitting_changes.fitting_changes", lambda report: [])
+    monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda report: [])
     prepare(tmp_path)
     reader = READERS[name]
     if needs_torch(reader):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from meshcast.experiments.cli.app import app
 from tests.fuzz import kills
 from tests.fuzz.kills import ATTACKS, EDITS, SWEEPS, Harness, Place, check_result, describe_difference, run_attack
 from tests.fuzz.sweep_process import BLOWS, Ended, Moment, check_end

@@ -41,8 +41,8 @@ def main() -> None:
     run = command._run
 
     def run_with_small_parts() -> None:
-        from experiments.runs import seeds
-        from experiments.sweeps import run as sweeps
+        from meshcast.experiments.runs import seeds
+        from meshcast.experiments.sweeps import run as sweeps
 
         sweeps.CHUNK = seeds.CHUNK = CHUNK
         run()

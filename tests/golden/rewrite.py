@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hardware.errors import MeshcastError
-from hardware.load import read_yaml
-from simulator import simulate
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.report.report import Report
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.report import Report
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

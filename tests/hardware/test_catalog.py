@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import hardware
-from hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
-from hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
-from hardware.reliability.components import Reliability
-from hardware.reliability.store import CheckpointStore
+from meshcast import hardware
+from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
+from meshcast.hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
+from meshcast.hardware.reliability.components import Reliability
+from meshcast.hardware.reliability.store import CheckpointStore
 
 ENTRIES = [
     (kind, name) for kind in ("gpus", "links", "nodes", "clusters", "reliability", "stores") for name in catalog(kind)
@@ -42,7 +42,7 @@ def test_every_entry_loads(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
 def test_every_value_has_a_source_and_a_kind(kind: str, name: str) -> None:
-    document = read_yaml(resources.files("hardware") / "catalog" / kind / f"{name}.yaml")
+    document = read_yaml(resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml")
     assert "/work" not in document.text and "shared" not in document.text
     if kind == "clusters":  # sizes are a user's plain numbers; the file as a whole names its source
         assert document.data["source"]
@@ -182,8 +182,18 @@ def test_every_dimension_has_a_schema() -> None:
 
 
 def test_importing_hardware_is_light() -> None:
-    heavy = ["numpy", "pandas", "matplotlib", "scipy", "networkx", "torch", "simulator", "validation", "experiments"]
-    code = f"import hardware, sys; print([m for m in {heavy} if m in sys.modules])"
+    heavy = [
+        "numpy",
+        "pandas",
+        "matplotlib",
+        "scipy",
+        "networkx",
+        "torch",
+        "meshcast.simulator",
+        "meshcast.validation",
+        "meshcast.experiments",
+    ]
+    code = f"import meshcast.hardware, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

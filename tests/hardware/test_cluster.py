@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
-from hardware.cluster import STAGING
-from hardware.documents.input_file import DESCRIPTION
-from hardware.load import line_of
+from meshcast.hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
+from meshcast.hardware.cluster import STAGING
+from meshcast.hardware.documents.input_file import DESCRIPTION
+from meshcast.hardware.load import line_of
 
 INLINE = {
     "gpu": "h100-sxm",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hardware import catalog, load, load_cluster
-from hardware.describe import SECTIONS, page, values
-from hardware.load import read_yaml
+from meshcast.hardware import catalog, load, load_cluster
+from meshcast.hardware.describe import SECTIONS, page, values
+from meshcast.hardware.load import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 

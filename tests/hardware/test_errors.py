@@ -1,6 +1,6 @@
 """Messages stay readable whatever a file has in them."""
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 
 
 def test_a_name_of_any_length_does_not_hide_the_sentence_that_quotes_it() -> None:

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hardware.documents.input_file import DATA, DESCRIPTION, SizeLimit, Unreadable, parse_json, read_bytes, read_text
-from hardware.errors import PlanError
+from meshcast.hardware.documents.input_file import (
+    DATA,
+    DESCRIPTION,
+    SizeLimit,
+    Unreadable,
+    parse_json,
+    read_bytes,
+    read_text,
+)
+from meshcast.hardware.errors import PlanError
 
 SMALL = SizeLimit(1000, 10, "Split it")
 

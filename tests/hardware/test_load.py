@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import CatalogError
-from hardware.load import MAX_DEPTH, line_of, read_yaml
+from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.load import MAX_DEPTH, line_of, read_yaml
 from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_without_libyaml_the_same_is_read(every: int) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "if 'slow' in sys.argv: sys.modules['yaml._yaml'] = None\n"
-        "from hardware.load import Loader, read_yaml\n"
+        "from meshcast.hardware.load import Loader, read_yaml\n"
         f"for path in sorted(Path().rglob('*/*.yaml'))[::{every}]:\n"
         "    if path.parts[0] in ('hardware', 'simulator', 'examples'): print(path, read_yaml(path).data)\n"
         "for text in ('['*10**5, 'a: 1\\na: 2', 'a: !t x', 'a: 1\\n---\\nb: 2'):\n"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from hardware import load_cluster
-from hardware.documents.other_words import MEANINGS, WORDS, find_meaning
-from hardware.errors import CatalogError, MeshcastError, nearest
-from simulator import load_job
-from simulator.ir.registry import scheme_names
-from simulator.job.batch import Batch
-from simulator.job.framework import framework_names
-from simulator.job.job import Precision, ShortPlan
-from simulator.job.shorthand import SCHEDULES_ELSEWHERE
-from simulator.models.model import Model
-from simulator.models.parts import MoEShape
+from meshcast.hardware import load_cluster
+from meshcast.hardware.documents.other_words import MEANINGS, WORDS, find_meaning
+from meshcast.hardware.errors import CatalogError, MeshcastError, nearest
+from meshcast.simulator import load_job
+from meshcast.simulator.ir.registry import scheme_names
+from meshcast.simulator.job.batch import Batch
+from meshcast.simulator.job.framework import framework_names
+from meshcast.simulator.job.job import Precision, ShortPlan
+from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import MoEShape
 
 JOB = {"model": "gpt2", "cluster": "dgx-h100:1"}
 

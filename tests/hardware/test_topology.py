@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from hardware import CatalogError, Parts, Reach, load_cluster, reach
-from hardware.topology import Crossing, message_reach
+from meshcast.hardware import CatalogError, Parts, Reach, load_cluster, reach
+from meshcast.hardware.topology import Crossing, message_reach
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(

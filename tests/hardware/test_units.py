@@ -1,6 +1,6 @@
 import pytest
 
-from hardware import units
+from meshcast.hardware import units
 
 TABLE = [
     ("80 GiB", "bytes", 80 * 2**30),

@@ -38,5 +38,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     FakeCuda.begin()
     for name in ("measurements.cuda", "measurements.device", "distributed.launch", "calibration.device.calibrate"):
-        monkeypatch.setattr(importlib.import_module(f"validation.{name}"), "Cuda", FakeCuda)
+        monkeypatch.setattr(importlib.import_module(f"meshcast.validation.{name}"), "Cuda", FakeCuda)
     return FakeCuda

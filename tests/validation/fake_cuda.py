@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from validation.measurements.cuda import Cuda
+from meshcast.validation.measurements.cuda import Cuda
 
 
 class FakeStream:

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hardware.documents.optional_package import import_optional
-from simulator.costs.coefficients import Coefficient, coefficients
+from meshcast.hardware.documents.optional_package import import_optional
+from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 
 LOSS = 0.03
 """Residuals of log(forecast / measured) beyond this count linearly, not squared."""

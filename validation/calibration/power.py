@@ -1,4 +1,4 @@
-"""Fits the power of a GPU to training steps whose power was measured: ``python -m validation.calibration.power``.
+"""Fits the power of a GPU to measured training steps: ``python -m meshcast.validation.calibration.power``.
 
 Each measured step is one row. Its forecast says how long kernels are busy and which share of the tensor cores' peak and
 of the memory bandwidth they use, all over the measured duration; the row's power is the highest reading of nvidia-smi
@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from hardware.load import load
-from simulator.costs.power import power_model
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import COMPUTE, Op
-from simulator.report.report import Report
-from validation.measurements.measurement import Measurement, read
+from meshcast.hardware.load import load
+from meshcast.simulator.costs.power import power_model
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import COMPUTE, Op
+from meshcast.simulator.report.report import Report
+from meshcast.validation.measurements.measurement import Measurement, read
 
 MEASURED = Path(__file__).parents[1] / "measured"
 """Measurement files that ship with meshcast."""

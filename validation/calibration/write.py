@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.coefficients import Coefficient, coefficients
-from validation.calibration.fit import Fit
+from meshcast.simulator.costs.coefficients import Coefficient, coefficients
+from meshcast.validation.calibration.fit import Fit
 
 SHORT = 0.3
 """Share of launch from which on a kernel counts as short."""

@@ -25,12 +25,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hardware.errors import PlanError, nearest
-from hardware.load import read_yaml, validate_data
-from simulator.job.load import set_field
-from validation.claims.measures import check_measure
-from validation.claims.planner_run import PlannerRun
-from validation.claims.relation import FUNCTIONS, Relation, parse_relation
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.simulator.job.load import set_field
+from meshcast.validation.claims.measures import check_measure
+from meshcast.validation.claims.planner_run import PlannerRun
+from meshcast.validation.claims.relation import FUNCTIONS, Relation, parse_relation
 
 Family = Literal["pipeline", "tensor", "sequence", "expert", "data", "memory", "hybrid", "auto"]
 
@@ -219,7 +219,7 @@ def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
 
 def shipped_files() -> list[Traversable]:
     """The files of claims that ship with meshcast."""
-    return [one for one in resources.files("validation.claims").iterdir() if one.name.endswith(".yaml")]
+    return [one for one in resources.files("meshcast.validation.claims").iterdir() if one.name.endswith(".yaml")]
 
 
 def read_claim_file(path: Path | Traversable) -> ClaimFile:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from hardware.errors import Defect, MeshcastError, OutOfMemory, PlanError, shorten
-from hardware.load import validate_data
-from simulator import Report, SharedWork, load_job, simulate
-from validation.claims.claim_file import Claim, ClaimFile
-from validation.claims.measures import better_of, read_case, read_measure
-from validation.claims.planner_run import OF_PLAN, PlanFinder, PlannerRun, read_plan
-from validation.claims.relation import Quantity
-from validation.pipelines.cases import answer as play_case
-from validation.published.answer import map_chunks
+from meshcast.hardware.errors import Defect, MeshcastError, OutOfMemory, PlanError, shorten
+from meshcast.hardware.load import validate_data
+from meshcast.simulator import Report, SharedWork, load_job, simulate
+from meshcast.validation.claims.claim_file import Claim, ClaimFile
+from meshcast.validation.claims.measures import better_of, read_case, read_measure
+from meshcast.validation.claims.planner_run import OF_PLAN, PlanFinder, PlannerRun, read_plan
+from meshcast.validation.claims.relation import Quantity
+from meshcast.validation.pipelines.cases import answer as play_case
+from meshcast.validation.published.answer import map_chunks
 
 HOLDS, MISSES, DEPENDS, OPEN = STATUSES = ("holds", "misses", "depends", "cannot-be-judged")
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from hardware.units import GIB
-from simulator.ir.ops import Collective, Op, Transfer
-from simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import FIGURES
-from simulator.report.report import Report
-from validation.claims.planner_run import OF_PLAN
-from validation.claims.relation import Quantity
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.units import GIB
+from meshcast.simulator.ir.ops import Collective, Op, Transfer
+from meshcast.simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import FIGURES
+from meshcast.simulator.report.report import Report
+from meshcast.validation.claims.planner_run import OF_PLAN
+from meshcast.validation.claims.relation import Quantity
 
 OF_CASE = ("makespan", "span_max", "bubble_rate", "bubble_rate_span", "in_flight_b", "in_flight_w", "memory", "period",
            "weight_versions")  # fmt: skip
@@ -113,9 +113,9 @@ where it was, without detection and restart, per failure."""
 
 def _simulate_run(report: Report, name: str) -> Quantity:
     """A number of the mean of the simulated runs of a job."""
-    from simulator.runs.answer import RunAnswer
-    from simulator.runs.inputs import make_run
-    from simulator.runs.training import simulate_run
+    from meshcast.simulator.runs.answer import RunAnswer
+    from meshcast.simulator.runs.inputs import make_run
+    from meshcast.simulator.runs.training import simulate_run
 
     plan = make_run(report)
     if name == "mtbf_hours":

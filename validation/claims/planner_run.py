@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hardware.errors import PlanError
-from simulator.report.report import Report
-from validation.claims.relation import Quantity
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.report import Report
+from meshcast.validation.claims.relation import Quantity
 
 OF_PLAN = ("value", "one_device_s", "stages", "stage_gpus", "stage_nodes", "stage_tp", "stage_dp", "visited", "proven")
 """Numbers of a plan besides those of its forecast; the first is the default.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
-from hardware.errors import OutOfMemory, PlanError
+from meshcast.hardware.errors import OutOfMemory, PlanError
 
 LONGEST = 500
 """Maximum number of characters of a relation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from validation.claims.judge import HOLDS, STATUSES, Judgement
+from meshcast.validation.claims.judge import HOLDS, STATUSES, Judgement
 
 
 def summarize_judgements(rows: Sequence[Judgement]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from validation.measurements.device import LEAST_SPIN, SPIN_MARGIN, Device
-from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
+from meshcast.validation.measurements.device import LEAST_SPIN, SPIN_MARGIN, Device
+from meshcast.validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 """send_recv is a ping-pong between rank 0 and the last rank; half of it is one message."""

@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hardware.errors import PlanError
-from simulator.ir.ops import BYTES
-from simulator.plan.plan import Plan
-from validation.distributed.process_groups import ProcessPlace
-from validation.measurements.device import DTYPES
-from validation.reference.model import Stage
-from validation.reference.optimizer import Optimizer, ZeroOptimizer, gradient
-from validation.reference.sharded_parameter import holds_experts
-from validation.reference.tensor_parallel import AxisGroup
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed.process_groups import ProcessPlace
+from meshcast.validation.measurements.device import DTYPES
+from meshcast.validation.reference.model import Stage
+from meshcast.validation.reference.optimizer import Optimizer, ZeroOptimizer, gradient
+from meshcast.validation.reference.sharded_parameter import holds_experts
+from meshcast.validation.reference.tensor_parallel import AxisGroup
 
 
 def data_scheme_of(plan: Plan) -> str:

@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError
-from validation.measurements.cuda import Cuda
+from meshcast.hardware.errors import PlanError
+from meshcast.validation.measurements.cuda import Cuda
 
 MALLOC_TUNABLES = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"
@@ -60,7 +61,7 @@ def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[st
     the first in torchrun's store, and wait for it forever.
     """
     if under_torchrun():
-        from validation.distributed import worker
+        from meshcast.validation.distributed import worker
 
         for task in tasks:
             check_world_size(world, task["device"])
@@ -95,13 +96,13 @@ def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
 def _command(world: int, folder: Path) -> list[str]:
     """Command line of torchrun for one node, on a free port."""
     run = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={world}"]
-    return [sys.executable, *run, "-m", "validation.distributed.worker", str(folder)]
+    return [sys.executable, *run, "-m", "meshcast.validation.distributed.worker", str(folder)]
 
 
 def environment(device: str) -> dict[str, str]:
     """Environment of the processes: one thread each; on a CPU `MALLOC_TUNABLES` and gloo over the loopback device."""
     found = dict(os.environ)
-    ours = str(Path(__file__).resolve().parents[2])
+    ours = str(Path(str(resources.files("meshcast"))).resolve().parent)
     # Without the working directory, where a torch.py of the user may lie; an empty entry stands for it, too.
     found["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, *found.get("PYTHONPATH", "").split(os.pathsep)]))
     found["PYTHONSAFEPATH"] = "1"

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from simulator.ir.ops import Collective, Transfer
-from simulator.plan.plan import Plan
-from validation.distributed import collectives, launch, serial_check, trainer
-from validation.measurements.device import COUNTERS, Device, versions
-from validation.measurements.forecasts import Forecaster, forecasters, with_interval
-from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, utc_now
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed import collectives, launch, serial_check, trainer
+from meshcast.validation.measurements.device import COUNTERS, Device, versions
+from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
+from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, utc_now
 
 Progress = Callable[[str], None]
 """Takes one line of progress."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from validation.distributed.trainer import Trainer
-from validation.reference.optimizer import gradient
+from meshcast.validation.distributed.trainer import Trainer
+from meshcast.validation.reference.optimizer import gradient
 
 COLLECTIVES = (
     *("allreduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single"),

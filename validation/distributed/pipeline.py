@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hardware.errors import PlanError
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Action
-from validation.distributed import torch_pipelining
-from validation.distributed.data_parallel import data_scheme_of
-from validation.distributed.pipeline_messages import PipelineMessages, make_edge_groups
-from validation.distributed.process_groups import ProcessPlace
-from validation.distributed.torch_pipelining import LeanPipelineStage
-from validation.measurements.device import DTYPES
-from validation.reference.deferred_weight_gradients import DeferredWeightGradients
-from validation.reference.orders import action_orders
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import Action
+from meshcast.validation.distributed import torch_pipelining
+from meshcast.validation.distributed.data_parallel import data_scheme_of
+from meshcast.validation.distributed.pipeline_messages import PipelineMessages, make_edge_groups
+from meshcast.validation.distributed.process_groups import ProcessPlace
+from meshcast.validation.distributed.torch_pipelining import LeanPipelineStage
+from meshcast.validation.measurements.device import DTYPES
+from meshcast.validation.reference.deferred_weight_gradients import DeferredWeightGradients
+from meshcast.validation.reference.orders import action_orders
 
 Passes = Callable[[Tensor | None, Tensor | None], Tensor | None]
 """Runs all passes of a step: from token ids (first stage) and targets (last stage) of all micro-batches [m b, s] to the

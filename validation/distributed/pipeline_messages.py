@@ -38,9 +38,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simulator.plan.plan import Plan
-from validation.distributed.process_groups import axis_of
-from validation.measurements.cuda import Cuda
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed.process_groups import axis_of
+from meshcast.validation.measurements.cuda import Cuda
 
 FORWARD, BACKWARD = "pipeline-forward", "pipeline-backward"
 """The directions, by the names of the program's streams."""

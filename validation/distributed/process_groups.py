@@ -9,10 +9,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hardware.errors import PlanError
-from simulator.plan.plan import Plan
-from validation.measurements.device import Device
-from validation.reference.tensor_parallel import ONE_RANK, AxisGroup
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.reference.tensor_parallel import ONE_RANK, AxisGroup
 
 FAMILIES = ("pipeline", "data", "sequence", "tensor", "expert")
 """Families of schemes that divide ranks."""

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from simulator.plan.plan import Plan
-from validation.distributed.data_parallel import data_ranks, data_scheme_of
-from validation.distributed.trainer import Trainer
-from validation.reference import model
-from validation.reference.optimizer import LEARNING_RATE, Optimizer, gradient
-from validation.reference.tensor_parallel import TensorGroup
-from validation.reference.tokens import make_tokens
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed.data_parallel import data_ranks, data_scheme_of
+from meshcast.validation.distributed.trainer import Trainer
+from meshcast.validation.reference import model
+from meshcast.validation.reference.optimizer import LEARNING_RATE, Optimizer, gradient
+from meshcast.validation.reference.tensor_parallel import TensorGroup
+from meshcast.validation.reference.tokens import make_tokens
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Largest relative difference by number format, finest first: some thousand roundings in another order."""

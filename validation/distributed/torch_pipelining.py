@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import TORCH_LETTERS, write_csv
-from simulator.scheduling.schedule import Action
-from validation.distributed.pipeline_messages import BACKWARD, FORWARD, PipelineMessages
-from validation.reference.deferred_weight_gradients import DeferredWeightGradients
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.torch_schedule import TORCH_LETTERS, write_csv
+from meshcast.simulator.scheduling.schedule import Action
+from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD, PipelineMessages
+from meshcast.validation.reference.deferred_weight_gradients import DeferredWeightGradients
 
 VERSIONS = "2.9 to 2.14"
 """Releases of torch that the trainer's pipelines were tested with."""

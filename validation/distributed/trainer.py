@@ -8,18 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hardware.errors import PlanError
-from simulator.plan.plan import Plan
-from validation.distributed import data_parallel as data
-from validation.distributed import pipeline
-from validation.distributed.process_groups import FAMILIES, ProcessPlace, axis_of
-from validation.reference import model
-from validation.reference.context_parallel import ContextGroup
-from validation.reference.model import Stage
-from validation.reference.optimizer import gradient, local_shard
-from validation.reference.supported import check_distributed
-from validation.reference.tensor_parallel import TensorGroup
-from validation.reference.tokens import make_tokens
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed import data_parallel as data
+from meshcast.validation.distributed import pipeline
+from meshcast.validation.distributed.process_groups import FAMILIES, ProcessPlace, axis_of
+from meshcast.validation.reference import model
+from meshcast.validation.reference.context_parallel import ContextGroup
+from meshcast.validation.reference.model import Stage
+from meshcast.validation.reference.optimizer import gradient, local_shard
+from meshcast.validation.reference.supported import check_distributed
+from meshcast.validation.reference.tensor_parallel import TensorGroup
+from meshcast.validation.reference.tokens import make_tokens
 
 Inputs = tuple[Tensor | None, Tensor | None]
 """Token ids and targets; None on ranks that do not need them."""

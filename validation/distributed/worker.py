@@ -20,15 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hardware.errors import MeshcastError
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from validation.distributed import collectives, serial_check
-from validation.distributed.layouts.executor import compare_layouts
-from validation.distributed.peak_memory import measure_peaks
-from validation.distributed.process_groups import make_process_groups
-from validation.distributed.trainer import CapturedStep, Inputs, Trainer
-from validation.measurements.device import Device
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.distributed import collectives, serial_check
+from meshcast.validation.distributed.layouts.executor import compare_layouts
+from meshcast.validation.distributed.peak_memory import measure_peaks
+from meshcast.validation.distributed.process_groups import make_process_groups
+from meshcast.validation.distributed.trainer import CapturedStep, Inputs, Trainer
+from meshcast.validation.measurements.device import Device
 
 TIMEOUT = timedelta(minutes=30)
 """Timeout of collectives; rank 0's serial step has to end within it."""

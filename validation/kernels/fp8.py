@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simulator.ir.operators import Linear
-from simulator.ir.ops import Gemm
-from simulator.plan.plan import Plan
-from validation.kernels.modes import Work
-from validation.kernels.operators import LocalOperator
-from validation.measurements.device import Device
+from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.kernels.modes import Work
+from meshcast.validation.kernels.operators import LocalOperator
+from meshcast.validation.measurements.device import Device
 
 LEAST = (8, 9)
 """Compute capability of the first GPUs with fp8 tensor cores (Ada; Hopper is 9.0)."""

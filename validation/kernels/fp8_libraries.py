@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simulator.ir.operators import Cast, Linear
-from simulator.ir.ops import Gemm, Work
-from validation.kernels.fp8 import MULTIPLE
-from validation.kernels.modes import Passes
-from validation.kernels.operators import local_operators
-from validation.measurements.device import Device
-from validation.measurements.forecasts import Forecaster
+from meshcast.simulator.ir.operators import Cast, Linear
+from meshcast.simulator.ir.ops import Gemm, Work
+from meshcast.validation.kernels.fp8 import MULTIPLE
+from meshcast.validation.kernels.modes import Passes
+from meshcast.validation.kernels.operators import local_operators
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.measurements.forecasts import Forecaster
 
 Forward = Callable[[Tensor], Tensor]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Gemm, HostCopy, Work
-from simulator.job.load import load_job
-from simulator.plan.checks import check_alike
-from simulator.plan.plan import Plan
-from validation.kernels import fp8
-from validation.kernels.fp8_libraries import (
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import Gemm, HostCopy, Work
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.checks import check_alike
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.kernels import fp8
+from meshcast.validation.kernels.fp8_libraries import (
     LIBRARIES,
     Library,
     QuantisedLinear,
@@ -25,15 +25,15 @@ from validation.kernels.fp8_libraries import (
     make_passes,
     quantised_linears,
 )
-from validation.kernels.modes import Bench, check_modes, check_times, sample
-from validation.kernels.operators import LocalOperator, local_operators, optimizer
-from validation.kernels.works import kernel_class, work_fields
-from validation.measurements.device import Device, record, versions
-from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
-from validation.measurements.row_errors import CLASS, WORK
-from validation.reference.model import check
-from validation.reference.optimizer import Optimizer, gradient
+from meshcast.validation.kernels.modes import Bench, check_modes, check_times, sample
+from meshcast.validation.kernels.operators import LocalOperator, local_operators, optimizer
+from meshcast.validation.kernels.works import kernel_class, work_fields
+from meshcast.validation.measurements.device import Device, record, versions
+from meshcast.validation.measurements.forecasts import Forecaster, forecasters
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
+from meshcast.validation.measurements.row_errors import CLASS, WORK
+from meshcast.validation.reference.model import check
+from meshcast.validation.reference.optimizer import Optimizer, gradient
 
 INSTRUMENTS = {"cpu": "time.perf_counter", "cuda": "CUDA events"}
 """Timers by kind of device."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardware.errors import PlanError, nearest
-from simulator.plan.plan import Plan
-from validation.kernels.modules import Modules, ShardedModule
-from validation.kernels.operators import LocalOperator
-from validation.measurements.device import Device
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.kernels.modules import Modules, ShardedModule
+from meshcast.validation.kernels.operators import LocalOperator
+from meshcast.validation.measurements.device import Device
 
 Work = Callable[[], Any]
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from simulator.ir.operators import Head, Norm, Residual
-from simulator.plan.plan import Plan
-from validation.kernels.operators import LocalOperator
-from validation.measurements.device import Device
-from validation.reference import functions, model
-from validation.reference.layers import ColumnLinear, RowLinear
-from validation.reference.tensor_parallel import TensorGroup
+from meshcast.simulator.ir.operators import Head, Norm, Residual
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.kernels.operators import LocalOperator
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.reference import functions, model
+from meshcast.validation.reference.layers import ColumnLinear, RowLinear
+from meshcast.validation.reference.tensor_parallel import TensorGroup
 
 
 @dataclass

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.forecast.stages import lower_stages
-from simulator.ir.modules import LocalShapes, Operator, walk
-from simulator.ir.operators import Boundary
-from simulator.ir.ops import BYTES, Collective, Gemm, Memory, Work
-from simulator.lowering.scope import Scope
-from simulator.plan.plan import Plan
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.modules import LocalShapes, Operator, walk
+from meshcast.simulator.ir.operators import Boundary
+from meshcast.simulator.ir.ops import BYTES, Collective, Gemm, Memory, Work
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from simulator.ir.ops import BYTES, Attention, Gemm, HostCopy, Memory, Work
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.ops import BYTES, Attention, Gemm, HostCopy, Memory, Work
 
 
 def kernel_class(works: Sequence[Work]) -> str:

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import MeshcastError, PlanError, nearest
-from hardware.load import read_yaml, validate_data
-from simulator.costs.calibration.check import STEPS
-from simulator.job.load import load_job
-from validation.measurements.measurement import FileModel, Measurement, describe_error, read
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.simulator.costs.calibration.check import STEPS
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.measurements.measurement import FileModel, Measurement, describe_error, read
 
 UNFINISHED = ("interrupted", "not finished")
 """First words of the notes of incomplete measurements."""

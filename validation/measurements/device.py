@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import torch
 
-from hardware.errors import PlanError
-from simulator.report.version import find_commit
-from validation.measurements.cuda import Cuda
-from validation.measurements.gpu_state import StateMonitor, read_state, warm_up
-from validation.measurements.measurement import GPUState, Machine, Measurement, MeasurementRow
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.version import find_commit
+from meshcast.validation.measurements.cuda import Cuda
+from meshcast.validation.measurements.gpu_state import StateMonitor, read_state, warm_up
+from meshcast.validation.measurements.measurement import GPUState, Machine, Measurement, MeasurementRow
 
 Kind = Literal["cpu", "cuda"]
 

@@ -9,18 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hardware.units import GIB
-from simulator.costs.calibration.calibration import DEVICE, Calibration
-from simulator.costs.costs import Costs
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Work
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
-from simulator.report.metrics import Z90
-from simulator.report.report import Report
-from validation.measurements.measurement import ForecastValue
+from meshcast.hardware.units import GIB
+from meshcast.simulator.costs.calibration.calibration import DEVICE, Calibration
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.metrics import Z90
+from meshcast.simulator.report.report import Report
+from meshcast.validation.measurements.measurement import ForecastValue
 
 
 def with_interval(value: float, sigma: float) -> ForecastValue:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from validation.measurements.cuda import Cuda
-from validation.measurements.measurement import GPUState
+from meshcast.validation.measurements.cuda import Cuda
+from meshcast.validation.measurements.measurement import GPUState
 
 FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 

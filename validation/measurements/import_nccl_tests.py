@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from hardware.topology import message_reach, reach
-from simulator.bridges import nccl_tests
-from simulator.costs.collectives import collective, p2p
-from simulator.ir.ops import Collective
-from validation.measurements.forecasts import Forecaster, forecasters, with_interval
-from validation.measurements.imported_file import Origin
-from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.topology import message_reach, reach
+from meshcast.simulator.bridges import nccl_tests
+from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.ir.ops import Collective
+from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
+from meshcast.validation.measurements.imported_file import Origin
+from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
 
 
 def import_nccl_tests(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from simulator.bridges import kineto
-from validation.measurements.forecasts import Forecaster, forecasters, with_interval
-from validation.measurements.imported_file import Origin
-from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
-from validation.traces.comparison import Comparison, compare_step
-from validation.traces.kernel_classes import class_of
+from meshcast.simulator.bridges import kineto
+from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
+from meshcast.validation.measurements.imported_file import Origin
+from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
+from meshcast.validation.traces.comparison import Comparison, compare_step
+from meshcast.validation.traces.kernel_classes import class_of
 
 INSTRUMENT = "torch.profiler"
 

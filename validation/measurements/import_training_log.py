@@ -7,11 +7,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from hardware.errors import PlanError
-from simulator.bridges import logs
-from validation.measurements.forecasts import forecasters, without_interval
-from validation.measurements.imported_file import Origin
-from validation.measurements.measurement import Machine, Measurement, MeasurementRow
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges import logs
+from meshcast.validation.measurements.forecasts import forecasters, without_interval
+from meshcast.validation.measurements.imported_file import Origin
+from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
 Framework = Literal["megatron", "torchtitan"]
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from simulator.report.version import product_version
-from validation.measurements.measurement import Kind, Machine, Measurement, MeasurementRow, utc_now
+from meshcast.simulator.report.version import product_version
+from meshcast.validation.measurements.measurement import Kind, Machine, Measurement, MeasurementRow, utc_now
 
 NOT_BLIND = "imported: the forecast was made after the measurement"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
-from hardware.errors import PlanError
+from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import PlanError
 
 Line = tuple[str, dict[str, Any] | str]
 """Place of a line (``file:line``) and its object, or the reason why it is not an object."""

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
-from hardware.errors import PlanError
-from hardware.load import validate_data
+from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import validate_data
 
 VERSION = 1
 """Version of the file format; files of other versions are refused."""

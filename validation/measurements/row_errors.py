@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.measurements.measurement import Measurement, MeasurementRow
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow
 
 QUANTITIES = {"seconds": "time", "bytes": "memory"}
 """Quantity of a row, and its name in summaries."""

@@ -17,27 +17,27 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hardware.errors import MeshcastError, PlanError
-from hardware.load import validate_data
-from simulator.engine.longest_path import longest_path
-from simulator.engine.steady_state import cycle
-from simulator.engine.task_time import pass_durations
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
-from simulator.ir.registry import find_scheme
-from simulator.program.block import Block, BlockPrices, Port, PricedBlock
-from simulator.program.build import build
-from simulator.program.flatten import flatten
-from simulator.program.task import Task
-from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.no_flush import (
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.engine.steady_state import cycle
+from meshcast.simulator.engine.task_time import pass_durations
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.program.block import Block, BlockPrices, Port, PricedBlock
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.flatten import flatten
+from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.scheduling.no_flush import (
     cooldown_updates,
     extend_to_steady_state,
     insert_updates,
     max_cycle_updates,
     peak_weight_versions,
 )
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind, PipelineShape, Schedule, actions_of
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind, PipelineShape, Schedule, actions_of
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]

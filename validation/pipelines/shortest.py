@@ -14,8 +14,8 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from hardware.errors import PlanError
-from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 MAX_STEPS_PER_UNIT = 1_000_000
 """Most integer steps of a unit of time; the solver has integer times."""

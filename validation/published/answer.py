@@ -8,16 +8,16 @@ from concurrent.futures import BrokenExecutor
 from itertools import chain
 from typing import Any, TypeVar
 
-from hardware.errors import Defect, MeshcastError, PlanError, shorten
-from hardware.units import GIB
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.workers import open_pool
-from simulator.report.report import Report
-from validation.published.baseline import peak_format, seconds_at_peak
-from validation.published.mapping import MappedJob, map_run
-from validation.published.misfits import explain_misfit
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedRun, UnreadableLine
+from meshcast.hardware.errors import Defect, MeshcastError, PlanError, shorten
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.workers import open_pool
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.baseline import peak_format, seconds_at_peak
+from meshcast.validation.published.mapping import MappedJob, map_run
+from meshcast.validation.published.misfits import explain_misfit
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedRun, UnreadableLine
 
 Answer = dict[str, Any]
 Run = TypeVar("Run")

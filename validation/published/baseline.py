@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from simulator.models.flops import forward_matmul_flops
-from simulator.report.report import Report
-from validation.published.summary import measured_step
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.summary import measured_step
 
 PEAKS = {"bf16": "bf16", "fp16": "fp16", "nvfp4": "fp4"}
 """Number format whose peak rate bounds a precision; all others are variants of fp8."""

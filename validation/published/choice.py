@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from simulator.forecast.shared_work import SharedWork
-from validation.published.answer import Answer, map_chunks
-from validation.published.measured_range.held_out import held_out_distances, upper_end
-from validation.published.measured_range.survey import SurveyedRun, survey
-from validation.published.releases import month_of
-from validation.published.rows import PublishedRun, UnreadableLine
-from validation.published.stacks import framework
-from validation.published.summary import measured_step
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.validation.published.answer import Answer, map_chunks
+from meshcast.validation.published.measured_range.held_out import held_out_distances, upper_end
+from meshcast.validation.published.measured_range.survey import SurveyedRun, survey
+from meshcast.validation.published.releases import month_of
+from meshcast.validation.published.rows import PublishedRun, UnreadableLine
+from meshcast.validation.published.stacks import framework
+from meshcast.validation.published.summary import measured_step
 
 LEAST_PLANS = 3
 """Plans of a group: between two of them a coin is right every other time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from validation.published.rows import PublishedRun
+from meshcast.validation.published.rows import PublishedRun
 
 
 @dataclass(frozen=True)

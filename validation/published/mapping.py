@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hardware.errors import PlanError
-from hardware.load import load
-from simulator.ir.registry import find_scheme, is_scheme
-from simulator.job.framework import CommunicationOverlap, load_framework
-from simulator.scheduling.schedule import PipelineShape, Schedule
-from validation.published.clusters import blocks_launches, known_cluster
-from validation.published.recipes import (
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import load
+from meshcast.simulator.ir.registry import find_scheme, is_scheme
+from meshcast.simulator.job.framework import CommunicationOverlap, load_framework
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.validation.published.clusters import blocks_launches, known_cluster
+from meshcast.validation.published.recipes import (
     EAGER_LOSS,
     Recipe,
     fill_launched,
@@ -30,9 +30,18 @@ from validation.published.recipes import (
     recipe_of,
     uneven_layers,
 )
-from validation.published.releases import month_of
-from validation.published.rows import PublishedRun, RunAdapters, Spec
-from validation.published.stacks import HOST_BOUND_SIGMA, KEPT, SIGMA, WRONG, Stack, framework, regime_of, stack
+from meshcast.validation.published.releases import month_of
+from meshcast.validation.published.rows import PublishedRun, RunAdapters, Spec
+from meshcast.validation.published.stacks import (
+    HOST_BOUND_SIGMA,
+    KEPT,
+    SIGMA,
+    WRONG,
+    Stack,
+    framework,
+    regime_of,
+    stack,
+)
 
 MOST_STAGES = 10_000
 """Most stages of a pipeline, chunks counted one by one, over which layers are divided."""

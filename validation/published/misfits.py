@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hardware.errors import MeshcastError
-from hardware.units import GIB
-from simulator.forecast.shared_work import SharedWork
-from simulator.report.report import Report
-from validation.published.mapping import MappedJob
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedRun, Spec
-from validation.published.stacks import framework
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.mapping import MappedJob
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedRun, Spec
+from meshcast.validation.published.stacks import framework
 
 LARGEST = 2
 """Contents of the memory that a reason names."""

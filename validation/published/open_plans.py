@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hardware.errors import MeshcastError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
-from validation.published.mapping import MappedJob, map_run, possible_chunks, possible_micro_batches
-from validation.published.rows import PublishedRun
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.mapping import MappedJob, map_run, possible_chunks, possible_micro_batches
+from meshcast.validation.published.rows import PublishedRun
 
 MOST_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""

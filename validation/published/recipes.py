@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.load import load
-from validation.published.releases import month_of
-from validation.published.rows import PublishedRun, Spec
-from validation.published.stacks import Stack, framework
+from meshcast.hardware.load import load
+from meshcast.validation.published.releases import month_of
+from meshcast.validation.published.rows import PublishedRun, Spec
+from meshcast.validation.published.stacks import Stack, framework
 
 HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
 """Release since which all recipes with experts name HybridEP for larger scale-up domains than this."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from hardware.errors import PlanError
-from simulator.job.framework import framework_versions
-from simulator.job.release import find_month
-from validation.published.rows import PublishedRun
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.framework import framework_versions
+from meshcast.simulator.job.release import find_month
+from meshcast.validation.published.rows import PublishedRun
 
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
           "December")  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hardware.errors import PlanError
-from hardware.load import read_yaml, validate_data
-from validation.measurements.jsonl import read_lines
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.validation.measurements.jsonl import read_lines
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -307,7 +307,9 @@ def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | Unread
 
 def read_shipped() -> list[PublishedRun]:
     """The runs that ship with meshcast: tables of three papers."""
-    files = sorted(resources.files("validation.published").joinpath("shipped").iterdir(), key=lambda file: file.name)
+    files = sorted(
+        resources.files("meshcast.validation.published").joinpath("shipped").iterdir(), key=lambda file: file.name
+    )
     return [
         row for file in files if file.name.endswith(".yaml") for row in _expand_table(file.name, read_yaml(file).data)
     ]

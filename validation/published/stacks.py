@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.costs.regimes import Regime, least_known
-from simulator.job.framework import Framework, framework_names
+from meshcast.simulator.costs.regimes import Regime, least_known
+from meshcast.simulator.job.framework import Framework, framework_names
 
 
 @dataclass(frozen=True)

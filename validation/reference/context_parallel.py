@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from validation.reference import functions
-from validation.reference.tensor_parallel import AllGatherPositions, AxisGroup
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.tensor_parallel import AllGatherPositions, AxisGroup
 
 KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

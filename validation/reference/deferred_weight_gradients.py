@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from validation.reference.optimizer import gradient
+from meshcast.validation.reference.optimizer import gradient
 
 ComputeGradient = Callable[[], Tensor]
 """Computes the gradient of one parameter."""

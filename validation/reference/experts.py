@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from simulator.models.model import Model
-from validation.reference import functions
-from validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
-from validation.reference.tensor_parallel import AxisGroup, TensorGroup
+from meshcast.simulator.models.model import Model
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
+from meshcast.validation.reference.tensor_parallel import AxisGroup, TensorGroup
 
 
 class Experts(nn.Module):

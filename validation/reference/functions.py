@@ -12,8 +12,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from validation.reference.deferred_weight_gradients import deferral_of
-from validation.reference.tensor_parallel import TensorGroup
+from meshcast.validation.reference.deferred_weight_gradients import deferral_of
+from meshcast.validation.reference.tensor_parallel import TensorGroup
 
 ROW_CHUNK = 1 << 16
 """Elements per chunk of rows in RMS norms on a CPU: temporaries of one chunk stay in the caches."""

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from simulator.models.model import Model
-from validation.reference import functions
-from validation.reference.context_parallel import ContextGroup
-from validation.reference.experts import Experts
-from validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
-from validation.reference.tensor_parallel import AxisGroup, TensorGroup
+from meshcast.simulator.models.model import Model
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.context_parallel import ContextGroup
+from meshcast.validation.reference.experts import Experts
+from meshcast.validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
+from meshcast.validation.reference.tensor_parallel import AxisGroup, TensorGroup
 
 EPS = 1e-5
 """Epsilon of norms."""

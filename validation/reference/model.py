@@ -12,15 +12,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from simulator.plan.plan import Plan
-from validation.measurements.device import DTYPES
-from validation.reference import functions
-from validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup
-from validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions
-from validation.reference.sharded_parameter import attach_sharding
-from validation.reference.supported import check as check
-from validation.reference.supported import check_distributed
-from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.measurements.device import DTYPES
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup
+from meshcast.validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions
+from meshcast.validation.reference.sharded_parameter import attach_sharding
+from meshcast.validation.reference.supported import check as check
+from meshcast.validation.reference.supported import check_distributed
+from meshcast.validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from simulator.plan.plan import Plan
-from validation.measurements.device import DTYPES
-from validation.reference.sharded_parameter import holds_experts
-from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.measurements.device import DTYPES
+from meshcast.validation.reference.sharded_parameter import holds_experts
+from meshcast.validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 MAX_GRADIENT_NORM = 1.0
 """Gradients are clipped to this global norm."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hardware.errors import PlanError
-from simulator.costs.costs import Costs
-from simulator.forecast.program import build_program
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Action, OverlappedPasses
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses
 
 KINDS = ("F", "BW", "B", "W")
 """Kinds of actions that the reference trainer can run."""

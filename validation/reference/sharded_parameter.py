@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
+from meshcast.validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hardware.errors import PlanError
-from simulator.ir.routing import Routing
-from simulator.plan.checks import check_alike
-from simulator.plan.plan import Plan
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.routing import Routing
+from meshcast.simulator.plan.checks import check_alike
+from meshcast.simulator.plan.plan import Plan
 
 SCHEMES = (
     "tensor/megatron",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan
 
 
 def make_tokens(plan: Plan, step: int, microbatch: int, replica: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hardware.errors import MeshcastError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
-from validation.published.baseline import peak_format, seconds_at_peak
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.baseline import peak_format, seconds_at_peak
 
 CLOSE = 1e-9
 """Relative difference of two figures that are equal but for rounding."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from validation.selfcheck.completeness import COMPLETE
-from validation.selfcheck.drawn_jobs import draw_jobs
-from validation.selfcheck.relations import RELATIONS
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.validation.selfcheck.completeness import COMPLETE
+from meshcast.validation.selfcheck.drawn_jobs import draw_jobs
+from meshcast.validation.selfcheck.relations import RELATIONS
 
 JOBS = 50
 """Jobs that are drawn unless another number is given."""

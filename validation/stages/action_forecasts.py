@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from simulator.costs.costs import Costs
-from simulator.costs.regimes import RESIDUALS, least_known, step_class
-from simulator.engine.task_time import task_seconds
-from simulator.forecast.program import build_program
-from simulator.ir.ops import Collective, Work
-from simulator.program.block import FREE, SUMS, Price
-from simulator.program.categories import COMPUTING
-from simulator.program.program import Program
-from simulator.program.task import Task
-from validation.measurements.forecasts import Forecaster, with_interval
-from validation.measurements.measurement import ForecastValue
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.regimes import RESIDUALS, least_known, step_class
+from meshcast.simulator.engine.task_time import task_seconds
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.ir.ops import Collective, Work
+from meshcast.simulator.program.block import FREE, SUMS, Price
+from meshcast.simulator.program.categories import COMPUTING
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.task import Task
+from meshcast.validation.measurements.forecasts import Forecaster, with_interval
+from meshcast.validation.measurements.measurement import ForecastValue
 
 StageAction = tuple[int, str]
 """A virtual stage and a kind of action (F, BW, B or W)."""

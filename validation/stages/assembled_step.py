@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from simulator.engine.play import play
-from simulator.forecast.program import build_program
-from simulator.ir.ops import COMPUTE, Collective, Op
-from simulator.plan.plan import Plan
-from simulator.program.block import BlockPrices, Price, PricedBlock
-from simulator.program.task import Task
-from validation.stages.action_forecasts import StageAction
+from meshcast.simulator.engine.play import play
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Op
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import BlockPrices, Price, PricedBlock
+from meshcast.simulator.program.task import Task
+from meshcast.validation.stages.action_forecasts import StageAction
 
 
 def assemble_step(plan: Plan, price: Price, seconds: Mapping[StageAction, float], updates: Sequence[float]) -> float:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from validation.kernels.modes import check_times
-from validation.measurements.device import Device, record, versions
-from validation.measurements.forecasts import forecasters
-from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
-from validation.reference.model import check
-from validation.reference.orders import action_orders
-from validation.stages.action_forecasts import make_price
-from validation.stages.assembled_step import assemble_step
-from validation.stages.replay import DeviceReplay, PlayedOrder
-from validation.stages.variant import Variant, check_replicas, recompute_jobs
+from meshcast.validation.kernels.modes import check_times
+from meshcast.validation.measurements.device import Device, record, versions
+from meshcast.validation.measurements.forecasts import forecasters
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, utc_now
+from meshcast.validation.reference.model import check
+from meshcast.validation.reference.orders import action_orders
+from meshcast.validation.stages.action_forecasts import make_price
+from meshcast.validation.stages.assembled_step import assemble_step
+from meshcast.validation.stages.replay import DeviceReplay, PlayedOrder
+from meshcast.validation.stages.variant import Variant, check_replicas, recompute_jobs
 
 Progress = Callable[[str], None]
 """Takes one line of progress."""

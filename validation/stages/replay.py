@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Action
-from validation.measurements.device import Device
-from validation.reference.deferred_weight_gradients import DeferredWeightGradients
-from validation.reference.model import build_stage, share_tied_embedding
-from validation.reference.optimizer import Optimizer
-from validation.reference.orders import action_orders
-from validation.reference.tensor_parallel import TensorGroup
-from validation.reference.tokens import make_tokens
-from validation.stages.action_forecasts import StageAction
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import Action
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.reference.deferred_weight_gradients import DeferredWeightGradients
+from meshcast.validation.reference.model import build_stage, share_tied_embedding
+from meshcast.validation.reference.optimizer import Optimizer
+from meshcast.validation.reference.orders import action_orders
+from meshcast.validation.reference.tensor_parallel import TensorGroup
+from meshcast.validation.reference.tokens import make_tokens
+from meshcast.validation.stages.action_forecasts import StageAction
 
 
 @dataclass

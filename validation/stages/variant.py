@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.errors import PlanError, nearest
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
-from validation.measurements.device import Device
-from validation.measurements.forecasts import Forecaster
-from validation.measurements.measurement import ForecastValue, MeasurementRow
-from validation.reference.orders import KINDS
-from validation.stages.action_forecasts import StageAction, forecast_actions
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.measurements.forecasts import Forecaster
+from meshcast.validation.measurements.measurement import ForecastValue, MeasurementRow
+from meshcast.validation.reference.orders import KINDS
+from meshcast.validation.stages.action_forecasts import StageAction, forecast_actions
 
 RECOMPUTE = ("none", "selective", "full")
 

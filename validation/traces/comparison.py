@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hardware import GPU, gpus
-from hardware.errors import PlanError
-from simulator.bridges.kineto import Event, Trace
-from simulator.ir.ops import COMPUTE
-from simulator.plan.checks import check_alike
-from simulator.report.report import Report
-from validation.traces.gpu_timeline import gpu_timeline
-from validation.traces.host_timeline import host_timeline
-from validation.traces.kernel_classes import CLASSES
-from validation.traces.simulated_timeline import simulated_timeline
-from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
+from meshcast.hardware import GPU, gpus
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.kineto import Event, Trace
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.plan.checks import check_alike
+from meshcast.simulator.report.report import Report
+from meshcast.validation.traces.gpu_timeline import gpu_timeline
+from meshcast.validation.traces.host_timeline import host_timeline
+from meshcast.validation.traces.kernel_classes import CLASSES
+from meshcast.validation.traces.simulated_timeline import simulated_timeline
+from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.bridges.kineto import ON_DEVICE, Event, Trace
-from simulator.ir.ops import COMPUTE
-from simulator.plan.plan import Plan
-from validation.traces.kernel_classes import COMMUNICATES, classify, collective_of
-from validation.traces.timeline import Slice, Timeline
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.kineto import ON_DEVICE, Event, Trace
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.traces.kernel_classes import COMMUNICATES, classify, collective_of
+from meshcast.validation.traces.timeline import Slice, Timeline
 
 FAMILY_PATTERNS = (
     ("expert", r"expert_model|expert_tensor|(^|_)ep(_|$)"),

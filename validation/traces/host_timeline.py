@@ -10,11 +10,11 @@ from itertools import islice
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.bridges.kineto import Event, Trace
-from simulator.ir.ops import COMPUTE
-from validation.traces.kernel_classes import classify, collective_of
-from validation.traces.timeline import Slice, Timeline
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.kineto import Event, Trace
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.validation.traces.kernel_classes import classify, collective_of
+from meshcast.validation.traces.timeline import Slice, Timeline
 
 GLOO = "gloo:"
 

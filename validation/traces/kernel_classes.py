@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from simulator.ir.ops import Attention, Collective, Exchange, Gemm, Host, HostUpdate, Memory, Op, Transfer
+from meshcast.simulator.ir.ops import Attention, Collective, Exchange, Gemm, Host, HostUpdate, Memory, Op, Transfer
 
 COMPUTE = ("gemm", "attention", "scan", "norm", "activation", "rope", "addition", "embedding", "loss", "experts",
            "optimizer", "copy", "other")  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from simulator.ir.ops import COMPUTE, Collective, HostCopy, HostLaunch, HostUpdate
-from simulator.report.report import Report
-from validation.traces.gpu_timeline import families_of
-from validation.traces.kernel_classes import class_of
-from validation.traces.timeline import UNATTRIBUTED, Slice, Timeline
+from meshcast.simulator.ir.ops import COMPUTE, Collective, HostCopy, HostLaunch, HostUpdate
+from meshcast.simulator.report.report import Report
+from meshcast.validation.traces.gpu_timeline import families_of
+from meshcast.validation.traces.kernel_classes import class_of
+from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice, Timeline
 
 
 def simulated_timeline(report: Report, device: int) -> Timeline:

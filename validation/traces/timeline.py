@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.engine.occupancy import measure
-from simulator.ir.ops import COMPUTE
+from meshcast.simulator.engine.occupancy import measure
+from meshcast.simulator.ir.ops import COMPUTE
 
 UNATTRIBUTED = "communication"
 """Stream of collectives whose parallelism the trace does not tell (tensor, data, ...)."""

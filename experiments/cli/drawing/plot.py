@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.console import answering, plot_files
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.plots.style import Width
-from hardware.errors import PlanError, escape_controls, nearest
+from meshcast.experiments.cli.console import answering, plot_files
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.plots.style import Width
+from meshcast.hardware.errors import PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,7 +101,7 @@ def plot(
             _plot_jobs(what, names, change or (), by, file, paper)
         typer.echo(f"wrote {file}")
         if page is not None:
-            from experiments.pages.forecast import show
+            from meshcast.experiments.pages.forecast import show
 
             show(page)
 
@@ -118,8 +118,8 @@ def _plot_sweep(
     width: Width,
 ) -> None:  # fmt: skip
     """Draws the results of a sweep as a heatmap, or explains a blank cell."""
-    from experiments.plots import heatmap
-    from experiments.sweeps import selection
+    from meshcast.experiments.plots import heatmap
+    from meshcast.experiments.sweeps import selection
 
     files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
     rows = selection.read_rows(results)
@@ -144,8 +144,8 @@ def _plot_schedules(
 
     numbers: devices, micro-batches, chunks.
     """
-    from experiments.pages.schedules import tabulate_shown
-    from experiments.plots import schedules
+    from meshcast.experiments.pages.schedules import tabulate_shown
+    from meshcast.experiments.plots import schedules
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
     if any(files) and not all(files):
@@ -155,13 +155,13 @@ def _plot_schedules(
     if all(files):
         if numbers != (None,) * 3:
             raise PlanError("--p, --m, --v", "jobs have their own", "Leave them out, or change the jobs with --set")
-        from simulator import simulate
+        from meshcast.simulator import simulate
 
         jobs = _load_jobs(names, changes)
         shown = [schedules.show_report(Path(name).stem, simulate(job)) for name, job in zip(names, jobs, strict=True)]
         words = title or f"Steps of {len(shown)} jobs" if len(shown) > 1 else title or f"A step of {shown[0].name}"
     else:
-        from experiments.pages.schedules import play_to_show
+        from meshcast.experiments.pages.schedules import play_to_show
 
         if changes:
             raise PlanError("--set", "it is for jobs", "Leave it out", changes[0])
@@ -189,8 +189,8 @@ def _split_chunks(name: str) -> tuple[str, int | None]:
 
 
 def _load_jobs(names: Sequence[str], changes: Sequence[str]) -> list[Any]:
-    from experiments.cli.launch import tell_launch
-    from simulator import load_job
+    from meshcast.experiments.cli.launch import tell_launch
+    from meshcast.simulator import load_job
 
     for name in names:
         tell_launch(Path(name), changes)
@@ -205,27 +205,27 @@ def _plot_jobs(
         raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", names[1])
     jobs = _load_jobs(names, changes)
     if kind == "tornado":
-        from experiments.explain.sensitivity import explain
-        from experiments.plots import tornado
+        from meshcast.experiments.explain.sensitivity import explain
+        from meshcast.experiments.plots import tornado
 
         sensitivities = explain(jobs[0])
         file.parent.mkdir(parents=True, exist_ok=True)
         tornado.draw(sensitivities, file, width)
         return
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     reports = [simulate(job) for job in jobs]
     file.parent.mkdir(parents=True, exist_ok=True)
     if kind == "breakdown":
-        from experiments.plots import breakdown
+        from meshcast.experiments.plots import breakdown
 
         named = [(Path(name).stem, report) for name, report in zip(names, reports, strict=True)]
         breakdown.draw(named if len(named) > 1 else reports[0], file, width)
     elif kind == "communication":
-        from experiments.plots import communication
+        from meshcast.experiments.plots import communication
 
         communication.draw(reports[0], file, width, by)  # type: ignore[arg-type]
     else:
         from importlib import import_module
 
-        import_module(f"experiments.plots.{kind.replace('-', '_')}").draw(reports[0], file, width)
+        import_module(f"meshcast.experiments.plots.{kind.replace('-', '_')}").draw(reports[0], file, width)

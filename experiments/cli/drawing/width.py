@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from experiments.plots.style import WIDTHS, Width
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.plots.style import WIDTHS, Width
+from meshcast.hardware.errors import PlanError, nearest
 
 WidthOption = Annotated[
     str | None,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.console import AsJson, answering, emit
-from hardware.errors import PlanError, nearest
+from meshcast.experiments.cli.console import AsJson, answering, emit
+from meshcast.hardware.errors import PlanError, nearest
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 """Units of sizes in nccl-tests' options."""
@@ -47,8 +47,8 @@ def collectives(
 ) -> None:
     """Print the collectives of a job or cluster as nccl-tests does."""
     with answering(as_json):
-        from experiments.explain.collectives import TESTS, make_sizes, tables_of_cluster, tables_of_job
-        from simulator.bridges.nccl_tests import OPERATIONS
+        from meshcast.experiments.explain.collectives import TESTS, make_sizes, tables_of_cluster, tables_of_job
+        from meshcast.simulator.bridges.nccl_tests import OPERATIONS
 
         known = OPERATIONS.values() if job is None else TESTS
         for name in operation or ():
@@ -58,13 +58,13 @@ def collectives(
             remedy = "Write meshcast collectives job.yaml, or meshcast collectives --cluster dgx-h100:2"
             raise PlanError("collectives", "it takes either a JOB or --cluster", remedy)
         if job is not None:
-            from simulator import load_job, simulate
+            from meshcast.simulator import load_job, simulate
 
             found = tables_of_job(simulate(load_job(job, change or ())), stage, every_rank)
             found = [one for one in found if not operation or one.operation in operation]
         else:
-            from hardware import load_cluster
-            from hardware.load import read_yaml
+            from meshcast.hardware import load_cluster
+            from meshcast.hardware.load import read_yaml
 
             assert cluster is not None
             given = read_yaml(cluster, "--cluster", PlanError).data

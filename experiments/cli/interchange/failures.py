@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from experiments.cli.console import check_place, emit, unwritable
+from meshcast.experiments.cli.console import check_place, emit, unwritable
 
 if TYPE_CHECKING:
-    from simulator.runs.failure_log import FittedRate, ObservedLog
+    from meshcast.simulator.runs.failure_log import FittedRate, ObservedLog
 
 SIGNIFICANT = 1.92
 """Gain in log-likelihood from which a Weibull distribution is written: half of the 95 % quantile of chi-squared."""
@@ -21,7 +21,7 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
 
     gpus: number of GPUs that the log is of; None: the rates are those of the job as a whole.
     """
-    from simulator.runs.failure_log import fit_rates, read_failure_log
+    from meshcast.simulator.runs.failure_log import fit_rates, read_failure_log
 
     log = read_failure_log(file)
     rates = fit_rates(log)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.console import check_folder, check_place, unwritable
-from hardware.errors import PlanError
+from meshcast.experiments.cli.console import check_folder, check_place, unwritable
+from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
-    from simulator.report.report import Report
+    from meshcast.simulator.report.report import Report
 
 TRACES = (".json", ".json.gz")
 
@@ -72,14 +72,14 @@ def names_folder(given: str) -> bool:
 def write_files(report: Report, trace: str | None, snapshot: Path | None) -> None:
     """Writes the files of both options. Raises PlanError for one that cannot be written."""
     if trace is not None:
-        from simulator.report.trace import write_rank_traces, write_trace
+        from meshcast.simulator.report.trace import write_rank_traces, write_trace
 
         try:
             (write_rank_traces if names_folder(trace) else write_trace)(report, trace)
         except OSError as error:
             raise unwritable(Path(trace), error.strerror or str(error), "--trace") from None
     if snapshot is not None:
-        from simulator.report.tracing.memory_snapshot import write_snapshot
+        from meshcast.simulator.report.tracing.memory_snapshot import write_snapshot
 
         try:
             write_snapshot(report, snapshot)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.console import AsJson, answering, emit
-from experiments.cli.drawing.width import WidthOption, choose_width
-from experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.console import AsJson, answering, emit
+from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.launch import tell_launch
 
 
 def plan(
@@ -40,14 +40,14 @@ def plan(
 ) -> None:
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
-        from experiments.pages.forecast import show
-        from experiments.planning.league.answer import to_answer
-        from experiments.planning.league.optimum import CertifiedOptimum, find_optimum
-        from experiments.planning.league.page import league_table
-        from experiments.planning.league.rows import choose_planners, rank_proposals
-        from experiments.planning.pricing.mixed import open_problem
-        from experiments.planning.problem import SearchBudget
-        from hardware.errors import PlanError
+        from meshcast.experiments.pages.forecast import show
+        from meshcast.experiments.planning.league.answer import to_answer
+        from meshcast.experiments.planning.league.optimum import CertifiedOptimum, find_optimum
+        from meshcast.experiments.planning.league.page import league_table
+        from meshcast.experiments.planning.league.rows import choose_planners, rank_proposals
+        from meshcast.experiments.planning.pricing.mixed import open_problem
+        from meshcast.experiments.planning.problem import SearchBudget
+        from meshcast.hardware.errors import PlanError
 
         paper = choose_width(width, plot)
         names = choose_planners(planners)
@@ -59,7 +59,7 @@ def plan(
         if plot is not None:
             if not isinstance(best, CertifiedOptimum):
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
-            from experiments.planning.league.plot import draw
+            from meshcast.experiments.planning.league.plot import draw
 
             draw(problem, rows, best, plot, paper)
         if as_json:

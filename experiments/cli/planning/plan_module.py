@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.console import AsJson, answering, emit
+from meshcast.experiments.cli.console import AsJson, answering, emit
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from experiments.planning.graph import LayerGraph
-    from experiments.planning.imported.module_league import ModuleRow
+    from meshcast.experiments.planning.graph import LayerGraph
+    from meshcast.experiments.planning.imported.module_league import ModuleRow
 
 MOST_ROWS = 40
 """Layers that a terminal shows; --json has all."""
@@ -51,10 +51,10 @@ def plan_module(
 ) -> None:
     """Ask planners of layer graphs about a torch module of your own."""
     with answering(as_json):
-        from experiments.pages.forecast import show
-        from experiments.planning.imported.module_league import ask_planners, choose_graph_planners, to_answer
-        from experiments.planning.imported.module_problem import ModuleProblem
-        from experiments.planning.problem import SearchBudget
+        from meshcast.experiments.pages.forecast import show
+        from meshcast.experiments.planning.imported.module_league import ask_planners, choose_graph_planners, to_answer
+        from meshcast.experiments.planning.imported.module_problem import ModuleProblem
+        from meshcast.experiments.planning.problem import SearchBudget
 
         names = choose_graph_planners(planners)
         problem = ModuleProblem(module, cluster, depth, microbatches, chain)
@@ -96,7 +96,7 @@ def _plan_table(graph: LayerGraph, rows: list[ModuleRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from hardware.errors import escape_controls
+    from meshcast.hardware.errors import escape_controls
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("planner", "objective", "stage", "layers"):

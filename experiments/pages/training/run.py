@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.runs.curves import CurvePoint, RunCurves
-from simulator.report.words import format_count, format_number, format_seconds
-from simulator.runs.answer import LABELS, RunAnswer
-from simulator.runs.training import TIMES
+from meshcast.experiments.runs.curves import CurvePoint, RunCurves
+from meshcast.simulator.report.words import format_count, format_number, format_seconds
+from meshcast.simulator.runs.answer import LABELS, RunAnswer
+from meshcast.simulator.runs.training import TIMES
 
 BAR = 30
 """Columns of the longest bar."""

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.table import Assignment, FactorTable
 
 T = TypeVar("T")
 

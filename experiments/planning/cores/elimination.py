@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.table import FactorTable, Kept, PendingFactor, PendingTable
+from meshcast.experiments.planning.table import FactorTable, Kept, PendingFactor, PendingTable
 
 LARGEST = 200_000_000
 """Entries of the largest table that elimination makes."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.solver import Solver, load_solver
-from experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.cores.solver import Solver, load_solver
+from meshcast.experiments.planning.table import Factor, FactorTable
 
 
 class Solution(NamedTuple):

@@ -10,8 +10,8 @@ import math
 import random
 from collections.abc import Iterable
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.table import Assignment, FactorTable
 
 
 def walk_table(

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.device_graph import DeviceGraph
-from hardware.documents.optional_package import import_optional
+from meshcast.experiments.planning.device_graph import DeviceGraph
+from meshcast.hardware.documents.optional_package import import_optional
 
 GRAIN = 10**9
 """Units in the time of all groups on accelerators, and in the memory of one."""

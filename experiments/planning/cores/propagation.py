@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.table import Assignment, Factor, FactorTable
+from meshcast.experiments.planning.table import Assignment, Factor, FactorTable
 
 
 class Neighbours(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hardware.documents.optional_package import import_optional
+from meshcast.hardware.documents.optional_package import import_optional
 
 
 class Solver(NamedTuple):

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from experiments.planning.stages import PlannedStage, StageSequence, StageTable
+from meshcast.experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 
 def plan_stages(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from experiments.planning.stages import PlannedStage, StageTable
+from meshcast.experiments.planning.stages import PlannedStage, StageTable
 
 Prefix = tuple[PlannedStage, ...]
 

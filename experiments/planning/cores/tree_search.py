@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.table import Assignment, FactorTable
 
 Complete = Callable[[dict[str, int], random.Random], dict[str, int]]
 """Completes some decisions to an assignment of all variables."""

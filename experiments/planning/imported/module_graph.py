@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.imported.operator_works import PassWorks
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.imported.operator_works import PassWorks
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.planning.imported.module_problem import ModuleProblem
-from experiments.planning.planner import Proposal, find_planner, planner_names
-from experiments.planning.problem import SearchBudget
-from hardware.errors import PlanError
+from meshcast.experiments.planning.imported.module_problem import ModuleProblem
+from meshcast.experiments.planning.planner import Proposal, find_planner, planner_names
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.errors import PlanError
 
 PROFILES_ALONE = ("aceso", "auto-mtf", "slapo")
 """Planners in mode ``paper`` whose profiles are no layer graphs: operators by degree, named dims, a grid of runs."""

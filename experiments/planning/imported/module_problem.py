@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.imported.module_graph import ModuleOperator, merge_operators
-from experiments.planning.imported.operator_works import PassWorks
-from experiments.planning.problem import UnknownPart
-from experiments.planning.profile import NetworkLevel
-from hardware import load_cluster
-from hardware.errors import PlanError, nearest
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.imported.module_graph import ModuleOperator, merge_operators
+from meshcast.experiments.planning.imported.operator_works import PassWorks
+from meshcast.experiments.planning.problem import UnknownPart
+from meshcast.experiments.planning.profile import NetworkLevel
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
 
 COPIES = 4
 """Weights, gradients and two moments of Adam, as often as the bytes of weights."""
@@ -115,7 +115,7 @@ def trace(spec: str) -> list[ModuleOperator]:
 def _load_tracing(spec: str) -> Any:
     """The module that traces. Raises PlanError where torch is absent."""
     try:
-        return importlib.import_module("experiments.planning.imported.tracing")
+        return importlib.import_module("meshcast.experiments.planning.imported.tracing")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from simulator.ir.ops import Attention, Gemm, Memory, Work
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 
 
 class TensorShape(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from experiments.planning.imported.module_graph import ModuleOperator
-from experiments.planning.imported.operator_works import OperatorCall, PassWorks, TensorShape, list_works
-from hardware.errors import PlanError
+from meshcast.experiments.planning.imported.module_graph import ModuleOperator
+from meshcast.experiments.planning.imported.operator_works import OperatorCall, PassWorks, TensorShape, list_works
+from meshcast.hardware.errors import PlanError
 
 DTYPES = {
     **{torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},

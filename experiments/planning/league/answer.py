@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.planning.league.optimum import CertifiedOptimum
-from experiments.planning.league.rows import LeagueRow
-from experiments.planning.planner import find_planner
-from experiments.planning.pricing.job import JobProblem
-from hardware.errors import PlanError
-from hardware.units import GIB
+from meshcast.experiments.planning.league.optimum import CertifiedOptimum
+from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import GIB
 
 
 def to_answer(

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from experiments.planning.planner import Planner, Proposal, find_planner
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.mixed import open_problem
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.profile import NetworkLevel, ProfileProblem
-from experiments.planning.stages import PlannedStage
-from hardware.errors import PlanError, nearest
-from simulator.report.report import Report
-from validation.claims.planner_run import PlannerPlan, PlannerRun
-from validation.claims.relation import Quantity
+from meshcast.experiments.planning.planner import Planner, Proposal, find_planner
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.mixed import open_problem
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
+from meshcast.experiments.planning.stages import PlannedStage
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.report.report import Report
+from meshcast.validation.claims.planner_run import PlannerPlan, PlannerRun
+from meshcast.validation.claims.relation import Quantity
 
 
 def find_claimed_plan(run: PlannerRun) -> PlannerPlan:

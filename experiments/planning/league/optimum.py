@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.planning.pricing.job import JobProblem
-from experiments.search.certificate import Certificate
-from experiments.search.comparison.membership import list_outside
-from experiments.search.comparison.short_form import read_short_form
-from experiments.search.find import open_search, search
-from experiments.search.found import ROUNDING
-from experiments.search.search import Search
-from experiments.search.workers import count_cores, run_on_workers
-from hardware.errors import PlanError
-from simulator.job.load import load_job
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.comparison.membership import list_outside
+from meshcast.experiments.search.comparison.short_form import read_short_form
+from meshcast.experiments.search.find import open_search, search
+from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.workers import count_cores, run_on_workers
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.load import load_job
 
 WITHIN = 0.01
 """Gap at which the search of the optimum may end: regrets are known as well as that."""

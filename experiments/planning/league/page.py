@@ -8,11 +8,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from experiments.planning.league.optimum import CertifiedOptimum
-from experiments.planning.league.rows import LeagueRow
-from experiments.planning.planner import find_planner
-from hardware.errors import PlanError, escape_controls
-from simulator.report.words import format_need
+from meshcast.experiments.planning.league.optimum import CertifiedOptimum
+from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.hardware.errors import PlanError, escape_controls
+from meshcast.simulator.report.words import format_need
 
 HEADS = ("step s", "90%", "GiB", "regret", "own regret", "objective s", "priced", "CPU s")
 LEGEND = (

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from experiments.planning.league.optimum import CertifiedOptimum
-from experiments.planning.league.rows import LeagueRow
-from experiments.planning.pricing.job import JobProblem
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
-from simulator.report.words import format_seconds
+from meshcast.experiments.planning.league.optimum import CertifiedOptimum
+from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
+from meshcast.simulator.report.words import format_seconds
 
 LEFT, HEIGHT = 0.62, 3.8
 """Left end and largest height of the axes [in]."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.planning.league.optimum import CertifiedOptimum, explain_faster
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum, find_planner, planner_names
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from hardware.errors import PlanError
-from simulator.report.report import Report
+from meshcast.experiments.planning.league.optimum import CertifiedOptimum, explain_faster
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, find_planner, planner_names
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.report import Report
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk
-from experiments.planning.cores.local_search.operator_walk import OperatorProfile, walk_profile
-from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk
+from meshcast.experiments.planning.cores.local_search.operator_walk import OperatorProfile, walk_profile
+from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Aceso(Planner):

@@ -12,14 +12,14 @@ import time
 
 import numpy as np
 
-from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum
-from experiments.planning.pricing.job import JobProblem, require_job
-from experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
-from experiments.planning.pricing.stage_prices import range_totals
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.job import JobProblem, require_job
+from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
+from meshcast.experiments.planning.pricing.stage_prices import range_totals
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class AdaPipePlanner(Planner):

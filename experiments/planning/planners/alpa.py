@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.planner import Planner, Proposal, write_stages
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.stages import StageTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.planner import Planner, Proposal, write_stages
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.stages import StageTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 def submeshes(table: StageTable, per_node: int) -> StageTable:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh, write_plan
-from experiments.planning.planner import Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh, write_plan
+from meshcast.experiments.planning.planner import Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class AlpaIntra(OperatorPlanner):

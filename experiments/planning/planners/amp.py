@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from experiments.planning.cores.pipelines.enumeration import try_best
-from experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum
-from experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
-from experiments.planning.pricing.pipelines import pipeline_plan
-from experiments.planning.pricing.space_search import search_space
-from experiments.planning.pricing.stage_prices import range_totals
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.stages import StageOption
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
+from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
+from meshcast.experiments.planning.pricing.pipelines import pipeline_plan
+from meshcast.experiments.planning.pricing.space_search import search_space
+from meshcast.experiments.planning.pricing.stage_prices import range_totals
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.stages import StageOption
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class PricedPlan(NamedTuple):

@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.layout_maps import find_map
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.layout_maps import find_map
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class AutoMTF(Planner):

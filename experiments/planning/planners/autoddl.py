@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from experiments.planning.cores.descent import descend_table
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.descent import descend_table
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class AutoDDL(OperatorPlanner):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from experiments.planning.cores.propagation import Neighbours, find_neighbours, propagate
-from experiments.planning.cores.tree_search import search_tree
-from experiments.planning.operator_planner import OperatorPlanner, Solved
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.propagation import Neighbours, find_neighbours, propagate
+from meshcast.experiments.planning.cores.tree_search import search_tree
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Automap(OperatorPlanner):

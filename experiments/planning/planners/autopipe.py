@@ -11,14 +11,14 @@ import time
 
 import numpy as np
 
-from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
-from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.space_search import search_space
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.local_search.block_moves import chain_table, move_blocks
+from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.space_search import search_space
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class AutoPipe(Planner):

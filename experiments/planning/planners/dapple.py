@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.antichains import output_bytes, states_of
-from experiments.planning.cores.ideals import find_contained
-from experiments.planning.cores.pipelines.latency_bound import LatencyBound
-from experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
-from experiments.planning.cores.stage_prefixes import PrefixSearch
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.profile import NetworkLevel
-from experiments.planning.stages import StageTable
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.antichains import output_bytes, states_of
+from meshcast.experiments.planning.cores.ideals import find_contained
+from meshcast.experiments.planning.cores.pipelines.latency_bound import LatencyBound
+from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
+from meshcast.experiments.planning.cores.stage_prefixes import PrefixSearch
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel
+from meshcast.experiments.planning.stages import StageTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class DapplePlanner(Planner):

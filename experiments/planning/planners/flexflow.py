@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.planning.cores.mcmc import walk_table
-from experiments.planning.operator_planner import OperatorPlanner, Solved
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.mcmc import walk_table
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class FlexFlow(OperatorPlanner):

@@ -12,19 +12,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.layer_paths import choose_strategies
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.pricing.job import require_job
-from experiments.planning.pricing.layer_strategies import (
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.pipelines.layer_paths import choose_strategies
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.pricing.job import require_job
+from meshcast.experiments.planning.pricing.layer_strategies import (
     LayerStrategy,
     StrategyPrices,
     price_strategies,
     strategy_plan,
 )
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 def decision_tree(gpus: int) -> list[LayerStrategy]:

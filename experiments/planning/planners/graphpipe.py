@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.profile import NetworkLevel
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class GraphPipePlanner(Planner):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.cores.propagation import find_neighbours, propagate
-from experiments.planning.operator_planner import OperatorPlanner, Solved
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable, Option
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.cores.propagation import find_neighbours, propagate
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable, Option
+from meshcast.simulator.ir.scheme import Paper
 
 
 class GSPMD(OperatorPlanner):

@@ -7,12 +7,12 @@ weights may have any layout of the two kinds.
 
 from __future__ import annotations
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.level_planner import LevelPlanner
-from experiments.planning.planner import Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.level_planner import LevelPlanner
+from meshcast.experiments.planning.planner import Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class HyPar(LevelPlanner):

@@ -8,13 +8,13 @@ give the memory of every range on every stage, with the micro-batches in flight 
 
 from __future__ import annotations
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.pricing.job import require_job
-from experiments.planning.pricing.pipelines import UniformPipeline, pipeline_plan, uniform_pipelines
-from experiments.planning.problem import Problem, SearchBudget
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.pricing.job import require_job
+from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, pipeline_plan, uniform_pipelines
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.simulator.ir.scheme import Paper
 
 
 class McapPlanner(Planner):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
-from experiments.planning.planner import Proposal, SpaceOptimum
-from experiments.planning.problem import Dims, Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from hardware.errors import PlanError, nearest
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
+from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.scheme import Paper
 
 MODEL_DIMS = ("a", "f", "v")
 """Heads, feed-forward channels and vocabulary."""

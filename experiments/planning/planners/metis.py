@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.device_groups import device_groups
-from experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum
-from experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
-from experiments.planning.pricing.mixed import MixedProblem, require_kinds
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.pipelines.device_groups import device_groups
+from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
+from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 Strategies = tuple[tuple[int, int], ...]
 """Data and tensor parallelism of every stage."""

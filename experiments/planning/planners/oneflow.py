@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments.planning.cores.local_search.neighbourhoods import search_neighbourhoods
-from experiments.planning.operator_planner import OperatorPlanner, Solved
-from experiments.planning.problem import Dims, Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.local_search.neighbourhoods import search_neighbourhoods
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class OneFlow(OperatorPlanner):

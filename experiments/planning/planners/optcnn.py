@@ -6,11 +6,11 @@ Convolutional Neural Networks", arXiv 1802.04924, sections 4 and 5); memory does
 
 from __future__ import annotations
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.operator_planner import OperatorPlanner, Solved
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class OptCNN(OperatorPlanner):

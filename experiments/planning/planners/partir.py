@@ -13,14 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.cores.local_search.tile_propagation import spread_dims
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
-from experiments.planning.planner import Proposal, SpaceOptimum
-from experiments.planning.problem import Dims, Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from hardware.errors import PlanError, nearest
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.cores.local_search.tile_propagation import spread_dims
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
+from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Tactic(NamedTuple):

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.antichains import output_bytes, states_of
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.profile import NetworkLevel
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.antichains import output_bytes, states_of
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption, differences
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class PipeDreamPartitioner(Planner):

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.cores.ideals import find_contained
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.variants import LayerVariants, choose_variants, read_variants
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.ideals import find_contained
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.variants import LayerVariants, choose_variants, read_variants
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Piper(Planner):

@@ -5,8 +5,8 @@ arXiv 1706.04972). Times are those of Tarnawski's graphs here, the load of the f
 placement.
 """
 
-from experiments.planning.cores.learned.placement_planner import LearnedPlacement
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.learned.placement_planner import LearnedPlacement
+from meshcast.simulator.ir.scheme import Paper
 
 
 class PlacementRL(LearnedPlacement):

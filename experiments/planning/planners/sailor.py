@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.pricing.kind_stages import KindStages
-from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.pricing.kind_stages import KindStages
+from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Sailor(Planner):

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.planning.cores.local_search.grid_walk import GridWalk
-from experiments.planning.planner import Planner, Proposal, SpaceOptimum
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.space_search import search_space
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.local_search.grid_walk import GridWalk
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.space_search import search_space
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 """Shares of recomputed layers that the released tuner knows."""

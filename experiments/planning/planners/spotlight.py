@@ -5,8 +5,8 @@ that drew it (Gao et al. 2018, ICML, pages 1676-1684). Space, network and prices
 `placement-rl`.
 """
 
-from experiments.planning.cores.learned.placement_planner import LearnedPlacement
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.learned.placement_planner import LearnedPlacement
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Spotlight(LearnedPlacement):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.placement import PlacementProgram
-from experiments.planning.device_graph import DeviceGraph
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.placement import PlacementProgram
+from meshcast.experiments.planning.device_graph import DeviceGraph
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.simulator.ir.scheme import Paper
 
 
 class TarnawskiIP(Planner):

@@ -6,11 +6,11 @@ keep `most` points, the paper's cap of a set; the ends of the frontier stay.
 
 from __future__ import annotations
 
-from experiments.planning.cores.elimination import FrontierPoint, trace_frontier
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import FrontierPoint, trace_frontier
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class TensorOpt(OperatorPlanner):

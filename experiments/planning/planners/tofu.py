@@ -7,11 +7,11 @@ table. No operator may do the same on several ranks.
 
 from __future__ import annotations
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.level_planner import LevelPlanner
-from experiments.planning.planner import Proposal
-from experiments.planning.problem import Dims, Problem, SearchBudget
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.level_planner import LevelPlanner
+from meshcast.experiments.planning.planner import Proposal
+from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Tofu(LevelPlanner):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from experiments.planning.cores.descent import bisect_weight
-from experiments.planning.cores.elimination import Optimum
-from experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
-from experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.planning.table import FactorTable
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.cores.descent import bisect_weight
+from meshcast.experiments.planning.cores.elimination import Optimum
+from meshcast.experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.table import FactorTable
+from meshcast.simulator.ir.scheme import Paper
 
 
 class Unity(OperatorPlanner):

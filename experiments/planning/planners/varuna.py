@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.planning.certificate import PlanProof
-from experiments.planning.cores.pipelines.enumeration import try_best
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.pricing.job import JobProblem, require_job
-from experiments.planning.problem import Problem, SearchBudget
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.ir.scheme import Paper
+from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.pricing.job import JobProblem, require_job
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import Paper
 
 
 class VarunaPlanner(Planner):

@@ -9,26 +9,26 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import SpaceOptimum
-from experiments.planning.pricing.operators import STREAM, list_factors
-from experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
-from experiments.planning.problem import Allowed, Problem, allow_all
-from experiments.planning.profile import NetworkLevel
-from experiments.planning.stages import PlannedStage, StageOption, StageTable
-from experiments.planning.table import Assignment, FactorTable, PendingTable
-from experiments.search.counting.divisors import list_divisors
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.job import Job
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
-from simulator.report.report import Report
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import SpaceOptimum
+from meshcast.experiments.planning.pricing.operators import STREAM, list_factors
+from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
+from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
+from meshcast.experiments.planning.profile import NetworkLevel
+from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
+from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.report import Report
 
 SHARED_AXES = 2
 """Most axes of meshes whose tables are priced whole, for the planners that restrict them."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.pipelines.ordered_stages import costs_of
-from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
-from experiments.planning.pricing.pipelines import range_bytes, stages_plan
-from experiments.planning.stages import StageTable
-from hardware.errors import PlanError
+from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of
+from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
+from meshcast.experiments.planning.pricing.pipelines import range_bytes, stages_plan
+from meshcast.experiments.planning.stages import StageTable
+from meshcast.hardware.errors import PlanError
 
 
 class StageChoice(NamedTuple):

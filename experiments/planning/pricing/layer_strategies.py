@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.stage_prices import UnitCosts
-from hardware.errors import PlanError
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.stage_prices import UnitCosts
+from meshcast.hardware.errors import PlanError
 
 BY_HEADS = ("qkv", "core", "proj")
 BY_COLUMNS = ("up", "act", "down")

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.pricing.job import JobProblem, require_job
-from experiments.planning.pricing.stage_prices import UnitCosts
-from experiments.planning.problem import Allowed, Problem, allow_all
-from experiments.planning.stages import StageOption, StageTable
-from experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.job import Job
+from meshcast.experiments.planning.pricing.job import JobProblem, require_job
+from meshcast.experiments.planning.pricing.stage_prices import UnitCosts
+from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
+from meshcast.experiments.planning.stages import StageOption, StageTable
+from meshcast.experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.job import Job
 
 
 class PricedNodes(NamedTuple):

@@ -27,20 +27,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.problem import Allowed, Dims, allow_all
-from experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
-from hardware.errors import PlanError
-from simulator.costs.costs import Costs
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.resident_memory import DeviceParams, resident_bytes
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.layout import Layout, Tensor, collectives_between, output_layout, required_layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Operator, Unit
-from simulator.ir.operators import Boundary, CoreAttention, Embedding, Head, Linear
-from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, Param
-from simulator.lowering.operator import lower_operator
-from simulator.plan.plan import Plan
+from meshcast.experiments.planning.problem import Allowed, Dims, allow_all
+from meshcast.experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.layout import Layout, Tensor, collectives_between, output_layout, required_layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Operator, Unit
+from meshcast.simulator.ir.operators import Boundary, CoreAttention, Embedding, Head, Linear
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, Param
+from meshcast.simulator.lowering.operator import lower_operator
+from meshcast.simulator.plan.plan import Plan
 
 STREAM = "stream"
 """The variable of the residual stream."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.stage_prices import UnitCosts, range_largest, range_totals
-from experiments.planning.stages import StageOption, StageTable
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, range_largest, range_totals
+from meshcast.experiments.planning.stages import StageOption, StageTable
 
 
 class UniformPipeline(NamedTuple):

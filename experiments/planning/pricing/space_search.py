@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.planning.planner import SpaceOptimum
-from experiments.planning.pricing.job import JobProblem
-from experiments.search.find import search
-from hardware.errors import PlanError
+from meshcast.experiments.planning.planner import SpaceOptimum
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.search.find import search
+from meshcast.hardware.errors import PlanError
 
 
 def search_space(

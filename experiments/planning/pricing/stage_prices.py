@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.stages import StageOption, StageTable
-from hardware.errors import PlanError
-from simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
-from simulator.engine.task_time import task_seconds
-from simulator.forecast.resident_memory import DeviceParams, resident_bytes
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import BYTES, Collective, Memory
-from simulator.plan.plan import Plan
+from meshcast.experiments.planning.stages import StageOption, StageTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
+from meshcast.simulator.engine.task_time import task_seconds
+from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import BYTES, Collective, Memory
+from meshcast.simulator.plan.plan import Plan
 
 
 class UnitCosts(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.collections import PolyCollection
 
-from experiments.plots import style
-from experiments.plots.gantt.rows import Row, busy_share
-from experiments.plots.sheet import text_width, time_unit
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.rows import Row, busy_share
+from meshcast.experiments.plots.sheet import text_width, time_unit
 
 
 class KindLooks(NamedTuple):

@@ -10,10 +10,10 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.plots import style
-from experiments.plots.gantt.bars import AGAIN, KINDS, LANES, WAIT
-from experiments.plots.gantt.rows import Row
-from experiments.plots.sheet import EDGE, Sheet, text_width
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt.bars import AGAIN, KINDS, LANES, WAIT
+from meshcast.experiments.plots.gantt.rows import Row
+from meshcast.experiments.plots.sheet import EDGE, Sheet, text_width
 
 LEGEND_LINE = 0.15
 """Height of a line of the legend [in]."""

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE
-from simulator.program.categories import axis_of
-from simulator.report.report import Report
-from simulator.report.words import name_device
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, actions_of
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.categories import axis_of
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import name_device
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, actions_of
 
 WHOLE = 0.0, 1.0
 """Lower and upper end of an action that fills its bar, in shares of the height of a bar."""

@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, text_width
-from validation.calibration.tables.rows import SampleComparison
-from validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, text_width
+from meshcast.validation.calibration.tables.rows import SampleComparison
+from meshcast.validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
 
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.GREY)
 ROW = 0.165

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, Sheet, make_heading, save
-from hardware.units import GIB
-from validation.measurements.row_errors import QUANTITIES, error_statistics
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, save
+from meshcast.hardware.units import GIB
+from meshcast.validation.measurements.row_errors import QUANTITIES, error_statistics
 
 LOOKS: dict[str, dict[str, Any]] = {
     "catalog": {"color": style.ORANGE, "marker": "o"},

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Heading, Sheet, make_heading, save, text_width, truncate_words
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, LINE, Heading, Sheet, make_heading, save, text_width, truncate_words
 
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.PINK, style.GREY)
 SHAPES = "osD^vP"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.sheet import (
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import (
     EDGE,
     Sheet,
     format_time_axis,
@@ -24,11 +24,11 @@ from experiments.plots.sheet import (
     text_width,
     time_unit,
 )
-from simulator.ir.ops import COMPUTE
-from simulator.ir.scheme import SHORT
-from simulator.report.words import format_seconds
-from validation.traces.comparison import Comparison
-from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.ir.scheme import SHORT
+from meshcast.simulator.report.words import format_seconds
+from meshcast.validation.traces.comparison import Comparison
+from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
 LOOKS: dict[str, style.RGB] = {
     "gemm": style.rgb(style.BLUE),

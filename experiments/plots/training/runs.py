@@ -9,12 +9,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
-from experiments.runs.curves import CurvePoint, RunCurves
-from simulator.report.words import describe_plan, format_seconds
-from simulator.runs.answer import LABELS, RunAnswer
-from simulator.runs.training import TIMES
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
+from meshcast.experiments.runs.curves import CurvePoint, RunCurves
+from meshcast.simulator.report.words import describe_plan, format_seconds
+from meshcast.simulator.runs.answer import LABELS, RunAnswer
+from meshcast.simulator.runs.training import TIMES
 
 COLOURS = (
     *(style.BLUE, style.ORANGE, style.YELLOW, style.GREEN, style.PURPLE),

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.sweeps.selection import Row, read_rows, varied_fields
-from hardware.errors import PlanError
-from simulator.report.figures import FIGURES, Figure
-from simulator.report.words import describe_value
+from meshcast.experiments.sweeps.selection import Row, read_rows, varied_fields
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.figures import FIGURES, Figure
+from meshcast.simulator.report.words import describe_value
 
 SEARCH_FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "peak_device_gib", "cost")
 """Figures of a plan in the answer of ``search --json`` that rows of a sweep have, too."""

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.plots import style
-from experiments.report.charts import FONT, new_figure, sequential, style_axis
-from experiments.report.html import paragraph
-from experiments.report.page import PageSection
-from experiments.report.results.source import PlanSource
-from simulator.report.figures import FIGURES, Figure
+from meshcast.experiments.plots import style
+from meshcast.experiments.report.charts import FONT, new_figure, sequential, style_axis
+from meshcast.experiments.report.html import paragraph
+from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.results.source import PlanSource
+from meshcast.simulator.report.figures import FIGURES, Figure
 
 SHOWN = ("peak_device_gib", "mfu_palm", "step_time_s", "tokens_per_s_per_gpu")
 """Figures that have an axis, the last one at the right end."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.plots import style
-from experiments.report.charts import new_figure
-from experiments.report.html import legend, paragraph
-from experiments.report.page import PageSection
-from experiments.report.results.plan_table import number_format
-from experiments.report.results.source import PlanSource, fitting_view
-from simulator.report.figures import FIGURES, Figure
+from meshcast.experiments.plots import style
+from meshcast.experiments.report.charts import new_figure
+from meshcast.experiments.report.html import legend, paragraph
+from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.results.plan_table import number_format
+from meshcast.experiments.report.results.source import PlanSource, fitting_view
+from meshcast.simulator.report.figures import FIGURES, Figure
 
 PAIRS = (("peak_device_gib", "tokens_per_s_per_gpu"), ("cost", "days"), ("gpu_hours", "days"), ("cost", "step_time_s"))
 """Figures across and up; the first pair, and the first of the others that the plans have."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.report.html import paragraph
-from experiments.report.page import PageSection
-from experiments.report.results.load import PlanRows
-from experiments.report.results.source import PlanSource
-from simulator.report.figures import Figure
+from meshcast.experiments.report.html import paragraph
+from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.results.load import PlanRows
+from meshcast.experiments.report.results.source import PlanSource
+from meshcast.simulator.report.figures import Figure
 
 FIRST = ("step_time_s", "tokens_per_s_per_gpu", "mfu_palm", "peak_device_gib")
 """Figures in the first columns after those of the fields."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report.results.load import PlanRows
-from experiments.sweeps.selection import Row
-from simulator.report.figures import Figure
-from simulator.report.words import describe_value
+from meshcast.experiments.report.results.load import PlanRows
+from meshcast.experiments.sweeps.selection import Row
+from meshcast.simulator.report.figures import Figure
+from meshcast.simulator.report.words import describe_value
 
 MOST_ROWS = 5000
 """Most plans that are drawn and listed; of more those of the highest throughput."""

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from typing import Any
 
-from experiments.report.html import KeyFigure, details, escape, key_figures, listing, paragraph, table
-from experiments.report.page import PageSection
-from experiments.report.results.load import PlanRows
-from simulator.report.words import describe_value
+from meshcast.experiments.report.html import KeyFigure, details, escape, key_figures, listing, paragraph, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.results.load import PlanRows
+from meshcast.simulator.report.words import describe_value
 
 MOST_REASONS = 12
 """Most reasons of invalid plans that are listed."""

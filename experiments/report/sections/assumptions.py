@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from experiments.report.html import details, escape, listing, paragraph, table
-from experiments.report.page import PageSection
-from experiments.report.sections.timeline import list_devices
-from hardware.describe import values
-from hardware.load import Fact, Value
-from hardware.node import Node
-from simulator.report.report import Report
+from meshcast.experiments.report.html import details, escape, listing, paragraph, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.sections.timeline import list_devices
+from meshcast.hardware.describe import values
+from meshcast.hardware.load import Fact, Value
+from meshcast.hardware.node import Node
+from meshcast.simulator.report.report import Report
 
 
 def make_section(report: Report) -> PageSection:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from experiments.plots.breakdown import step_parts
-from experiments.report.colours import part_colour
-from experiments.report.html import BarPiece, bar, escape, paragraph, swatch, table
-from experiments.report.page import PageSection
-from simulator.report.figures import parts_of_step
-from simulator.report.report import Report
-from simulator.report.words import format_seconds, name_device
+from meshcast.experiments.plots.breakdown import step_parts
+from meshcast.experiments.report.colours import part_colour
+from meshcast.experiments.report.html import BarPiece, bar, escape, paragraph, swatch, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import format_seconds, name_device
 
 
 def make_section(report: Report) -> PageSection:

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
-from experiments.plots import style
-from experiments.report.charts import new_figure, sequential
-from experiments.report.colours import AXIS_NAMES
-from experiments.report.html import escape, paragraph, table
-from experiments.report.page import PageSection
-from simulator.costs.calibration.calibration import Calibration
-from simulator.report.report import Report
-from simulator.report.words import format_bytes
+from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
+from meshcast.experiments.plots import style
+from meshcast.experiments.report.charts import new_figure, sequential
+from meshcast.experiments.report.colours import AXIS_NAMES
+from meshcast.experiments.report.html import escape, paragraph, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import format_bytes
 
 LEAST = 1e-9
 """Share of all bytes below which an axis gets no image: sums of norms."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.plots import style
-from experiments.report.charts import new_figure, to_hex
-from experiments.report.colours import memory_colour, memory_name
-from experiments.report.html import details, legend, paragraph, table
-from experiments.report.page import PageSection
-from hardware.units import GIB
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report
-from simulator.report.words import name_device
+from meshcast.experiments.plots import style
+from meshcast.experiments.report.charts import new_figure, to_hex
+from meshcast.experiments.report.colours import memory_colour, memory_name
+from meshcast.experiments.report.html import details, legend, paragraph, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.hardware.units import GIB
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import name_device
 
 FRAGMENTATION, CONTEXT = "fragmentation, cached blocks", "CUDA context, libraries"
 RED = "#c1121f"

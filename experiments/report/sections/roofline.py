@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.explain.roofline import KernelPoint, StepRoofline, step_roofline
-from experiments.plots import style
-from experiments.report.charts import FONT, new_figure
-from experiments.report.colours import AXES, AXIS_NAMES, part_colour
-from experiments.report.html import escape, legend, line_legend, paragraph, swatch, table
-from experiments.report.page import PageSection
-from simulator.costs.calibration.calibration import Calibration
-from simulator.report.figures import parts_of_step
-from simulator.report.report import Report
-from simulator.report.words import format_bytes, format_number, format_seconds
+from meshcast.experiments.explain.roofline import KernelPoint, StepRoofline, step_roofline
+from meshcast.experiments.plots import style
+from meshcast.experiments.report.charts import FONT, new_figure
+from meshcast.experiments.report.colours import AXES, AXIS_NAMES, part_colour
+from meshcast.experiments.report.html import escape, legend, line_legend, paragraph, swatch, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import format_bytes, format_number, format_seconds
 
 LEAST = 1e-6
 """Share of the step for which links are busy with an axis below which it gets no point."""

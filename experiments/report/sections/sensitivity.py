@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.explain.sensitivity import RANGE, Sensitivities
-from experiments.plots.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, StepRange
-from experiments.report.colours import BETTER, WORSE
-from experiments.report.html import BarPiece, bar, escape, legend, paragraph, table
-from experiments.report.page import PageSection
-from simulator.report.words import describe_value, format_seconds
+from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
+from meshcast.experiments.plots.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, StepRange
+from meshcast.experiments.report.colours import BETTER, WORSE
+from meshcast.experiments.report.html import BarPiece, bar, escape, legend, paragraph, table
+from meshcast.experiments.report.page import PageSection
+from meshcast.simulator.report.words import describe_value, format_seconds
 
 NAME, TITLE = "sensitivity", "Sensitivity"
 

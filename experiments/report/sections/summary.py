@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from experiments.report.html import KeyFigure, escape, key_figures, paragraph
-from experiments.report.page import PageSection
-from hardware.units import GIB
-from simulator.report.figures import FIGURES, name_contribution
-from simulator.report.report import Report
-from simulator.report.words import describe_microbatches, describe_plan, describe_room, format_count, format_need
+from meshcast.experiments.report.html import KeyFigure, escape, key_figures, paragraph
+from meshcast.experiments.report.page import PageSection
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.figures import FIGURES, name_contribution
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import (
+    describe_microbatches,
+    describe_plan,
+    describe_room,
+    format_count,
+    format_need,
+)
 
 
 def make_lead(report: Report) -> str:

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.explain.action_times import UPDATE, ActionTimes, action_times, merge_bins
-from experiments.explain.sensitivity import Watch
-from experiments.plots.gantt.bars import LANES
-from experiments.plots.sheet import time_unit
-from experiments.report.charts import new_figure
-from experiments.report.colours import AXES, AXIS_NAMES, action_looks
-from experiments.report.html import legend, paragraph
-from experiments.report.page import PageSection
-from simulator.engine.play import ByMatrices
-from simulator.report.report import Report
-from simulator.report.trace import describe_ranks
-from simulator.report.words import name_device
+from meshcast.experiments.explain.action_times import UPDATE, ActionTimes, action_times, merge_bins
+from meshcast.experiments.explain.sensitivity import Watch
+from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.sheet import time_unit
+from meshcast.experiments.report.charts import new_figure
+from meshcast.experiments.report.colours import AXES, AXIS_NAMES, action_looks
+from meshcast.experiments.report.html import legend, paragraph
+from meshcast.experiments.report.page import PageSection
+from meshcast.simulator.engine.play import ByMatrices
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.trace import describe_ranks
+from meshcast.simulator.report.words import name_device
 
 MOST_BINS, SHARED_BINS = 1000, 60_000
 """Bins of communication of a device, and of all devices and axes together."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.explain.comparison import ForecastComparison
-from experiments.search.comparison.membership import OutsideField, list_outside, state_value
-from experiments.search.comparison.settings import differing_settings, find_other_task
-from experiments.search.comparison.short_form import ShortForm, describe_part, read_short_form
-from experiments.search.fields import FIELDS, has_open_fields
-from experiments.search.found import ROUNDING
-from experiments.search.search import Search
-from hardware.errors import PlanError
-from hardware.units import GIB
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import simulate
-from simulator.job.job import NO_FILE, Job
-from simulator.job.load import load_job, read_job
-from simulator.job.locate import locate_errors
-from simulator.report.report import Report
+from meshcast.experiments.explain.comparison import ForecastComparison
+from meshcast.experiments.search.comparison.membership import OutsideField, list_outside, state_value
+from meshcast.experiments.search.comparison.settings import differing_settings, find_other_task
+from meshcast.experiments.search.comparison.short_form import ShortForm, describe_part, read_short_form
+from meshcast.experiments.search.fields import FIELDS, has_open_fields
+from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.search import Search
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.job import NO_FILE, Job
+from meshcast.simulator.job.load import load_job, read_job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.report.report import Report
 
 IMPLIED = ("plan.sequence_parallel", "plan.recompute_layers")
 """Fields that, as those of overlap, are not named where only one of two plans has them: another field implies it."""

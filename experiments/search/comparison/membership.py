@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.search.comparison.short_form import ShortForm
-from experiments.search.fields import FIELDS, PARTITIONS, write_value
-from experiments.search.keys.partitions import UNLIKE_ENDS
-from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
-from experiments.search.limits import LimitedSpace
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.search.comparison.short_form import ShortForm
+from meshcast.experiments.search.fields import FIELDS, PARTITIONS, write_value
+from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
+from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS
+from meshcast.experiments.search.limits import LimitedSpace
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 
 MOST_NAMED = 12
 """Values of a field that a sentence names."""

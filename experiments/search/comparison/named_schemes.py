@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.search.keys.scheme_keys import DEFAULTS, UNITS, NamedScheme, accompanies_others, name_scheme
-from simulator.ir.registry import find_scheme
-from simulator.job.framework import Framework
-from simulator.job.job import LongPlan, SchemeEntry
-from simulator.job.shorthand import family_degree
+from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS, NamedScheme, accompanies_others, name_scheme
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.framework import Framework
+from meshcast.simulator.job.job import LongPlan, SchemeEntry
+from meshcast.simulator.job.shorthand import family_degree
 
 BY_SEQUENCE_PARALLEL = ("tensor/megatron-sp", "tensor/megatron")
 """Tensor schemes that a plan in short form states by `sequence_parallel`."""

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.comparison.compare import ComparedPlan
-from experiments.search.comparison.membership import state_value
-from hardware.units import GIB
-from simulator.report.figures import parts_of_step
-from simulator.report.words import describe_list, format_need, format_seconds
+from meshcast.experiments.search.comparison.compare import ComparedPlan
+from meshcast.experiments.search.comparison.membership import state_value
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.words import describe_list, format_need, format_seconds
 
 LEAST_SHARE = 0.02
 """Share of all differences between the parts of two steps from which a part has a row."""

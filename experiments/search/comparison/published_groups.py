@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
-from experiments.search.comparison.settings import differing_settings
-from experiments.search.comparison.short_form import ShortForm, read_short_form
-from experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields, state_sharding
-from experiments.search.find import open_search
-from experiments.search.found import ROUNDING, BoundViolation
-from experiments.search.limits import Limits
-from experiments.search.search import Search
-from experiments.search.space import Space
-from experiments.sweeps.expressions import Expression, Look
-from hardware.errors import MeshcastError
-from simulator.job.load import load_job, set_field
-from validation.published.choice import PlanGroup
+from meshcast.experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
+from meshcast.experiments.search.comparison.settings import differing_settings
+from meshcast.experiments.search.comparison.short_form import ShortForm, read_short_form
+from meshcast.experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields, state_sharding
+from meshcast.experiments.search.find import open_search
+from meshcast.experiments.search.found import ROUNDING, BoundViolation
+from meshcast.experiments.search.limits import Limits
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.space import Space
+from meshcast.experiments.sweeps.expressions import Expression, Look
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.job.load import load_job, set_field
+from meshcast.validation.published.choice import PlanGroup
 
 OF_INTERVALS = ("framework.set.sigmas", "framework.set.regime")
 """Settings that change the interval of a forecast alone."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.search.fields import FIELDS
-from simulator.job.job import Job
+from meshcast.experiments.search.fields import FIELDS
+from meshcast.simulator.job.job import Job
 
 TASK = {
     "model": "the model",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.search.comparison.named_schemes import read_named_schemes
-from experiments.search.fields import (
+from meshcast.experiments.search.comparison.named_schemes import read_named_schemes
+from meshcast.experiments.search.fields import (
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
@@ -21,13 +21,13 @@ from experiments.search.fields import (
     state_sharding,
     write_value,
 )
-from experiments.search.keys.data_schemes import DATA
-from experiments.search.keys.scheme_keys import DEFAULTS, UNITS
-from hardware.errors import MeshcastError
-from simulator.ir.registry import find_scheme
-from simulator.job.job import Job, LongPlan, SchemeEntry
-from simulator.job.load import load_job
-from simulator.job.shorthand import expand_plan, family_degree
+from meshcast.experiments.search.keys.data_schemes import DATA
+from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.job.shorthand import expand_plan, family_degree
 
 SCHEMES = "plan.schemes."
 """Prefix of the fields that are the schemes of a family, such as ``plan.schemes.data``."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.search.bounds import Bounds
-from experiments.search.groups import GroupBounds
-from experiments.search.keys.data_schemes import is_known
-from experiments.search.objectives import ClusterUse, FoundPlans, simulates_runs
-from experiments.search.runs.choices import make_choices
-from experiments.search.runs.simulated import RunCounts
-from experiments.search.space import LayerGroup, Space
-from simulator.forecast.shared_work import SharedWork
+from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.groups import GroupBounds
+from meshcast.experiments.search.keys.data_schemes import is_known
+from meshcast.experiments.search.objectives import ClusterUse, FoundPlans, simulates_runs
+from meshcast.experiments.search.runs.choices import make_choices
+from meshcast.experiments.search.runs.simulated import RunCounts
+from meshcast.experiments.search.space import LayerGroup, Space
+from meshcast.simulator.forecast.shared_work import SharedWork
 
 NOTHING: Mapping[str, Any] = {}
 """No open fields of the run."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from experiments.search.keys.partitions import divide_layers
+from meshcast.experiments.search.keys.partitions import divide_layers
 
 ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 """Schedules with two or more chunks a device."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from experiments.search.fields import FIELDS
-from experiments.sweeps.expressions import Expression
-from hardware.errors import PlanError
+from meshcast.experiments.search.fields import FIELDS
+from meshcast.experiments.sweeps.expressions import Expression
+from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
-    from experiments.search.space import Space
+    from meshcast.experiments.search.space import Space
 
 
 def explain_empty(space: Space) -> PlanError:

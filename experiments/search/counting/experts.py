@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.search.fields import AUTO
-from hardware.errors import PlanError
-from simulator.job.job import Job
+from meshcast.experiments.search.fields import AUTO
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
 
 
 def check_experts(job: Job, written: Mapping[str, Any]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.search.fields import check_partition
-from hardware.errors import PlanError
-from simulator.ir.registry import find_scheme
-from simulator.job.job import Job
+from meshcast.experiments.search.fields import check_partition
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.job import Job
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from simulator.ir.registry import find_scheme
-from simulator.job import named_schemes
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job import named_schemes
 
 DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
 """What a plan has without the keys; of tensor parallelism one of two schemes, as `sequence_parallel` says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.search.result import SearchResult
+from meshcast.experiments.search.result import SearchResult
 
 
 class ShownSearchResult(SearchResult):
@@ -10,7 +10,7 @@ class ShownSearchResult(SearchResult):
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast search``."""
-        from experiments.notebook.html import to_html
-        from experiments.search.output.page import page
+        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.search.output.page import page
 
         return to_html(page(self))

@@ -10,17 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.search.certificate import Certificate
-from experiments.search.found import PlanSearch
-from experiments.search.objectives import NEAR, OF_RUNS
-from experiments.search.output.progress import SearchProgress
-from experiments.search.output.smallest import SmallestNeed, find_smallest
-from experiments.search.result import RankedPlan, SearchResult, rank
-from experiments.search.runs.simulated import PlanRuns
-from experiments.search.workers import run_search
-from hardware.units import GIB
-from simulator.report.figures import parts_of_step
-from simulator.report.words import (
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.found import PlanSearch
+from meshcast.experiments.search.objectives import NEAR, OF_RUNS
+from meshcast.experiments.search.output.progress import SearchProgress
+from meshcast.experiments.search.output.smallest import SmallestNeed, find_smallest
+from meshcast.experiments.search.result import RankedPlan, SearchResult, rank
+from meshcast.experiments.search.runs.simulated import PlanRuns
+from meshcast.experiments.search.workers import run_search
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.words import (
     describe_changes,
     describe_field,
     describe_list,
@@ -29,8 +29,8 @@ from simulator.report.words import (
     format_need,
     format_seconds,
 )
-from validation.published.measured_range.beyond import beyond_envelope
-from validation.published.measured_range.envelope import published_envelope
+from meshcast.validation.published.measured_range.beyond import beyond_envelope
+from meshcast.validation.published.measured_range.envelope import published_envelope
 
 WIDTH = 100
 """Columns of a page that is written to a pipe."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, space_ticks, text_width, time_unit
-from experiments.search.found import FoundPlan, PlanSearch
-from experiments.search.result import SearchResult
-from hardware.units import GIB
-from simulator.report.words import describe_value, format_seconds
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, space_ticks, text_width, time_unit
+from meshcast.experiments.search.found import FoundPlan, PlanSearch
+from meshcast.experiments.search.result import SearchResult
+from meshcast.hardware.units import GIB
+from meshcast.simulator.report.words import describe_value, format_seconds
 
 LEFT, RIGHT, HEIGHT = 0.55, 0.12, 3.0
 """Room left and right of the axes, and their largest height [in]."""

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.search.certificate import Certificate
-from experiments.search.objectives import OF_RUNS
-from simulator.report.words import format_seconds
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.objectives import OF_RUNS
+from meshcast.simulator.report.words import format_seconds
 
 SECONDS_BETWEEN_LINES = 10.0
 """Time between two lines of progress where stderr is no terminal [s]."""

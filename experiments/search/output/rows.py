@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.search.fields import CLUSTER
-from experiments.search.found import FoundPlan, PlanSearch
-from experiments.search.result import RankedPlan
-from experiments.sweeps.simulated_runs import forecast_run, simulates_runs
-from experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
-from hardware.errors import PlanError
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
-from simulator.report.figures import row_of
-from simulator.report.report import Report
-from simulator.report.version import product_version
+from meshcast.experiments.search.fields import CLUSTER
+from meshcast.experiments.search.found import FoundPlan, PlanSearch
+from meshcast.experiments.search.result import RankedPlan
+from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
+from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.figures import row_of
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.version import product_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

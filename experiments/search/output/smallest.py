@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from experiments.search.found import PlanSearch
-from experiments.search.search import Search
-from hardware.errors import MeshcastError
-from hardware.units import GIB
-from simulator.forecast.step import forecast_step
-from simulator.job.load import load_job
-from simulator.report.words import describe_changes
+from meshcast.experiments.search.found import PlanSearch
+from meshcast.experiments.search.search import Search
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.words import describe_changes
 
 SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan.zero", "plan.offload")
 """Fields that may lower the need and that a search may open."""

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.search.fields import AUTO
-from experiments.sweeps.grid import apply_changes
-from hardware.errors import PlanError
-from simulator.job.load import load_job
-from simulator.runs.least_run import LeastRun
+from meshcast.experiments.search.fields import AUTO
+from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.runs.least_run import LeastRun
 
 Figure = TypeVar("Figure", float, np.ndarray)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.search.runs.choices import DAY
-from experiments.sweeps.simulated_runs import COLUMNS
-from simulator.report.metrics import Z90
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import RunPlan
-from simulator.runs.training import SimulatedRun
+from meshcast.experiments.search.runs.choices import DAY
+from meshcast.experiments.sweeps.simulated_runs import COLUMNS
+from meshcast.simulator.report.metrics import Z90
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import RunPlan
+from meshcast.simulator.runs.training import SimulatedRun
 
 Simulate = Callable[[RunPlan], Sequence[SimulatedRun]]
 """Simulates all runs of a job."""

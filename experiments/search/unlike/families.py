@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.search.unlike.pipeline_bounds import (
+from meshcast.experiments.search.unlike.pipeline_bounds import (
     DeviceLines,
     OptionTable,
     ScheduleTable,
     bound_lines,
     bound_memory,
 )
-from experiments.search.unlike.runs import (
+from meshcast.experiments.search.unlike.runs import (
     Runs,
     count_layers,
     divide_layers_of_runs,
@@ -31,8 +31,8 @@ from experiments.search.unlike.runs import (
     place_runs,
     split_rows,
 )
-from experiments.search.unlike.stage_units import RunOption, StageUnits
-from experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
+from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits
+from meshcast.experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
 
 
 class BlockBounds(NamedTuple):

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.search.unlike.runs import Runs
-from experiments.search.unlike.stage_units import RunOption, StageUnits, UnitSums, stack_sums
-from hardware.errors import MeshcastError
-from hardware.units import GIB
-from simulator.bounds.schedule_bound import least_in_flight
-from simulator.ir.mesh import Mesh
-from simulator.ir.registry import find_scheme
-from simulator.job.framework import Framework
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.experiments.search.unlike.runs import Runs
+from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits, UnitSums, stack_sums
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.bounds.schedule_bound import least_in_flight
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.framework import Framework
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 class DeviceLines(NamedTuple):

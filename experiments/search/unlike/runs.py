@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.search.unlike.stage_units import RunOption
-from experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
+from meshcast.experiments.search.unlike.stage_units import RunOption
+from meshcast.experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
 
 ROWS = 400_000
 """Pipelines that are bounded at once, about."""

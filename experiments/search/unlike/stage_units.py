@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.search.unlike.values import UnlikeFields
-from experiments.sweeps.grid import apply_changes
-from hardware.cluster import Cluster
-from hardware.errors import MeshcastError
-from simulator.bounds.collectives import LARGE
-from simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE
-from simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.resident_memory import DeviceParams, state_bytes
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Collective
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
+from meshcast.experiments.search.unlike.values import UnlikeFields
+from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.bounds.collectives import LARGE
+from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.resident_memory import DeviceParams, state_bytes
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
 
 
 class RunOption(NamedTuple):

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.search.certificate import Certificate
-from experiments.search.objectives import ClusterUse, FoundPlans
-from experiments.search.search import PlanSearch
-from experiments.search.unlike.families import BlockMaker, PlanBlock
-from experiments.search.unlike.stage_units import StageUnits
-from experiments.search.unlike.values import UnlikeFields
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.job import NO_FILE, JobOrigin
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.search import PlanSearch
+from meshcast.experiments.search.unlike.families import BlockMaker, PlanBlock
+from meshcast.experiments.search.unlike.stage_units import StageUnits
+from meshcast.experiments.search.unlike.values import UnlikeFields
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.job import NO_FILE, JobOrigin
 
 TRIED = 3
 """Plans of a block that are forecast at once, as long as no plan is known that fits."""

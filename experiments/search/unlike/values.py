@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.search.fields import AUTO, opens_plan, schedule_name
-from experiments.search.keys.job_checks import check_batch
-from hardware.cluster import Cluster
-from hardware.errors import PlanError
-from simulator.job.job import Job
-from simulator.job.load import load_job
+from meshcast.experiments.search.fields import AUTO, opens_plan, schedule_name
+from meshcast.experiments.search.keys.job_checks import check_batch
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 """Schedules that are searched: one part of the model a device, orders that do not depend on durations."""

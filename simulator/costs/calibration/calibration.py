@@ -30,15 +30,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from hardware.cluster import Tier
-from hardware.errors import CatalogError
-from hardware.gpu import GPU
-from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
-from simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
-from simulator.costs.coefficients import Coefficient, coefficients
-from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
-from simulator.ir.ops import BYTES
+from meshcast.hardware.cluster import Tier
+from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.load import catalog, load, read_yaml
+from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
+from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
+from meshcast.simulator.costs.coefficients import Coefficient, coefficients
+from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
+from meshcast.simulator.ir.ops import BYTES
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Sigma that is added (in squares) to borrowed cost models. Large GEMMs of one generation miss the next by 3-10 %; the
 best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
 
-SHIPPED: Traversable = resources.files("simulator.costs.calibration")
+SHIPPED: Traversable = resources.files("meshcast.simulator.costs.calibration")
 """Where the files lie that ship with meshcast."""
 
 

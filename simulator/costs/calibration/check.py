@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import CatalogError, nearest
-from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.cost_models import COST_MODELS, family
-from simulator.costs.coefficients import coefficients
+from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.load import catalog, load, read_yaml
+from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, family
+from meshcast.simulator.costs.coefficients import coefficients
 
 STEPS = "steps"
 """The file, written by hand, of what a training step takes off the rates of kernels."""

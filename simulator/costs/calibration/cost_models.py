@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from simulator.costs.collectives.dispatch import DispatchCostModel
-from simulator.costs.collectives.links import AllToAllCostModel, NetworkCostModel, P2PCostModel, RingCostModel
-from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.kernels.attention import AttentionCostModel
-from simulator.costs.kernels.cpu import CpuAttentionCostModel, CpuGemmCostModel, CpuMemoryBoundCostModel
-from simulator.costs.kernels.eager import EagerCostModel
-from simulator.costs.kernels.gemm import Fp8GemmCostModel, GemmCostModel
-from simulator.costs.kernels.grouped import GroupedGemmCostModel
-from simulator.costs.kernels.memory import MemoryBoundCostModel
+from meshcast.simulator.costs.collectives.dispatch import DispatchCostModel
+from meshcast.simulator.costs.collectives.links import AllToAllCostModel, NetworkCostModel, P2PCostModel, RingCostModel
+from meshcast.simulator.costs.collectives.processes import ProcessCostModel
+from meshcast.simulator.costs.kernels.attention import AttentionCostModel
+from meshcast.simulator.costs.kernels.cpu import CpuAttentionCostModel, CpuGemmCostModel, CpuMemoryBoundCostModel
+from meshcast.simulator.costs.kernels.eager import EagerCostModel
+from meshcast.simulator.costs.kernels.gemm import Fp8GemmCostModel, GemmCostModel
+from meshcast.simulator.costs.kernels.grouped import GroupedGemmCostModel
+from meshcast.simulator.costs.kernels.memory import MemoryBoundCostModel
 
 KERNEL_MODELS: dict[str, type] = {
     "memory": MemoryBoundCostModel,

@@ -37,10 +37,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hardware.topology import Reach
-from simulator.costs.collectives import fabric, tuner
-from simulator.costs.collectives.links import Links, RingCostModel, crosses_host
-from simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.collectives import fabric, tuner
+from meshcast.simulator.costs.collectives.links import Links, RingCostModel, crosses_host
+from meshcast.simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
 
 TREE = 0.92 * 0.85
 """Rate of trees within nodes against rings (NVIDIA/nccl @5067397, src/graph/tuning.cc)."""

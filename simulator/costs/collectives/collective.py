@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hardware.topology import Reach
-from simulator.costs.coefficients import estimate_sigma
-from simulator.costs.collectives import processes, tuner
-from simulator.costs.collectives.algorithms import ALGORITHMS, Algorithm
-from simulator.costs.collectives.links import Links, crosses_host
-from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.ir.ops import Collective
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.coefficients import estimate_sigma
+from meshcast.simulator.costs.collectives import processes, tuner
+from meshcast.simulator.costs.collectives.algorithms import ALGORITHMS, Algorithm
+from meshcast.simulator.costs.collectives.links import Links, crosses_host
+from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+from meshcast.simulator.ir.ops import Collective
 
 
 class Group(NamedTuple):

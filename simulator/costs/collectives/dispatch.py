@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hardware.cluster import Tier
-from hardware.gpu import GPU
-from hardware.link import Link
-from hardware.topology import Reach
-from simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
-from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.ir.ops import WIDTH, Exchange
+from meshcast.hardware.cluster import Tier
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.link import Link
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
+from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+from meshcast.simulator.ir.ops import WIDTH, Exchange
 
 Rated = Link | Tier
 """Whatever states the rate of a GPU's links of one kind."""

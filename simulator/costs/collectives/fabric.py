@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 
-from hardware.topology import Crossing, Reach
+from meshcast.hardware.topology import Crossing, Reach
 
 
 def ring(reach: Reach) -> float:

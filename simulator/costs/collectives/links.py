@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hardware.cluster import BLOCK_LINK_SIGMA, STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
-from hardware.topology import Reach
-from simulator.costs.coefficients import coefficient
+from meshcast.hardware.cluster import BLOCK_LINK_SIGMA, STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.coefficients import coefficient
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hardware.topology import Reach
-from simulator.costs.coefficients import estimate_sigma
-from simulator.costs.collectives import fabric, tuner
-from simulator.costs.collectives.links import Links, crosses_host
-from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.ir.ops import Collective
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.coefficients import estimate_sigma
+from meshcast.simulator.costs.collectives import fabric, tuner
+from meshcast.simulator.costs.collectives.links import Links, crosses_host
+from meshcast.simulator.costs.collectives.processes import ProcessCostModel
+from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+from meshcast.simulator.ir.ops import Collective
 
 CHANNEL_RATE = 14e9
 """Rate of a port for which NCCL takes one channel [bytes/s] (NCCL_P2P_PER_CHANNEL_NET_BW)."""

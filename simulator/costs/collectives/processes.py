@@ -15,12 +15,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hardware.topology import Reach
-from simulator.costs.coefficients import coefficient
-from simulator.costs.collectives.algorithms import Algorithm
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.coefficients import coefficient
+from meshcast.simulator.costs.collectives.algorithms import Algorithm
 
 if TYPE_CHECKING:
-    from simulator.costs.collectives.links import Links
+    from meshcast.simulator.costs.collectives.links import Links
 
 
 @dataclass(frozen=True, slots=True)

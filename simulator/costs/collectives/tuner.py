@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hardware.load import catalog, load
+from meshcast.hardware.load import catalog, load
 
 LL, LL128, SIMPLE, NVLS = "LL", "LL128", "Simple", "NVLS"
 

@@ -35,11 +35,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware.gpu import GPU
-from simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.roofline import combine, lower_bound, peak
-from simulator.ir.ops import BYTES, Attention
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.costs.kernels.roofline import combine, lower_bound, peak
+from meshcast.simulator.ir.ops import BYTES, Attention
 
 EXPONENTIALS = 16
 """Exponentials per clock and multiprocessor, by its special function units (FlashAttention-3, arXiv 2407.08608,

@@ -10,8 +10,8 @@ Guide, "Pinned Memory"). Copies within a GPU's memory are memory-bound kernels (
 
 from __future__ import annotations
 
-from hardware.link import Link
-from simulator.costs.estimate import NOTHING, Estimate
+from meshcast.hardware.link import Link
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
 
 ISSUE = 5e-6
 """Time from the call of a copy to its first byte [s], in driver and copy engine. Assumed, not measured."""

@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, estimate_sigma, maximum
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.roofline import combine, lower_bound, peak
-from simulator.ir.ops import Attention, Gemm, Memory
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.costs.kernels.roofline import combine, lower_bound, peak
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory
 
 CLOCK = 3e9
 """Clock of a core whose description has none [Hz]."""

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simulator.costs.coefficients import maximum, minimum
+from meshcast.simulator.costs.coefficients import maximum, minimum
 
 Decomposition = Literal["data-parallel", "split-k", "stream-k"]
 

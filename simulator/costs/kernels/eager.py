@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, estimate_sigma
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.memory import CLOCK, VECTOR
-from simulator.ir.ops import Memory
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.costs.kernels.memory import CLOCK, VECTOR
+from meshcast.simulator.ir.ops import Memory
 
 
 def _rate(meaning: str, low: float, start: float) -> Any:

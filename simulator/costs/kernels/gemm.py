@@ -34,12 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, estimate_sigma
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.decomposition import Decomposition, loop_seconds
-from simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
-from simulator.ir.ops import BYTES, Gemm
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds
+from meshcast.simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
+from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
 """Output tiles (rows, columns); `peak_share` is reached with the first. On Blackwell two multiprocessors share two."""

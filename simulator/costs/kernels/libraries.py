@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from simulator.ir.ops import BYTES
+from meshcast.simulator.ir.ops import BYTES
 
 TRAINING_LIBRARIES = {
     ("attention", "volta"): "flash-2",

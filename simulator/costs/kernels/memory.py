@@ -31,10 +31,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
-from simulator.costs.estimate import NOTHING, Estimate
-from simulator.ir.ops import Memory
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
+from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.ir.ops import Memory
 
 VECTOR = 64.0
 """Bytes per clock and multiprocessor that loads of 16 bytes ask for: what an L1 takes from the L2 in a clock."""

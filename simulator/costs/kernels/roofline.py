@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardware.errors import CatalogError
-from hardware.gpu import GPU
-from simulator.costs.coefficients import maximum
+from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.coefficients import maximum
 
 
 def peak(gpu: GPU, dtype: str) -> float:

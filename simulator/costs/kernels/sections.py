@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hardware.gpu import GPU
-from simulator.costs.estimate import Estimate
-from simulator.costs.kernels import attention, cpu, eager, gemm, grouped, memory
-from simulator.ir.ops import BYTES, Attention, Gemm, Memory
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.kernels import attention, cpu, eager, gemm, grouped, memory
+from meshcast.simulator.ir.ops import BYTES, Attention, Gemm, Memory
 
 
 def _as_measured(model: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import LocalShapes, Operator
-from simulator.ir.operators import Boundary
-from simulator.ir.ops import Memory, Work
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.operators import Boundary
+from meshcast.simulator.ir.ops import Memory, Work
 
 
 class KeepContext(Operator):

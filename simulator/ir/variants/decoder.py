@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from simulator.ir.modules import LocalShapes
-from simulator.ir.operators import Activation, CoreAttention, Norm
-from simulator.ir.ops import Memory, Work
+from meshcast.simulator.ir.modules import LocalShapes
+from meshcast.simulator.ir.operators import Activation, CoreAttention, Norm
+from meshcast.simulator.ir.ops import Memory, Work
 
 
 class NormOfHeads(Norm):

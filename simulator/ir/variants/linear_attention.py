@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.ir.layout import Tensor
-from simulator.ir.mamba_operators import Scan
-from simulator.ir.modules import CompositeModule, LocalShapes
-from simulator.ir.operators import Norm
-from simulator.ir.ops import BYTES, Memory, Work
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.mamba_operators import Scan
+from meshcast.simulator.ir.modules import CompositeModule, LocalShapes
+from meshcast.simulator.ir.operators import Norm
+from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
 
 class LinearMixer(CompositeModule):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.job.job import Job
-from simulator.job.launch.convert import FORMATS
-from simulator.job.launch.formats import ImportedJob, LaunchFormat
-from simulator.job.launch.keys import drop_inactive, flatten_for_export, flatten_job
-from simulator.job.launch.table import Stated
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.launch.convert import FORMATS
+from meshcast.simulator.job.launch.formats import ImportedJob, LaunchFormat
+from meshcast.simulator.job.launch.keys import drop_inactive, flatten_for_export, flatten_job
+from meshcast.simulator.job.launch.table import Stated
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware import load_cluster
-from hardware.errors import PlanError, nearest
-from simulator.job.job import Job
-from simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
-from simulator.job.launch.keys import (
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.launch.formats import Exported, ImportedJob, LaunchFormat
+from meshcast.simulator.job.launch.keys import (
     compose_job,
     drop_idle_overlap,
     drop_inactive,
@@ -22,15 +22,15 @@ from simulator.job.launch.keys import (
     join_offload,
     nest,
 )
-from simulator.job.launch.programs.accelerate import ACCELERATE
-from simulator.job.launch.programs.deepspeed import DEEPSPEED
-from simulator.job.launch.programs.megatron import MEGATRON
-from simulator.job.launch.programs.megatron_model import NO_VOCABULARY
-from simulator.job.launch.programs.nemo import NEMO
-from simulator.job.launch.programs.torchtitan import TORCHTITAN
-from simulator.job.launch.table import Keys, Reading, Stated
-from simulator.job.locate import locate_errors
-from simulator.models.load import load_model
+from meshcast.simulator.job.launch.programs.accelerate import ACCELERATE
+from meshcast.simulator.job.launch.programs.deepspeed import DEEPSPEED
+from meshcast.simulator.job.launch.programs.megatron import MEGATRON
+from meshcast.simulator.job.launch.programs.megatron_model import NO_VOCABULARY
+from meshcast.simulator.job.launch.programs.nemo import NEMO
+from meshcast.simulator.job.launch.programs.torchtitan import TORCHTITAN
+from meshcast.simulator.job.launch.table import Keys, Reading, Stated
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.models.load import load_model
 
 FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
 """All formats by their names."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hardware.documents.input_file import DESCRIPTION
-from hardware.errors import PlanError
-from hardware.load import read_yaml
-from simulator.bridges.files import text as read_file
-from simulator.job.job import LongPlan, ShortPlan
-from simulator.job.launch import LAUNCH_SUFFIXES
-from simulator.job.launch.convert import DEGREES, FORMATS, import_text
-from simulator.job.launch.formats import ImportedJob
-from simulator.job.launch.render import BEHIND
+from meshcast.hardware.documents.input_file import DESCRIPTION
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.bridges.files import text as read_file
+from meshcast.simulator.job.job import LongPlan, ShortPlan
+from meshcast.simulator.job.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.job.launch.convert import DEGREES, FORMATS, import_text
+from meshcast.simulator.job.launch.formats import ImportedJob
+from meshcast.simulator.job.launch.render import BEHIND
 
 DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
 """Keys of a job that training programs derive others from: the global batch from the number of replicas, say."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.job.launch.table import Keys, Reading, Stated
+from meshcast.simulator.job.launch.table import Keys, Reading, Stated
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from hardware import load_cluster
-from simulator.ir.registry import find_scheme, is_scheme
-from simulator.job.framework import Framework, QuantisedRecipe, load_framework
-from simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
-from simulator.job.launch.table import Keys
-from simulator.job.shorthand import expand_plan, family_degree
-from simulator.models.load import PRESETS, load_model
-from simulator.models.model import Model
+from meshcast.hardware import load_cluster
+from meshcast.simulator.ir.registry import find_scheme, is_scheme
+from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
+from meshcast.simulator.job.launch.table import Keys
+from meshcast.simulator.job.shorthand import expand_plan, family_degree
+from meshcast.simulator.models.load import PRESETS, load_model
+from meshcast.simulator.models.model import Model
 
 FAMILIES = ("pipeline", "data", "sequence", "tensor", "expert")
 """Families of schemes of which a plan has at most one here; further ones, as in USP, have keys with a number."""

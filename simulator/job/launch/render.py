@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.formats import ImportedJob
+from meshcast.simulator.job.launch.formats import ImportedJob
 
 WIDTH = 118
 

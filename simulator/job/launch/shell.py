@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hardware.errors import PlanError
-from simulator.job.launch.table import Stated
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.launch.table import Stated
 
 LONGEST = 1_000_000
 """Letters of the longest variable: scripts may double one again and again."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 
 UNSTATED: Any = object()
 """The value of a key that nothing states."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from hardware.errors import PlanError
-from simulator.job.job import Batch
-from simulator.models.model import Model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Batch
+from meshcast.simulator.models.model import Model
 
 
 def refuse_degrees(

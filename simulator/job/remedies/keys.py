@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hardware.documents.explain import valid_keys
-from hardware.documents.other_words import find_meaning
-from hardware.errors import nearest
-from simulator.job.job import JobFile, ShortPlan
+from meshcast.hardware.documents.explain import valid_keys
+from meshcast.hardware.documents.other_words import find_meaning
+from meshcast.hardware.errors import nearest
+from meshcast.simulator.job.job import JobFile, ShortPlan
 
 PARTS = ("plan", "batch", "precision", "train", "run")
 """Parts of a job whose keys people write without them."""

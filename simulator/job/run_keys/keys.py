@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hardware.errors import nearest
-from hardware.load import catalog
-from hardware.reliability.components import Loss, Unit
-from simulator.job.batch import Count, JobPart
+from meshcast.hardware.errors import nearest
+from meshcast.hardware.load import catalog
+from meshcast.hardware.reliability.components import Loss, Unit
+from meshcast.simulator.job.batch import Count, JobPart
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import ModelError, nearest
-from simulator.models.huggingface.config import Config
-from simulator.models.huggingface.encoder_decoder import MT5, T5
-from simulator.models.huggingface.readers import DECODERS
-from simulator.models.huggingface.vision import CLIP, Gemma3, Llava, Qwen2VL, Qwen25VL
-from simulator.models.model import Model, error_place, explain_errors
+from meshcast.hardware.errors import ModelError, nearest
+from meshcast.simulator.models.huggingface.config import Config
+from meshcast.simulator.models.huggingface.encoder_decoder import MT5, T5
+from meshcast.simulator.models.huggingface.readers import DECODERS
+from meshcast.simulator.models.huggingface.vision import CLIP, Gemma3, Llava, Qwen2VL, Qwen25VL
+from meshcast.simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
 

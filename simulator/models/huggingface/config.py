@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from hardware.errors import ModelError
-from simulator.models.parts import Depth, Flag, Probability, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
 """GELU, exact or in one of its approximations: one kernel each."""

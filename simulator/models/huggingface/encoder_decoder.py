@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from simulator.models.huggingface.config import Config, key
-from simulator.models.parts import Depth, Flag, Probability, Size
+from meshcast.simulator.models.huggingface.config import Config, key
+from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 TARGETS = 114
 """Targets of T5's pre-training: spans of 512 inputs that are to be filled in, with their marks (arXiv 1910.10683,

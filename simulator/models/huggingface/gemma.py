@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Decoder, check_every_layer, key, local_fields, refuse
-from simulator.models.huggingface.llama import Gemma, LayerTypes
-from simulator.models.parts import Flag, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, key, local_fields, refuse
+from meshcast.simulator.models.huggingface.llama import Gemma, LayerTypes
+from meshcast.simulator.models.parts import Flag, Size
 
 Cap = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """The bound of numbers that pass c tanh(x / c); only whether there is one has a cost."""

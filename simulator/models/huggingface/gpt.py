@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Config, Gelu, Keys, key, refuse
-from simulator.models.parts import Depth, Flag, Probability, Share, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, key, refuse
+from meshcast.simulator.models.parts import Depth, Flag, Probability, Share, Size
 
 
 class GPT2(Config):

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Config, key, refuse
-from simulator.models.parts import Count, Depth, Flag, Probability, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Config, key, refuse
+from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
 
 
 class NemotronH(Config):

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Decoder, check_every_layer, expert_layers, key, refuse
-from simulator.models.parts import Count, Flag, Share, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, expert_layers, key, refuse
+from meshcast.simulator.models.parts import Count, Flag, Share, Size
 
 MixerTypes = list[Literal["full_attention", "linear_attention"]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields, refuse
-from simulator.models.parts import Depth, Flag, Probability, Share, Size
+from meshcast.simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields, refuse
+from meshcast.simulator.models.parts import Depth, Flag, Probability, Share, Size
 
 LayerTypes = list[Literal["full_attention", "sliding_attention"]]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import (
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import (
     Decoder,
     check_every_layer,
     expert_layers,
@@ -15,9 +15,9 @@ from simulator.models.huggingface.config import (
     local_fields,
     refuse,
 )
-from simulator.models.huggingface.gemma import window_fields
-from simulator.models.huggingface.llama import HunyuanDense, LayerTypes
-from simulator.models.parts import Count, Flag, Share, Size
+from meshcast.simulator.models.huggingface.gemma import window_fields
+from meshcast.simulator.models.huggingface.llama import HunyuanDense, LayerTypes
+from meshcast.simulator.models.parts import Count, Flag, Share, Size
 
 Index = Annotated[int, Field(strict=True, ge=0)]
 

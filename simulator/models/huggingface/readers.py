@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from simulator.models.huggingface.config import Config
-from simulator.models.huggingface.gemma import Cohere2, Exaone4, Gemma2, Gemma3Text, Olmo2
-from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, Falcon, GPTNeoX, Nemotron, Starcoder2
-from simulator.models.huggingface.hybrid import Mamba2, NemotronH
-from simulator.models.huggingface.linear import MiniMax, MiniMaxText01, Qwen3Next
-from simulator.models.huggingface.llama import (
+from meshcast.simulator.models.huggingface.config import Config
+from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, Gemma2, Gemma3Text, Olmo2
+from meshcast.simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, Falcon, GPTNeoX, Nemotron, Starcoder2
+from meshcast.simulator.models.huggingface.hybrid import Mamba2, NemotronH
+from meshcast.simulator.models.huggingface.linear import MiniMax, MiniMaxText01, Qwen3Next
+from meshcast.simulator.models.huggingface.llama import (
     Exaone,
     Gemma,
     Granite,
@@ -18,7 +18,7 @@ from simulator.models.huggingface.llama import (
     Qwen2,
     Qwen3,
 )
-from simulator.models.huggingface.moe import (
+from meshcast.simulator.models.huggingface.moe import (
     DeepSeekV2,
     DeepSeekV3,
     Glm4MoE,

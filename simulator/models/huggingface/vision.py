@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hardware.errors import ModelError
-from simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
-from simulator.models.huggingface.readers import DECODERS
-from simulator.models.parts import Depth, Flag, Size
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
+from meshcast.simulator.models.huggingface.readers import DECODERS
+from meshcast.simulator.models.parts import Depth, Flag, Size
 
 LAID_OUT: dict[str, dict[str, int]] = {
     "llama": {

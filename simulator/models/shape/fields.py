@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simulator.models.parts import (
+from meshcast.simulator.models.parts import (
     MLA,
     Count,
     Depth,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hardware.errors import ModelError
-from simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from simulator.models.shape.fields import TransformerFields
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.simulator.models.shape.fields import TransformerFields
 
 
 def check_relations(shape: TransformerFields) -> None:

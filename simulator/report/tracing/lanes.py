@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE
-from simulator.program.flatten import FlatProgram
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.flatten import FlatProgram
 
 HOST, RECEIVES = "host", "pipeline-receive"
 

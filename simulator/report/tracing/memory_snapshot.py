@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE
-from simulator.program.join import shift_item
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.report import Report
-from simulator.report.words import name_device
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.join import shift_item
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import name_device
 
 COLORS = {
     "parameters": "parameter",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from simulator.ir.ops import (
+from meshcast.simulator.ir.ops import (
     COMPUTE,
     Attention,
     Collective,
@@ -24,8 +24,8 @@ from simulator.ir.ops import (
     Transfer,
     Work,
 )
-from simulator.plan.plan import Plan
-from simulator.program.categories import kind_of
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.categories import kind_of
 
 NCCL = {
     "all_reduce": ("AllReduce", "allreduce"),

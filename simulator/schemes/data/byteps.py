@@ -30,11 +30,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.ops import BYTES, Collective, HostCopy, Op, Param, Work
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.offload import IN, OUT
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, Op, Param, Work
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.lowering.offload import IN, OUT
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
 
 
 class BytePS(DataScheme):

@@ -33,13 +33,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Stage
-from simulator.ir.ops import Collective, Op, StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
-from simulator.schemes.data.shared.layered_accumulation import repeat_units
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import Collective, Op, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.schemes.data.shared.layered_accumulation import repeat_units
 
 RelativeSize = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 

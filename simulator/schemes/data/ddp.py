@@ -16,8 +16,8 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
 class DDP(DataScheme):

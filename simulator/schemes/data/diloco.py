@@ -26,11 +26,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.ops import BYTES, Collective, HostCopy, HostUpdate, Memory, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.lowering.offload import HOST, IN, OUT
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
+from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, HostUpdate, Memory, Op, Param
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.lowering.offload import HOST, IN, OUT
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
 
 STATE = BYTES["fp32"]
 """Bytes of an element of each state of the outer optimizer: the weights of the last meeting, and the momentum."""

@@ -36,12 +36,12 @@ from typing import Any
 
 from pydantic import Field
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import Param, StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.across_microbatches import check_gathers_once, gather_once
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import Param, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.across_microbatches import check_gathers_once, gather_once
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class FSDP(ShardedScheme):

@@ -26,12 +26,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from simulator.ir.ops import Param
-from simulator.ir.scheme import ClosedForm, Paper, Scheme, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
-from simulator.schemes.data.shared.gather_plan import GatheredModule, join_modules
-from simulator.schemes.data.shared.parameter_coordinator import fill_buckets
+from meshcast.simulator.ir.ops import Param
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, Scheme, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.schemes.data.shared.gather_plan import GatheredModule, join_modules
+from meshcast.simulator.schemes.data.shared.parameter_coordinator import fill_buckets
 
 STEADY_SHARE = 0.9  # of the memory of a GPU is used (`steady_cuda_cap_ratio`)
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
 class Horovod(DataScheme):

@@ -19,11 +19,11 @@ References: Zhang et al. 2022, arXiv 2205.00119, sections 3.2 to 3.4.
 from collections.abc import Iterable
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.ops import BYTES, Collective, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 
 class MiCS(ShardedScheme):

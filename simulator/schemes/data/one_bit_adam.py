@@ -20,9 +20,9 @@ References: Tang et al. 2021, arXiv 2102.02888, algorithm 1 and section 5; DeepS
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from simulator.ir.ops import BYTES, COMPUTE, Collective, Memory, Op, Param, Work
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
+from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Memory, Op, Param, Work
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
 
 ERROR = BYTES["fp32"]
 """Bytes of the error of an element."""

@@ -23,10 +23,10 @@ from math import ceil, log2
 
 from pydantic import Field
 
-from simulator.ir.ops import BYTES, Collective, Op
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
+from meshcast.simulator.ir.ops import BYTES, Collective, Op
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.unsynchronised import UnsynchronisedScheme, WorkerOptions
 
 
 class ParallelSGD(UnsynchronisedScheme):

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
-from simulator.ir.ops import BYTES, Collective, Memory, Op, Param, Work
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
+from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param, Work
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
 
 
 class PowerSGD(DataScheme):

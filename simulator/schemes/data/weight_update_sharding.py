@@ -16,10 +16,10 @@ References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.modules import Module, Update
-from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
+from meshcast.simulator.ir.modules import Module, Update
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
 class WeightUpdateSharding(DataScheme):

@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from math import ceil, log2
 from typing import Literal
 
-from simulator.ir.ops import BYTES, Collective, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
+from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
 class Zero1(DataScheme):

@@ -18,9 +18,9 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class Zero2(ShardedScheme):

@@ -30,12 +30,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
-from simulator.schemes.data.shared.tiling import tile_linear_layers
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
+from meshcast.simulator.schemes.data.shared.tiling import tile_linear_layers
 
 
 class ZeroInfinity(CoordinatedScheme):

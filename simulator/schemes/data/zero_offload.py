@@ -25,12 +25,12 @@ References: Ren et al. 2021, arXiv 2101.06840, sections 4 and 5.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Stage
-from simulator.ir.ops import StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.lowering.offload import delayed_update
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.ir.modules import Stage
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from meshcast.simulator.lowering.offload import delayed_update
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class ZeroOffload(ShardedScheme):

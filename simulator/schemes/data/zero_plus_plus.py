@@ -23,11 +23,11 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps
-from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
+from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps
+from meshcast.simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
 SCALE = BYTES["fp32"]
 """Bytes of the scale of a quantised block."""

@@ -17,11 +17,11 @@ References: NVIDIA Megatron-Core, MoEAllGatherTokenDispatcher in megatron/core/t
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Module, MoE, Stage, replace_children
-from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_gather import permute_after_gather
+from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_gather import permute_after_gather
 
 
 class AllGatherDispatch(ExpertScheme):

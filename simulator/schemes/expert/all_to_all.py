@@ -19,8 +19,8 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 
 
 class AllToAll(ExpertScheme):

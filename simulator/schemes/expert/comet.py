@@ -30,15 +30,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, MoE, Stage
-from simulator.ir.moe_operators import Permute
-from simulator.ir.ops import Fragment, Gemm, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
-from simulator.lowering.rewrite import Rewrite, wave_count
-from simulator.schemes.expert.shared import fused_exchange as fusion
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_gather import find_gather_rounds, fuse_permutations_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, MoE, Stage
+from meshcast.simulator.ir.moe_operators import Permute
+from meshcast.simulator.ir.ops import Fragment, Gemm, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite, wave_count
+from meshcast.simulator.schemes.expert.shared import fused_exchange as fusion
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_gather import find_gather_rounds, fuse_permutations_of
 
 
 class Comet(ExpertScheme):

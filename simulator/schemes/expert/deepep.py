@@ -24,9 +24,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.scheme import Paper
-from simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.ir.scheme import Paper
+from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 class DeepEP(DeduplicatedDispatch):

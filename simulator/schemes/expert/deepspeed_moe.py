@@ -28,15 +28,15 @@ arXiv 2303.06318, section 5.1; https://github.com/deepspeedai/DeepSpeed, deepspe
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import Collective, Fragment
-from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared import token_dispatch
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
-from simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import Collective, Fragment
+from meshcast.simulator.ir.routing import least_capacity
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared import token_dispatch
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
+from meshcast.simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
 
 COUNT = 8
 """Bytes of the largest number of tokens of an expert, a 64-bit integer."""

@@ -21,13 +21,13 @@ from typing import Any
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Fragment
-from simulator.ir.routing import ExpertLoad
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import exchange_counts
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.routing import ExpertLoad
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import exchange_counts
 
 COUNT = 4
 """Bytes of a token count, a 32-bit integer."""

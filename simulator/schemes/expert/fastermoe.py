@@ -27,15 +27,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
-from simulator.ir.routing import ExpertLoad, Placement
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared import token_dispatch as dispatch
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import ExpertRound, MoESizes
-from simulator.schemes.expert.shared.topology_gate import GatedScheme
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
+from meshcast.simulator.ir.routing import ExpertLoad, Placement
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared import token_dispatch as dispatch
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound, MoESizes
+from meshcast.simulator.schemes.expert.shared.topology_gate import GatedScheme
 
 
 class FasterMoE(GatedScheme):

@@ -23,13 +23,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from simulator.ir.modules import Module, MoE, Stage, replace_children
-from simulator.ir.moe_operators import ExpertLinear
-from simulator.ir.ops import Collective, Fragment, Gemm, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import (
+from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
+from meshcast.simulator.ir.moe_operators import ExpertLinear
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import (
     exchange_counts,
     exchange_expert_by_expert,
     find_all_to_alls,

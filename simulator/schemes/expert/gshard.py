@@ -23,9 +23,9 @@ References: Lepikhin et al. 2020 (GShard), arXiv 2006.16668, section 2.2, algori
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity
 
 
 class GShard(FixedCapacity):

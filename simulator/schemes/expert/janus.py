@@ -26,17 +26,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE, Operator, Stage, Unit
-from simulator.ir.ops import Collective, Fragment, Op, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule
-from simulator.schemes.expert.shared.expert_fetch import (
+from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, Unit
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule
+from meshcast.simulator.schemes.expert.shared.expert_fetch import (
     NEAR,
     fetch_a_unit_ahead,
     fetch_near_first,
     issue_fetches_first,
 )
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import MoESizes
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import MoESizes
 
 MOVING = "experts move"
 """The mark of a layer whose experts move."""

@@ -26,12 +26,12 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import Collective, Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
-from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import Collective, Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
+from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 
 MOST_PARTS = 256
 """Most micro-ops of an all-to-all: each is forecast by itself."""

@@ -22,13 +22,13 @@ References: Shi et al. 2023, doi 10.1109/INFOCOM53939.2023.10228874, section IV.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.chunk_degree import ChosenDegree
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.chunk_degree import ChosenDegree
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 
 
 class PipeMoE(ChosenDegree):

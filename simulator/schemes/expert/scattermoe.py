@@ -21,12 +21,12 @@ scattermoe/parallel_experts.py.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Module, MoE, Stage, replace_children
-from simulator.ir.moe_operators import ArrivalOrderLinear, ExpertLinear, ScatteringLinear
-from simulator.ir.ops import StageOps
-from simulator.ir.scheme import ClosedForm, LowerStage, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_gather import fuse_permutations, replace_linear
+from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
+from meshcast.simulator.ir.moe_operators import ArrivalOrderLinear, ExpertLinear, ScatteringLinear
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_gather import fuse_permutations, replace_linear
 
 
 class ScatterMoE(ExpertScheme):

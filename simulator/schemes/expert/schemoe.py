@@ -23,16 +23,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import BYTES, Collective, Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.chunk_degree import ChosenDegree, Degree
-from simulator.schemes.expert.shared.compressed_exchange import compress_exchanges
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
-from simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.chunk_degree import ChosenDegree, Degree
+from meshcast.simulator.schemes.expert.shared.compressed_exchange import compress_exchanges
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from meshcast.simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
 
 
 class ScheMoE(ChosenDegree):

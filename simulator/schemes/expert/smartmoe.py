@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from simulator.ir.routing import Placement, Routing
-from simulator.ir.scheme import Paper
-from simulator.schemes.expert.shared.load_balancing import BalancedScheme, LayerTimes
+from meshcast.simulator.ir.routing import Placement, Routing
+from meshcast.simulator.ir.scheme import Paper
+from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme, LayerTimes
 
 
 class SmartMoE(BalancedScheme):

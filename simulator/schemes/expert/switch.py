@@ -22,9 +22,9 @@ https://github.com/tensorflow/mesh, mesh_tensorflow/transformer/moe.py.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.one_hot_dispatch import FixedCapacity, GroupSize
 
 
 class Switch(FixedCapacity):

@@ -25,15 +25,15 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import Collective, Fragment, Work
-from simulator.ir.routing import ExpertLoad, Routing
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import exchange_counts, find_all_to_alls
-from simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import Collective, Fragment, Work
+from meshcast.simulator.ir.routing import ExpertLoad, Routing
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import exchange_counts, find_all_to_alls
+from meshcast.simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
 
 COUNT, SAMPLE = 8, 1 << 26
 """Bytes of a token count, and of an all-to-all by which links are measured."""

@@ -29,14 +29,14 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, Literal
 
-from simulator.ir.modules import Module, MoE, Operator
-from simulator.ir.ops import Fragment
-from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule, Scheme
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
-from simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
+from meshcast.simulator.ir.modules import Module, MoE, Operator
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.routing import least_capacity
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule, Scheme
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+from meshcast.simulator.schemes.expert.shared.two_level_exchange import TwoLevelScheme
 
 DEGREES = (1, 2, 4, 8)
 """Numbers of chunks that adaptive pipelining tries."""

@@ -23,11 +23,11 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, Stage, Unit
-from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.memory.shared.recompute import mark_layers, recompute
+from meshcast.simulator.ir.modules import Module, Stage, Unit
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class AdaPipe(MemoryScheme):

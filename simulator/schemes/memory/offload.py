@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, Stage, Update
-from simulator.ir.ops import BYTES, Fragment, StageOps
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, Stage, Update
+from meshcast.simulator.ir.ops import BYTES, Fragment, StageOps
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import (
     ClosedForm,
     LowerModule,
     LowerStage,
@@ -35,9 +35,9 @@ from simulator.ir.scheme import (
     Paper,
     SchemeOptions,
 )
-from simulator.ir.settings import LayerSetting
-from simulator.lowering.offload import offload_activations, update_on_host
-from simulator.schemes.memory.shared.recompute import mark_layers
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.lowering.offload import offload_activations, update_on_host
+from meshcast.simulator.schemes.memory.shared.recompute import mark_layers
 
 MARK = "offloaded"
 """The mark of units whose activations are offloaded."""

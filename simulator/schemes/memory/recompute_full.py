@@ -35,13 +35,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, Stage, Unit
-from simulator.ir.operators import Linear
-from simulator.ir.ops import Fragment, Gemm, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.memory.shared.partitioned_checkpoints import partition_checkpoints
-from simulator.schemes.memory.shared.recompute import mark_layers, recompute
+from meshcast.simulator.ir.modules import Module, Stage, Unit
+from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.ops import Fragment, Gemm, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.memory.shared.partitioned_checkpoints import partition_checkpoints
+from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class RecomputeFull(MemoryScheme):

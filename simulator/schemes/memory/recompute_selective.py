@@ -26,11 +26,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, Stage, Unit, add_marks
-from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.memory.shared.recompute import (
+from meshcast.simulator.ir.modules import Module, Stage, Unit, add_marks
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.memory.shared.recompute import (
     AGAIN,
     DISCARDED,
     Discards,

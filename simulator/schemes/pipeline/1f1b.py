@@ -17,8 +17,8 @@ overlapped passes: NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import (
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
     PassOverlap,
     PipelineSetting,
     PipelineShape,

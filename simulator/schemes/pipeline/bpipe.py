@@ -23,9 +23,9 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import bounded_1f1b_transfers, insert_transfers
-from simulator.scheduling.schedule import (
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.activation_transfer import bounded_1f1b_transfers, insert_transfers
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,

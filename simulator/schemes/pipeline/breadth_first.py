@@ -15,8 +15,8 @@ References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
 
 
 class BreadthFirst(Schedule):

@@ -32,9 +32,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, Bidirectional, PipelineSetting, PipelineShape, nearest_multiple
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    Bidirectional,
+    PipelineSetting,
+    PipelineShape,
+    nearest_multiple,
+)
 
 
 class Chimera(Bidirectional):

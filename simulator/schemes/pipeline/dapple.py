@@ -24,8 +24,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    one_forward_one_backward,
+)
 
 
 class Dapple(Schedule):

@@ -23,10 +23,10 @@ dualpipe/dualpipe.py.
 
 from collections.abc import Iterable
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.bidirectional import eight_step_order
-from simulator.scheduling.schedule import Bidirectional, PipelineSetting, PipelineShape, ScheduleItem
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.bidirectional import eight_step_order
+from meshcast.simulator.scheduling.schedule import Bidirectional, PipelineSetting, PipelineShape, ScheduleItem
 
 
 class DualPipe(Bidirectional):

@@ -16,10 +16,10 @@ References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" 
 
 from collections.abc import Iterable
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.bidirectional import eight_step_order
-from simulator.scheduling.schedule import PipelineSetting, PipelineShape, ScheduleItem, VShape
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.bidirectional import eight_step_order
+from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, ScheduleItem, VShape
 
 
 class DualPipeV(VShape):

@@ -33,10 +33,10 @@ from math import inf
 
 from pydantic import Field
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import equal_durations
-from simulator.scheduling.list_scheduler import reorder_at_run_time
-from simulator.scheduling.schedule import (
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.activation_transfer import equal_durations
+from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
+from meshcast.simulator.scheduling.schedule import (
     Action,
     Orders,
     PassDurations,
@@ -45,7 +45,7 @@ from simulator.scheduling.schedule import (
     Schedule,
     actions_of,
 )
-from simulator.schemes.pipeline.shared.clusters import cluster_by_time
+from meshcast.simulator.schemes.pipeline.shared.clusters import cluster_by_time
 
 ROUNDING = 1e-9
 

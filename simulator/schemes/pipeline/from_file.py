@@ -13,10 +13,10 @@ https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
 
 from functools import cached_property
 
-from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import TorchSchedule, read_csv
-from simulator.ir.scheme import Paper
-from simulator.scheduling.schedule import PipelineShape, Schedule, ScheduleItem
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.torch_schedule import TorchSchedule, read_csv
+from meshcast.simulator.ir.scheme import Paper
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, ScheduleItem
 
 
 class FromFile(Schedule):

@@ -22,9 +22,9 @@ and Hoefler 2021, arXiv 2107.06925, section 2.
 
 from collections.abc import Iterable
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, Bidirectional, PipelineSetting, PipelineShape
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, Bidirectional, PipelineSetting, PipelineShape
 
 
 class Gems(Bidirectional):

@@ -14,8 +14,8 @@ References: Huang et al. 2019, arXiv 1811.06965, section 2.3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
 
 
 class GPipe(Schedule):

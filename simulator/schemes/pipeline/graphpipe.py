@@ -27,9 +27,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    one_forward_one_backward,
+)
 
 
 class GraphPipe(Schedule):

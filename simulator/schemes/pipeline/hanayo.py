@@ -19,10 +19,10 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.scheduling.greedy import pass_dependencies, schedule_greedily
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.scheduling.greedy import pass_dependencies, schedule_greedily
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
     PassOverlap,
     PipelineSetting,
     PipelineShape,
@@ -40,7 +40,11 @@ from simulator.scheduling.schedule import (
     one_forward_one_backward,
     overlapped_1f1b,
 )
-from simulator.scheduling.sequence_slicing import interleaved_passes, is_interleaved_group, smallest_interleaved_group
+from meshcast.simulator.scheduling.sequence_slicing import (
+    interleaved_passes,
+    is_interleaved_group,
+    smallest_interleaved_group,
+)
 
 
 class Interleaved1F1B(Schedule):

@@ -34,10 +34,10 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import insert_transfers, spread_transfers, striped_transfers
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.activation_transfer import insert_transfers, spread_transfers, striped_transfers
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,
@@ -45,7 +45,7 @@ from simulator.scheduling.schedule import (
     ScheduleItem,
     one_forward_one_backward,
 )
-from simulator.schemes.pipeline.shared.tensor_choices import TensorSchedule
+from meshcast.simulator.schemes.pipeline.shared.tensor_choices import TensorSchedule
 
 
 class MPress(TensorSchedule):

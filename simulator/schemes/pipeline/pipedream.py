@@ -18,8 +18,14 @@ the closed forms refer.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    one_forward_one_backward,
+)
 
 
 class PipeDream(Schedule):

@@ -18,9 +18,15 @@ References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
 
 from collections.abc import Iterable
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    one_forward_one_backward,
+)
 
 
 class PipeDream2BW(Schedule):

@@ -23,10 +23,10 @@ groups of p slices: the same where s divides p).
 
 from collections.abc import Iterable
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
-from simulator.scheduling.sequence_slicing import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
+from meshcast.simulator.scheduling.sequence_slicing import (
     SliceCount,
     SlicedSchedule,
     SliceLengths,

@@ -19,14 +19,14 @@ References: Li et al. 2025, arXiv 2504.14519 (from its abstract: the exchanged b
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape
-from simulator.scheduling.sequence_slicing import SliceCount, SlicedSchedule, sliced_1f1b, sliced_1f1b_forms
-from simulator.schemes.pipeline.shared.slice_exchange import exchange_attention
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape
+from meshcast.simulator.scheduling.sequence_slicing import SliceCount, SlicedSchedule, sliced_1f1b, sliced_1f1b_forms
+from meshcast.simulator.schemes.pipeline.shared.slice_exchange import exchange_attention
 
 
 class SlimPipe(SlicedSchedule):

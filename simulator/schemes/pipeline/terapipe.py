@@ -23,9 +23,9 @@ References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
-from simulator.scheduling.sequence_slicing import (
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
+from meshcast.simulator.scheduling.sequence_slicing import (
     SliceCount,
     SlicedSchedule,
     SliceLengths,

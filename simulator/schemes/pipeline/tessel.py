@@ -25,12 +25,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import equal_durations
-from simulator.scheduling.building_block import reorder_both_ends
-from simulator.scheduling.repeating_kernel import find_kernel, unroll
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.activation_transfer import equal_durations
+from meshcast.simulator.scheduling.building_block import reorder_both_ends
+from meshcast.simulator.scheduling.repeating_kernel import find_kernel, unroll
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,

@@ -16,9 +16,16 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.building_block import reorder_both_ends, repeat_block
-from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, PostValidation, VShape
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.building_block import reorder_both_ends, repeat_block
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    PostValidation,
+    VShape,
+)
 
 
 class VHalf(VShape):

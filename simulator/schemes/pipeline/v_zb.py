@@ -21,11 +21,18 @@ from typing import Self
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import equal_durations
-from simulator.scheduling.list_scheduler import MemoryBoundedSchedule
-from simulator.scheduling.schedule import Orders, PassDurations, PipelineSetting, PipelineShape, PostValidation, VShape
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.activation_transfer import equal_durations
+from meshcast.simulator.scheduling.list_scheduler import MemoryBoundedSchedule
+from meshcast.simulator.scheduling.schedule import (
+    Orders,
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    PostValidation,
+    VShape,
+)
 
 
 class VZB(VShape):

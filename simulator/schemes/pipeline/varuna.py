@@ -20,9 +20,16 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.greedy import pass_dependencies, schedule_greedily
-from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.greedy import pass_dependencies, schedule_greedily
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+)
 
 PRIORITY = "WBRF"
 """Kinds by priority. The two slots of a backward pass are B and W; W follows at once."""

@@ -17,9 +17,9 @@ from typing import Self
 
 from pydantic import Field
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.list_scheduler import MemoryBoundedSchedule
-from simulator.scheduling.schedule import Orders, PassDurations, PipelineSetting, PipelineShape, ZeroBubble
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.list_scheduler import MemoryBoundedSchedule
+from meshcast.simulator.scheduling.schedule import Orders, PassDurations, PipelineSetting, PipelineShape, ZeroBubble
 
 KEPT_FOR_WEIGHTS = 0.4
 """Share of the activations that W needs, if not known: 32h/(34h + 5as) of table 1, 0.37 to 0.43 for its models."""

@@ -17,8 +17,8 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, ZeroBubble, split_1f1b
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, ZeroBubble, split_1f1b
 
 
 class ZBH2(ZeroBubble):

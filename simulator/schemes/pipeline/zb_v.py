@@ -22,8 +22,8 @@ References: Qi et al. 2024, arXiv 2401.10241, section 6; ScheduleZBVZeroBubble o
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, PostValidation, VShape
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, PostValidation, VShape
 
 
 class ZBV(VShape):

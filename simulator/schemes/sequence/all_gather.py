@@ -15,9 +15,9 @@ arXiv 2310.03294.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Operator
-from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
-from simulator.ir.settings import SequenceSetting
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from meshcast.simulator.ir.settings import SequenceSetting
 
 
 class AllGather(SequenceScheme):

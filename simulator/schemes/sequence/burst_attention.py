@@ -21,13 +21,13 @@ References: Sun et al. 2024, arXiv 2403.09347, section 3.2; https://github.com/M
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.attention_steps import mask_blocks
-from simulator.schemes.sequence.shared.query_ring import ring_of_queries
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.attention_steps import mask_blocks
+from meshcast.simulator.schemes.sequence.shared.query_ring import ring_of_queries
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class BurstAttention(RingScheme):

@@ -22,12 +22,12 @@ References: Li et al. 2023, arXiv 2310.03294, sections 3.1 and 3.2.
 from collections.abc import Iterable
 from fractions import Fraction
 
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.attention_helpers import attend_with_helpers
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.attention_helpers import attend_with_helpers
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class DistFlashAttn(RingScheme):

@@ -21,10 +21,10 @@ References: Zhao et al. 2024, arXiv 2403.10266; VideoSys, https://github.com/NUS
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from hardware.errors import PlanError
-from simulator.ir.modules import AttendsAlong, Operator
-from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
-from simulator.ir.settings import SequenceSetting
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import AttendsAlong, Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from meshcast.simulator.ir.settings import SequenceSetting
 
 
 class Dsp(SequenceScheme):

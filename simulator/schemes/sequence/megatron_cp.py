@@ -19,14 +19,14 @@ ring: Liu et al. 2023, arXiv 2310.01889.
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from hardware.errors import PlanError
-from simulator.ir.mamba_operators import Scan
-from simulator.ir.modules import Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.mamba_operators import Scan
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class MegatronCP(RingScheme):

@@ -33,10 +33,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.ir.attention_mask import share_of_tiles
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.simulator.ir.attention_mask import share_of_tiles
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 TileSize = Annotated[int, Field(ge=1, strict=True)]
 

@@ -21,13 +21,13 @@ parallel_sequence/_operation.py; projection: Wang et al. 2020 (Linformer), arXiv
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Module, Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
-from simulator.schemes.sequence.shared.score_ring import attend_by_scores
+from meshcast.simulator.ir.modules import Module, Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.simulator.schemes.sequence.shared.score_ring import attend_by_scores
 
 
 class Rsa(RingScheme):

@@ -19,11 +19,11 @@ arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it 
 
 from collections.abc import Iterable
 
-from simulator.ir.mamba_operators import Scan
-from simulator.ir.modules import Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
-from simulator.ir.settings import SequenceSetting
+from meshcast.simulator.ir.mamba_operators import Scan
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from meshcast.simulator.ir.settings import SequenceSetting
 
 
 class Ulysses(SequenceScheme):

@@ -25,16 +25,16 @@ References: Liu et al. 2024, arXiv 2407.00611.
 from collections.abc import Iterable
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
-from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.attention_steps import mask_blocks
-from simulator.schemes.sequence.shared.query_ring import ring_of_queries
-from simulator.schemes.sequence.shared.ring_attention import RingScheme
-from simulator.schemes.sequence.shared.team_attention import GATHERED, attend_in_teams
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
+from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.attention_steps import mask_blocks
+from meshcast.simulator.schemes.sequence.shared.query_ring import ring_of_queries
+from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
+from meshcast.simulator.schemes.sequence.shared.team_attention import GATHERED, attend_in_teams
 
 
 class WallFacer(RingScheme):

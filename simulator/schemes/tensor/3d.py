@@ -18,11 +18,11 @@ References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, 
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Operator
-from simulator.ir.operators import Embedding, Linear
-from simulator.ir.scheme import ClosedForm, Paper, Rule
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import Embedding, Linear
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
 INNER = ("a", "f", "v")
 """Dims inside a block, between its two linears; the other dims are those of the residual stream."""

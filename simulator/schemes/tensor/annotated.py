@@ -32,10 +32,10 @@ References: Xu et al. 2021, arXiv 2105.04663, section 3; Shazeer et al. 2018, ar
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 
-from simulator.ir.modules import Operator
-from simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions, TensorScheme
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.tensor.shared.operator_tables import (
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions, TensorScheme
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.tensor.shared.operator_tables import (
     ALL_AXES,
     ALL_OPERATORS,
     AxisDims,

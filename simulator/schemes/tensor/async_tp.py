@@ -26,10 +26,10 @@ al. 2023, doi 10.1145/3567955.3567959, section 5.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
-from simulator.schemes.tensor.shared.tensor_overlap import (
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
     make_part,

@@ -28,10 +28,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.ops import Memory, Op
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite, split_work, split_work_by, working_predecessors
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting, TensorOverlap, make_part
+from meshcast.simulator.ir.ops import Memory, Op
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.lowering.rewrite import Rewrite, split_work, split_work_by, working_predecessors
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
+    GemmCollective,
+    OverlapSetting,
+    TensorOverlap,
+    make_part,
+)
 
 
 class CoCoNeT(TensorOverlap):

@@ -22,13 +22,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, Unit
-from simulator.ir.operators import Embedding, Loss
-from simulator.ir.ops import COMPUTE, Attention, Collective, Fragment, Gemm, Memory, Op, Work
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
-from simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting, TensorOverlap
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, Unit
+from meshcast.simulator.ir.operators import Embedding, Loss
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Fragment, Gemm, Memory, Op, Work
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting, TensorOverlap
 
 
 class Domino(TensorOverlap):

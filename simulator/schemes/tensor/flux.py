@@ -28,10 +28,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from simulator.ir.ops import Gemm
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_kernel, wave_count
-from simulator.schemes.tensor.shared.tensor_overlap import (
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_kernel, wave_count
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
     TensorOverlap,

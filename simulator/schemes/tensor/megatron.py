@@ -13,9 +13,9 @@ equation 2.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Operator
-from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
-from simulator.ir.settings import LayerSetting
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, TensorScheme
+from meshcast.simulator.ir.settings import LayerSetting
 
 
 class Megatron(TensorScheme):

@@ -14,9 +14,9 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4;
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Operator
-from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
-from simulator.ir.settings import LayerSetting
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, TensorScheme
+from meshcast.simulator.ir.settings import LayerSetting
 
 
 class MegatronSP(TensorScheme):

@@ -19,9 +19,9 @@ References: Xu et al. 2021, arXiv 2104.05343, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.ir.scheme import ClosedForm, Paper
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.tensor.shared.summa import Summa
+from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.tensor.shared.summa import Summa
 
 
 class Summa2D(Summa):

@@ -17,10 +17,10 @@ References: Wang et al. 2021, arXiv 2105.14500, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.ir.modules import Operator
-from simulator.ir.scheme import ClosedForm, Paper, Rule
-from simulator.ir.settings import LayerSetting
-from simulator.schemes.tensor.shared.summa import Summa
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.schemes.tensor.shared.summa import Summa
 
 
 class Tesseract(Summa):

@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from simulator.ir.modules import Module, Operator, Unit
-from simulator.ir.operators import Linear
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, TensorScheme
-from simulator.ir.settings import LayerSetting
-from simulator.lowering.rewrite import Rewrite, working_predecessors
+from meshcast.simulator.ir.modules import Module, Operator, Unit
+from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, TensorScheme
+from meshcast.simulator.ir.settings import LayerSetting
+from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 class Transformers(TensorScheme):

@@ -26,11 +26,11 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from simulator.ir.ops import Gemm
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite, split_work
-from simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting, make_part
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from meshcast.simulator.lowering.rewrite import Rewrite, split_work
+from meshcast.simulator.schemes.tensor.shared.pulled_shards import PulledShards, loop_seconds
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, OverlapSetting, make_part
 
 
 class Userbuffers(PulledShards):

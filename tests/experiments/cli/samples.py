@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
+from meshcast.experiments.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
 

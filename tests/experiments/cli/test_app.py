@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from experiments.pages.published import describe_inputs
+from meshcast.experiments.pages.published import describe_inputs
 from tests.experiments.cli.samples import ROOT, run
 from tests.strategies import some
 from tests.thinning import thinned
@@ -245,7 +245,8 @@ def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
         "import os, sys\nfrom experiments.cli.app import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots.sheet'}\n"
+        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'meshcast.validation', "
+        "'meshcast.experiments.plots.sheet'}\n"
         "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
     )
     env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
@@ -257,6 +258,6 @@ def test_an_interrupt_is_quiet(job: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.job.load.load_job", interrupted)
+    monkeypatch.setattr("meshcast.simulator.job.load.load_job", interrupted)
     result = run("predict", job)
     assert result.exit_code == 130 and result.output == ""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator import simulate
-from simulator.bridges import nccl_tests
-from simulator.ir.ops import Collective, Transfer
+from meshcast.simulator import simulate
+from meshcast.simulator.bridges import nccl_tests
+from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
 from tests.experiments.cli.samples import run
-from validation.measurements.import_nccl_tests import import_nccl_tests
 
 JOB = """\
 model: {preset: llama3-8b, layers: 4}

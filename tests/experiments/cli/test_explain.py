@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.explain import sensitivity
-from hardware.units import GIB
-from simulator import load_job, simulate
+from meshcast.experiments.explain import sensitivity
+from meshcast.hardware.units import GIB
+from meshcast.simulator import load_job, simulate
 from tests.experiments.cli.samples import JOB, run
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.schema import KINDS, schema
-from hardware.load import read_yaml
-from simulator.job.job import Batch, JobFile, RunLength, ShortPlan
+from meshcast.experiments.schema import KINDS, schema
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.job.job import Batch, JobFile, RunLength, ShortPlan
 from tests.experiments.cli.samples import run
 from tests.thinning import thinned
 
@@ -99,7 +99,7 @@ def test_help_fits_a_screen() -> None:
 
 def asked(**variables: str) -> str:
     """The completions that meshcast prints for a shell."""
-    code = "import sys; sys.argv = ['meshcast']; from experiments.cli.app import main; main()"
+    code = "import sys; sys.argv = ['meshcast']; from meshcast.experiments.cli.app import main; main()"
     env = {**os.environ, **variables}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env).stdout
 

@@ -14,10 +14,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.jobs import forecast_lines
-from hardware.errors import MeshcastError
-from simulator import load_job, simulate
-from simulator.forecast.shared_work import SharedWork
+from meshcast.experiments.sweeps.jobs import forecast_lines
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
 from tests.fuzz.generate import ODD, places
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 8, "vocab": 96, "seq": 32}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simulator import load_job
+from meshcast.simulator import load_job
 from tests.experiments.cli.test_app import answer, run
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "launch-files.md").read_text("utf-8")

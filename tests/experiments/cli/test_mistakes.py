@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from meshcast.experiments.cli.app import app
 from tests.experiments.cli.samples import JOB, ROOT, unprivileged
 
 LONG = """\

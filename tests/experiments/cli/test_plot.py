@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
-from experiments.cli.drawing.plot import OF_JOBS
-from experiments.plots import style
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.cli.drawing.plot import OF_JOBS
+from meshcast.experiments.plots import style
 from tests.thinning import thinned
 
 JOB = "model: llama3-8b\ncluster: dgx-h100:2\nbatch: {global: 16}\nplan: {tp: 8, pp: 2}\n"

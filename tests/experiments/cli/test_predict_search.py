@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.search.fields import has_open_fields
-from experiments.search.search import Search
-from simulator import simulate
+from meshcast.experiments.search.fields import has_open_fields
+from meshcast.experiments.search.search import Search
+from meshcast.simulator import simulate
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.load import read_yaml
+from meshcast.hardware.load import read_yaml
 from tests.experiments.cli.samples import JOB, run
 
 KEYS = {"productive", "lost_work", "checkpoint", "restart", "detection", "straggling", "waiting_for_spares"}

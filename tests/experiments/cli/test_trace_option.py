@@ -38,7 +38,7 @@ def test_json_stays_json(job: Path) -> None:
 def test_a_trace_that_cannot_be_written(job: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (job.parent / "folder.json").mkdir()
     # Refused before the work: nothing is forecast.
-    monkeypatch.setattr("simulator.simulate", None)
+    monkeypatch.setattr("meshcast.simulator.simulate", None)
     result = run("predict", job, "--trace", job.parent / name)
     assert result.exit_code == 2 and result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1 and "--trace" in result.stderr

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from experiments.cli.console import to_json
-from experiments.pages.forecast import render
-from hardware.errors import PlanError, escape_controls
+from meshcast.experiments.cli.console import to_json
+from meshcast.experiments.pages.forecast import render
+from meshcast.hardware.errors import PlanError, escape_controls
+from meshcast.validation.distributed.launch import environment
 from tests.experiments.cli.samples import JOB, ROOT, run
 from tests.experiments.cli.test_mistakes import refusal
 from tests.thinning import thinned
-from validation.distributed.launch import environment
 
 RED = "\x1b[31m"
 
@@ -104,7 +104,7 @@ def traps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("module", thinned(["meshcast", "experiments.cli"], keep=2))
+@pytest.mark.parametrize("module", thinned(["meshcast", "meshcast.experiments.cli"], keep=2))
 def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: str) -> None:
     command = [sys.executable, "-m", module, "list", "gpus"]
     path = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -118,6 +118,6 @@ def test_processes_that_measure_do_not_import_from_the_working_directory(
     traps: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", path)
-    command = [sys.executable, "-m", "validation.calibration.write"]
+    command = [sys.executable, "-m", "meshcast.validation.calibration.write"]
     found = subprocess.run(command, cwd=traps, env=environment("cpu"), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

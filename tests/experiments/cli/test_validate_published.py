@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
-from experiments.cli import app as cli
-from experiments.pages.forecast import render
-from experiments.pages.published import fit_page
-from experiments.plots import style
-from experiments.plots.measured import published as plots
-from validation.published import answer as module
-from validation.published.rows import read_shipped
+from meshcast.experiments.cli import app as cli
+from meshcast.experiments.pages.forecast import render
+from meshcast.experiments.pages.published import fit_page
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.measured import published as plots
+from meshcast.validation.published import answer as module
+from meshcast.validation.published.rows import read_shipped
 
 
 def run(*words: object) -> Result:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.cli.drawing.plot import KINDS
-from experiments.docs import plots
-from experiments.plots import style
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.cli.drawing.plot import KINDS
+from meshcast.experiments.docs import plots
+from meshcast.experiments.plots import style
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "plots.md").read_text("utf-8")

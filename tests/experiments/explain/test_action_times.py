@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.explain.action_times import UPDATE, action_times, busy_shares, merge_bins
-from experiments.plots.gantt.rows import busy_share, device_row
-from simulator import load_job, simulate
-from simulator.program.categories import EXPOSED
+from meshcast.experiments.explain.action_times import UPDATE, action_times, busy_shares, merge_bins
+from meshcast.experiments.plots.gantt.rows import busy_share, device_row
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.program.categories import EXPOSED
 from tests.thinning import thinned
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

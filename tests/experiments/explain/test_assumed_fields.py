@@ -7,15 +7,15 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from experiments.explain.assumed_fields import (
+from meshcast.experiments.explain.assumed_fields import (
     AssumedFieldEffect,
     admitted_values,
     assumed_fields,
     forecast_alternatives,
 )
-from hardware.units import GIB
-from simulator import load_job, simulate
-from simulator.forecast.shared_work import SharedWork
+from meshcast.hardware.units import GIB
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.explain.collective_messages import (
+from meshcast.experiments.explain.collective_messages import (
     MemberMessages,
     collective_messages,
     exchange_messages,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.explain.communication_matrix import communication_matrix, group_ranks, split_positions
-from experiments.explain.executed_ops import list_executed_ops
-from simulator import load_job, simulate
-from simulator.program.block import SUMS
-from simulator.report.trace import write_trace
+from meshcast.experiments.explain.communication_matrix import communication_matrix, group_ranks, split_positions
+from meshcast.experiments.explain.executed_ops import list_executed_ops
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.report.trace import write_trace
 from tests.thinning import thinned
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.comparison import compare
-from simulator import load_job
+from meshcast.experiments.explain.comparison import compare
+from meshcast.simulator import load_job
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.explain.fitting_changes import SHOWN, FittingChange, fitting_changes
-from experiments.pages.forecast import list_fitting, render
-from hardware.units import GIB
-from simulator import load_job, simulate
-from simulator.forecast.step import StepAndMemory
+from meshcast.experiments.explain.fitting_changes import SHOWN, FittingChange, fitting_changes
+from meshcast.experiments.pages.forecast import list_fitting, render
+from meshcast.hardware.units import GIB
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run
 from tests.thinning import mark_slow
 
@@ -81,7 +81,7 @@ def test_long_plans_have_none() -> None:
 
 def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitting_changes(simulate(JOB))  # once for both forms of the answer
-    monkeypatch.setattr("experiments.explain.fitting_changes.fitting_changes", lambda _: found)
+    monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda _: found)
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     answer = json.loads(run("predict", str(path), "--json", "--verbose").stdout)
     assert len(answer["fitting_changes"]) == SHOWN

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.communication_matrix import communication_matrix
-from experiments.explain.roofline import StepRoofline, link_rates, step_roofline
-from simulator import load_job, simulate
-from simulator.program.block import SUMS
+from meshcast.experiments.explain.communication_matrix import communication_matrix
+from meshcast.experiments.explain.roofline import StepRoofline, link_rates, step_roofline
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.program.block import SUMS
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",

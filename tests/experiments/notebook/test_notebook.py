@@ -14,9 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import meshcast
-import simulator
-from experiments.pages.forecast import page, render
-from meshcast import MeshcastError, search, simulate, sweep
+from meshcast import MeshcastError, search, simulate, simulator, sweep
+from meshcast.experiments.pages.forecast import page, render
 from tests.thinning import thinned
 
 JOB: dict[str, Any] = {

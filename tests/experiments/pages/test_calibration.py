@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pages import calibration as measured
-from hardware.errors import MeshcastError
+from meshcast.experiments.pages import calibration as measured
+from meshcast.hardware.errors import MeshcastError
+from meshcast.validation.calibration.kernels import tables as kernels
 from tests.experiments.cli.samples import run
 from tests.experiments.pages.tables import KIND, ROWS, put
 from tests.strategies import examples
-from validation.calibration.kernels import tables as kernels
 
 ODD = ["", "nan", "-1", "0", "abc", "inf", "1e300", "1e-300", "1e400", "9" * 30, "1.5", "1", "3", "7", "131072", "True"]
 ODD += ["H100", "mi300x", "v100", "h100-nvl", "fp8", "nvfp4", "BF16", "fp4", "power_law_400", "p2p", "1_000", "é", '"']

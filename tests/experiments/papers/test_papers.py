@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from experiments.papers.__main__ import main
-from experiments.papers.draw import choose_log_ticks, draw
-from experiments.papers.figure_file import FigureFile, list_figures, read_figure, read_figures
-from experiments.papers.forecasts import ForecastFigure, ForecastPoint, ReportCache, forecast_points
-from experiments.papers.page import IMAGES, anchor_of, sort_figures, write_page
-from experiments.papers.words import format_error, format_number, format_share, word_errors
-from hardware.errors import PlanError
+from meshcast.experiments.papers.__main__ import main
+from meshcast.experiments.papers.draw import choose_log_ticks, draw
+from meshcast.experiments.papers.figure_file import FigureFile, list_figures, read_figure, read_figures
+from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint, ReportCache, forecast_points
+from meshcast.experiments.papers.page import IMAGES, anchor_of, sort_figures, write_page
+from meshcast.experiments.papers.words import format_error, format_number, format_share, word_errors
+from meshcast.hardware.errors import PlanError
 from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.job import JobProblem
 
 
 def problem_of(model: str = "gpt3-5b", gpus: int = 8, layers: int = 4, **batch: Any) -> JobProblem:

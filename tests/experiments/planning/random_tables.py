@@ -7,9 +7,9 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.stages import StageOption, StageTable
-from experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.stages import StageOption, StageTable
+from meshcast.experiments.planning.table import Factor, FactorTable
 
 
 def draw_table(seed: int, variables: int = 6, forbidden: float = 0.1) -> FactorTable:

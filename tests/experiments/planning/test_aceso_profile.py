@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState
-from experiments.planning.cores.local_search.operator_walk import OperatorProfile, PricedStage
-from experiments.planning.planner import find_planner
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import NetworkLevel, ProfileProblem
-from hardware.errors import PlanError
+from meshcast.experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState
+from meshcast.experiments.planning.cores.local_search.operator_walk import OperatorProfile, PricedStage
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
+from meshcast.hardware.errors import PlanError
 
 MEMORY = 12_000
 """MiB of the authors' small search."""

@@ -8,22 +8,28 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.cores.layout_maps import every_map
-from experiments.planning.cores.local_search.neighbourhoods import ReducedTable, search_neighbourhoods
-from experiments.planning.cores.local_search.tile_propagation import spread_dims
-from experiments.planning.planner import find_planner
-from experiments.planning.planners.mesh_tensorflow import MeshTensorFlow
-from experiments.planning.planners.oneflow import OneFlow
-from experiments.planning.planners.partir import PartIR, Tactic, batch_tactic, embedding_tactic, megatron_tactic
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.table import Factor, FactorTable
-from hardware.errors import PlanError
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Collective
-from simulator.job.load import load_job
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.cores.layout_maps import every_map
+from meshcast.experiments.planning.cores.local_search.neighbourhoods import ReducedTable, search_neighbourhoods
+from meshcast.experiments.planning.cores.local_search.tile_propagation import spread_dims
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.mesh_tensorflow import MeshTensorFlow
+from meshcast.experiments.planning.planners.oneflow import OneFlow
+from meshcast.experiments.planning.planners.partir import (
+    PartIR,
+    Tactic,
+    batch_tactic,
+    embedding_tactic,
+    megatron_tactic,
+)
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.job.load import load_job
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import best_by_brute_force, draw_table
 

@@ -8,14 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
-from experiments.planning.cores.elimination import bound_objective, eliminate, least_objectives, trace_frontier
-from experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.cores.mcmc import walk_table
-from experiments.planning.cores.stage_dp import plan_stages
-from experiments.planning.cores.tree_search import search_tree
-from experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
+from meshcast.experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
+from meshcast.experiments.planning.cores.elimination import bound_objective, eliminate, least_objectives, trace_frontier
+from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.cores.mcmc import walk_table
+from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.cores.tree_search import search_tree
+from meshcast.experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
 from tests.experiments.planning.random_tables import (
     best_by_brute_force,
     draw_graph,
@@ -249,7 +249,7 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
 
 
 def test_a_cycle_is_refused() -> None:
-    from experiments.planning.graph import LayerGraph
+    from meshcast.experiments.planning.graph import LayerGraph
 
     with pytest.raises(ValueError, match="cycle"):
         LayerGraph(["a", "b"], [(0, 1), (1, 0)], {})

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from experiments.planning.planners.alpa import Alpa
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import ProfileProblem
-from experiments.planning.stages import PlannedStage, StageTable
+from meshcast.experiments.planning.planners.alpa import Alpa
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import ProfileProblem
+from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from tests.thinning import thinned
 
 DENSE = ("gpt-760M", "gpt-1.3B", "gpt-2.6B", "gpt-6.7B", "gpt-15B", "gpt-39B")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.planning.imported.module_league import choose_graph_planners
-from experiments.planning.imported.module_problem import ModuleProblem, trace
-from experiments.planning.planner import find_planner
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.planning.imported.module_league import choose_graph_planners
+from meshcast.experiments.planning.imported.module_problem import ModuleProblem, trace
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.errors import PlanError
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "planning"
 TRANSFORMER, RESNET = f"{MODELS / 'small_models.py'}:transformer", f"{MODELS / 'small_models.py'}:resnet"
@@ -255,7 +255,7 @@ def test_too_many_branches_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "experiments.planning.imported.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "meshcast.experiments.planning.imported.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(PlanError, match="Install the extra"):
         ModuleProblem(TRANSFORMER, NODE)

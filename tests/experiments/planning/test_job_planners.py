@@ -8,22 +8,22 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.cores.pipelines.latency_bound import LatencyBound
-from experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
-from experiments.planning.level_planner import SpaceRule, group_levels
-from experiments.planning.planner import PLANNERS, Proposal, find_planner, planner_names
-from experiments.planning.planners.hypar import HyPar
-from experiments.planning.planners.tensoropt import TensorOpt
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.stages import PlannedStage, StageOption, StageTable
-from hardware.errors import PlanError
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Collective
-from simulator.job.load import load_job
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.cores.pipelines.latency_bound import LatencyBound
+from meshcast.experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
+from meshcast.experiments.planning.level_planner import SpaceRule, group_levels
+from meshcast.experiments.planning.planner import PLANNERS, Proposal, find_planner, planner_names
+from meshcast.experiments.planning.planners.hypar import HyPar
+from meshcast.experiments.planning.planners.tensoropt import TensorOpt
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.job.load import load_job
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_stages
 from tests.thinning import thinned

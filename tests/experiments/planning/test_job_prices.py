@@ -8,22 +8,22 @@ import random
 import numpy as np
 import pytest
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.planners.alpa import submeshes
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.stages import PlannedStage
-from experiments.planning.table import Assignment, FactorTable
-from hardware.errors import PlanError
-from simulator.engine.task_time import task_seconds
-from simulator.forecast.lowering import make_lowering
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.resident_memory import DeviceParams, resident_bytes
-from simulator.ir.ops import StageOps
-from simulator.job.load import load_job
-from simulator.lowering.offload import saved_activations
-from simulator.plan.plan import Plan
-from simulator.program.block import CompiledBlocks
-from simulator.program.task import make_task
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.planners.alpa import submeshes
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.stages import PlannedStage
+from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.engine.task_time import task_seconds
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.offload import saved_activations
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.block import CompiledBlocks
+from meshcast.simulator.program.task import make_task
 from tests.experiments.planning.conftest import problem_of
 from tests.thinning import thinned, thinned_grid
 

@@ -8,11 +8,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import find_planner
-from experiments.planning.planners.tarnawski_ip import TarnawskiIP
-from experiments.planning.problem import SearchBudget
-from hardware.errors import PlanError
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.errors import PlanError
 from tests.experiments.planning.random_tables import draw_graph
 from tests.experiments.planning.test_profile_planners import GraphProblem
 from tests.thinning import thinned
@@ -48,8 +48,8 @@ def test_a_policy_comes_near_the_proven_optimum(name: str) -> None:
 def test_a_policy_learns_where_groups_belong(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean time of what it draws falls to the least one, which a draw at random has once in 256."""
     torch = pytest.importorskip("torch")
-    from experiments.planning.cores.learned import policy_gradient
-    from experiments.planning.cores.learned.policy_gradient import PlacementPolicy, TrainingSettings, _train
+    from meshcast.experiments.planning.cores.learned import policy_gradient
+    from meshcast.experiments.planning.cores.learned.policy_gradient import PlacementPolicy, TrainingSettings, _train
 
     monkeypatch.setattr(policy_gradient, "CONVERGED", 0.0)  # the same policy goes on
     belong = np.arange(8) % 2
@@ -63,7 +63,7 @@ def test_a_policy_learns_where_groups_belong(passes: int, monkeypatch: pytest.Mo
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "experiments.planning.cores.learned.policy_gradient", raising=False)
+    monkeypatch.delitem(sys.modules, "meshcast.experiments.planning.cores.learned.policy_gradient", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(PlanError, match="Install the extra"):
         find_planner("spotlight")().plan(small_problem(), SearchBudget(steps=10))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from experiments.planning.imported.module_problem import ModuleProblem
-from experiments.planning.planner import find_planner
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import NetworkLevel, ProfileProblem
+from meshcast.experiments.planning.imported.module_problem import ModuleProblem
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from tests.thinning import thinned
 
 MODULES = Path(__file__).resolve().parents[3] / "examples" / "modules" / "convolutional.py"

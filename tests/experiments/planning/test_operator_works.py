@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.planning.graph import LayerGraph
-from experiments.planning.imported.module_graph import ModuleOperator, merge_operators
-from experiments.planning.imported.operator_works import OperatorCall, PassWorks, TensorShape, list_works
-from simulator.ir.ops import Memory
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.imported.module_graph import ModuleOperator, merge_operators
+from meshcast.experiments.planning.imported.operator_works import OperatorCall, PassWorks, TensorShape, list_works
+from meshcast.simulator.ir.ops import Memory
 
 
 def shape(*sizes: int, gradient: bool = True) -> TensorShape:

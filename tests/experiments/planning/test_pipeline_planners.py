@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.planning.cores.pipelines.layer_paths import choose_strategies
-from experiments.planning.cores.pipelines.ordered_stages import balance_stages, costs_of, shorten_step
-from experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
-from experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import find_planner
-from experiments.planning.planners.galvatron import decision_tree
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.pricing.mixed import open_problem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import NetworkLevel, ProfileProblem
-from hardware.errors import PlanError
+from meshcast.experiments.planning.cores.pipelines.layer_paths import choose_strategies
+from meshcast.experiments.planning.cores.pipelines.ordered_stages import balance_stages, costs_of, shorten_step
+from meshcast.experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
+from meshcast.experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.galvatron import decision_tree
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.pricing.mixed import open_problem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
+from meshcast.hardware.errors import PlanError
 from tests.experiments.planning.conftest import problem_of
 from tests.thinning import thinned
 

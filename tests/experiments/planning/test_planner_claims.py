@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.planning.antichains import output_bytes, states_of
-from experiments.planning.cores.ideals import find_contained
-from experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines, PlacedStage
-from experiments.planning.graph import LayerGraph
-from experiments.planning.planner import find_planner, planner_names
-from experiments.planning.planners.automap import Automap
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import Dims, SearchBudget
-from experiments.planning.profile import NetworkLevel, ProfileProblem
-from simulator import load_job, simulate
-from validation.claims.measures import read_measure
+from meshcast.experiments.planning.antichains import output_bytes, states_of
+from meshcast.experiments.planning.cores.ideals import find_contained
+from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines, PlacedStage
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import find_planner, planner_names
+from meshcast.experiments.planning.planners.automap import Automap
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import Dims, SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
+from meshcast.simulator import load_job, simulate
+from meshcast.validation.claims.measures import read_measure
 
 ROOT = Path(__file__).resolve().parents[3]
 

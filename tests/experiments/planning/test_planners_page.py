@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from experiments.planning.league.rows import planners_of_jobs
-from experiments.planning.planner import find_planner, planner_names
+from meshcast.experiments.planning.league.rows import planners_of_jobs
+from meshcast.experiments.planning.planner import find_planner, planner_names
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "planners.md").read_text("utf-8")
 

@@ -8,18 +8,23 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.cores.local_search.block_moves import chain_table, move_blocks, play_1f1b, play_borders
-from experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk, Shape, StageState
-from experiments.planning.cores.stage_dp import balance_stages, plan_stages
-from experiments.planning.planner import find_planner
-from experiments.planning.planners.autopipe import AutoPipe
-from experiments.planning.planners.nnscaler import NnScaler
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import ProfileProblem
-from experiments.planning.stages import PlannedStage, StageOption, StageTable
-from hardware.errors import PlanError
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.cores.local_search.block_moves import (
+    chain_table,
+    move_blocks,
+    play_1f1b,
+    play_borders,
+)
+from meshcast.experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk, Shape, StageState
+from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_stages
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.autopipe import AutoPipe
+from meshcast.experiments.planning.planners.nnscaler import NnScaler
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import ProfileProblem
+from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
+from meshcast.hardware.errors import PlanError
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_graph, draw_stages
 from tests.experiments.planning.test_profile_planners import GraphProblem

@@ -8,17 +8,17 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from experiments.planning.cores.elimination import eliminate
-from experiments.planning.cores.ilp import solve_table
-from experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
-from experiments.planning.cores.local_search.grid_walk import GridWalk
-from experiments.planning.planner import find_planner
-from experiments.planning.planners.unity import Unity
-from experiments.planning.pricing.job import JobProblem
-from experiments.planning.problem import SearchBudget
-from experiments.planning.profile import ProfileProblem
-from experiments.planning.table import Factor, FactorTable
-from hardware.errors import PlanError
+from meshcast.experiments.planning.cores.elimination import eliminate
+from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
+from meshcast.experiments.planning.cores.local_search.grid_walk import GridWalk
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.unity import Unity
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import ProfileProblem
+from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.hardware.errors import PlanError
 from tests.experiments.planning.conftest import problem_of
 from tests.thinning import thinned
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-from experiments.plots import style
+from meshcast.experiments.plots import style
 
 SMALLEST = 7.0
 """Least type size at the width that a plot is made for [pt]."""

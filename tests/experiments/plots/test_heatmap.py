@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.plots import heatmap, style
-from experiments.sweeps import selection
-from experiments.sweeps.grid import load_sweep
-from experiments.sweeps.run import run
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.plots import heatmap, style
+from meshcast.experiments.sweeps import selection
+from meshcast.experiments.sweeps.grid import load_sweep
+from meshcast.experiments.sweeps.run import run
+from meshcast.hardware.errors import PlanError
 from tests.experiments.plots.checks import check_figure, draw_styled
 
 SWEEP: dict[str, Any] = {

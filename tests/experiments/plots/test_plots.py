@@ -15,11 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
-from experiments.cli import app as cli
-from experiments.plots import breakdown, memory, sheet, style
-from simulator import simulate
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.figures import parts_of_step
+from meshcast.experiments.cli import app as cli
+from meshcast.experiments.plots import breakdown, memory, sheet, style
+from meshcast.simulator import simulate
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import parts_of_step
 from tests.thinning import thinned
 
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}

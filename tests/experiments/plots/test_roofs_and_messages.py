@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.explain.communication_matrix import communication_matrix
-from experiments.explain.roofline import step_roofline
-from experiments.plots import communication, memory, roofline, stage_memory, style
-from simulator import simulate
-from simulator.report.words import format_bytes
+from meshcast.experiments.explain.communication_matrix import communication_matrix
+from meshcast.experiments.explain.roofline import step_roofline
+from meshcast.experiments.plots import communication, memory, roofline, stage_memory, style
+from meshcast.simulator import simulate
+from meshcast.simulator.report.words import format_bytes
 from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 
 JOB: dict[str, Any] = {

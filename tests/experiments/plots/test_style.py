@@ -11,10 +11,10 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.plots import breakdown, memory, scaling, sheet, style, tornado
-from experiments.plots.gantt.bars import AGAIN, KINDS, LANES
-from experiments.plots.measured import calibration, measurements, published
-from experiments.search.output import plot as search
+from meshcast.experiments.plots import breakdown, memory, scaling, sheet, style, tornado
+from meshcast.experiments.plots.gantt.bars import AGAIN, KINDS, LANES
+from meshcast.experiments.plots.measured import calibration, measurements, published
+from meshcast.experiments.search.output import plot as search
 from tests.experiments.plots.checks import check_legend, lightness
 
 HUES = {

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.plots import style
-from simulator import load_job, simulate
-from simulator.ir.ops import COMPUTE
-from simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
+from meshcast.experiments.plots import style
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
 from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 from tests.thinning import thinned
 
@@ -32,7 +32,7 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from experiments.plots.gantt.rows import device_row
+    from meshcast.experiments.plots.gantt.rows import device_row
 
     times = report.play.step.times
     return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
@@ -52,7 +52,7 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
 
 
 def test_the_loss_of_a_batch_is_drawn_between_its_phases() -> None:
-    from experiments.plots.gantt.legend import legend_entries
+    from meshcast.experiments.plots.gantt.legend import legend_entries
 
     plan = {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 6}, {"dp": 2}]}
     batch = {"global": 48, "microbatches": 2}
@@ -89,7 +89,7 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from experiments.plots.gantt.rows import busy_share
+    from meshcast.experiments.plots.gantt.rows import busy_share
 
     edges = np.linspace(0, 10, 41)
     share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
@@ -98,7 +98,7 @@ def test_busy_shares_keep_the_total() -> None:
 
 
 def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
-    from experiments.plots.timeline import choose_panels
+    from meshcast.experiments.plots.timeline import choose_panels
 
     span = report.play.step.span
     with matplotlib.rc_context(style.RC):
@@ -131,7 +131,7 @@ def waiting() -> Any:
 
 
 def all_rows(report: Any) -> list[Any]:
-    from experiments.plots.gantt.rows import report_rows
+    from meshcast.experiments.plots.gantt.rows import report_rows
 
     return report_rows(report, range(report.play.program.devices))
 
@@ -144,13 +144,13 @@ def waiting_rows(waiting: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def waiting_figure(waiting: Any) -> Any:
     """Its timeline for a page."""
-    from experiments.plots import timeline
+    from meshcast.experiments.plots import timeline
 
     return draw_styled(timeline.timeline, waiting)
 
 
 def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any]) -> None:
-    from experiments.plots.gantt.rows import measure_occupation
+    from meshcast.experiments.plots.gantt.rows import measure_occupation
 
     flat = waiting.play.step.flat
     found = waiting_rows
@@ -170,7 +170,7 @@ def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any
 
 def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: list[Any]) -> None:
     """Where no kernel of a pass computes, a white, dotted area lies above its bar, if print can show it."""
-    from experiments.plots.gantt.bars import SEEN
+    from meshcast.experiments.plots.gantt.bars import SEEN
 
     figure = waiting_figure
     axes = figure.axes[1]
@@ -190,7 +190,7 @@ def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: li
 
 
 def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, waiting_rows: list[Any]) -> None:
-    from experiments.plots.gantt.rows import measure_occupation
+    from meshcast.experiments.plots.gantt.rows import measure_occupation
 
     words = " ".join(text.get_text() for text in shown_texts(waiting_figure))
     share = waiting.breakdown.parts["bubble"] / waiting.step_time
@@ -206,7 +206,7 @@ def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, 
 
 
 def test_a_bar_is_split_at_its_waits() -> None:
-    from experiments.plots.gantt.bars import computing_pieces
+    from meshcast.experiments.plots.gantt.bars import computing_pieces
 
     waits = np.array([[1.0, 1.1], [2.0, 3.0], [8.0, 9.0]])
     assert computing_pieces(0.5, 5.0, waits, 0.5) == [(0.5, 2.0), (3.0, 5.0)]
@@ -216,7 +216,7 @@ def test_a_bar_is_split_at_its_waits() -> None:
 
 @pytest.mark.parametrize("width", thinned(["column", "page", "slide"], keep=("page",)))
 def test_windows_of_time_do_not_overlap(waiting: Any, waiting_figure: Any, width: Any) -> None:
-    from experiments.plots import timeline
+    from meshcast.experiments.plots import timeline
 
     figure = waiting_figure if width == "page" else draw_styled(timeline.timeline, waiting, width=width)
     check_figure(figure, width)
@@ -233,7 +233,7 @@ def test_windows_of_time_do_not_overlap(waiting: Any, waiting_figure: Any, width
 
 @pytest.mark.parametrize("span", [1.3, 2.1, 40.0])
 def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
-    from experiments.plots.timeline import choose_panels
+    from meshcast.experiments.plots.timeline import choose_panels
 
     with matplotlib.rc_context(style.RC):
         panels = choose_panels(rows(report), span * report.play.step.span, 4, ["tp"], 7.0)
@@ -243,7 +243,7 @@ def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
 
 @pytest.mark.parametrize("schedule", thinned(["1f1b", "dualpipe"], keep=2))
 def test_sixteen_stages_have_numbers(schedule: str) -> None:
-    from experiments.plots import timeline
+    from meshcast.experiments.plots import timeline
 
     report = simulate(SIXTEEN | {"plan": {"tp": 1, "pp": 16, "schedule": schedule}})
     figure = draw_styled(timeline.timeline, report)
@@ -254,8 +254,8 @@ def test_sixteen_stages_have_numbers(schedule: str) -> None:
 
 
 def test_rows_of_a_window_have_passes_in_it() -> None:
-    from experiments.plots.gantt.rows import choose_rows
-    from experiments.plots.timeline import choose_busy
+    from meshcast.experiments.plots.gantt.rows import choose_rows
+    from meshcast.experiments.plots.timeline import choose_busy
 
     found = all_rows(simulate(SIXTEEN))
     end = found[4].begin[0]
@@ -265,8 +265,8 @@ def test_rows_of_a_window_have_passes_in_it() -> None:
 
 
 def test_rows_of_a_replay_are_its_passes() -> None:
-    from experiments.pages.schedules import play_in_slots
-    from experiments.plots.gantt.rows import measure_occupation, replay_rows
+    from meshcast.experiments.pages.schedules import play_in_slots
+    from meshcast.experiments.plots.gantt.rows import measure_occupation, replay_rows
 
     for name, v in (("1f1b", None), ("zb-h1", None), ("dualpipe", None), ("interleaved-1f1b", 2)):
         run = play_in_slots(name, 4, 8, v)
@@ -283,8 +283,8 @@ def test_rows_of_a_replay_are_its_passes() -> None:
 
 
 def test_steps_of_jobs_name_what_is_not_drawn() -> None:
-    from experiments.pages.schedules import tabulate_shown
-    from experiments.plots import schedules
+    from meshcast.experiments.pages.schedules import tabulate_shown
+    from meshcast.experiments.plots import schedules
 
     batch, plan = {"global": 16}, {"tp": 8, "pp": 2}
     report = simulate({"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": batch, "plan": plan})
@@ -304,8 +304,8 @@ def test_steps_of_jobs_name_what_is_not_drawn() -> None:
 
 
 def test_schedules_have_one_axis_of_time() -> None:
-    from experiments.pages.schedules import play_in_slots
-    from experiments.plots import schedules
+    from meshcast.experiments.pages.schedules import play_in_slots
+    from meshcast.experiments.plots import schedules
 
     names = ("1f1b", "zb-h1", "interleaved-1f1b")
     runs = [play_in_slots(name, 4, 8, 2 if name == "interleaved-1f1b" else None) for name in names]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.explain.communication_matrix import communication_matrix
-from experiments.explain.roofline import step_roofline
-from experiments.explain.sensitivity import Sensitivities, change_figures
-from experiments.pages.schedules import play_in_slots
-from experiments.plots import (
+from meshcast.experiments.explain.communication_matrix import communication_matrix
+from meshcast.experiments.explain.roofline import step_roofline
+from meshcast.experiments.explain.sensitivity import Sensitivities, change_figures
+from meshcast.experiments.pages.schedules import play_in_slots
+from meshcast.experiments.plots import (
     breakdown,
     communication,
     heatmap,
@@ -26,14 +26,14 @@ from experiments.plots import (
     timeline,
     tornado,
 )
-from experiments.plots.measured import calibration, measurements, published, traces
-from experiments.plots.sheet import text_width
-from experiments.sweeps.scaling import forecast_curve
-from simulator import load_job, simulate
-from simulator.forecast.shared_work import SharedWork
+from meshcast.experiments.plots.measured import calibration, measurements, published, traces
+from meshcast.experiments.plots.sheet import text_width
+from meshcast.experiments.sweeps.scaling import forecast_curve
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.validation.traces.timeline import Slice
 from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 from tests.thinning import thinned
-from validation.traces.timeline import Slice
 
 LLAMA: dict[str, Any] = {"model": "llama3-8b", "batch": {"global": 64, "sequence": 4096}}
 JOBS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from experiments.cli.app import app
-from simulator import simulate
+from meshcast.experiments.cli.app import app
+from meshcast.simulator import simulate
 
 JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": {"pp": 2}}
 

@@ -14,11 +14,11 @@ import yaml
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from experiments.explain import sensitivity
-from experiments.report.job_report import report_job
-from experiments.report.sections import assumptions, breakdown, communication, memory, roofline, timeline
-from hardware.units import GIB
-from simulator import load_job, simulate
+from meshcast.experiments.explain import sensitivity
+from meshcast.experiments.report.job_report import report_job
+from meshcast.experiments.report.sections import assumptions, breakdown, communication, memory, roofline, timeline
+from meshcast.hardware.units import GIB
+from meshcast.simulator import load_job, simulate
 from tests.browser import Browser
 from tests.thinning import thinned
 

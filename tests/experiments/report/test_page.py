@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from experiments.report.charts import new_figure, sequential, to_hex
-from experiments.report.html import BarPiece, bar, escape, table
-from experiments.report.page import PageSection, check_library, render_page
-from hardware.errors import PlanError
-from simulator.report.words import format_bytes
+from meshcast.experiments.report.charts import new_figure, sequential, to_hex
+from meshcast.experiments.report.html import BarPiece, bar, escape, table
+from meshcast.experiments.report.page import PageSection, check_library, render_page
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.words import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
 

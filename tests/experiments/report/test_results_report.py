@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from experiments.report.results import parallel, pareto, source
-from experiments.report.results.load import PlanRows, load_rows, read_answer
-from experiments.report.results.plan_table import number_format
-from experiments.report.results.summary import count_reasons
-from experiments.report.results_report import report_results
-from hardware.errors import PlanError
-from simulator.report.figures import FIGURES
+from meshcast.experiments.report.results import parallel, pareto, source
+from meshcast.experiments.report.results.load import PlanRows, load_rows, read_answer
+from meshcast.experiments.report.results.plan_table import number_format
+from meshcast.experiments.report.results.summary import count_reasons
+from meshcast.experiments.report.results_report import report_results
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.report.figures import FIGURES
 from tests.browser import Browser
 from tests.thinning import thinned
 

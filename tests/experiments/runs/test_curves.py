@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from experiments.plots.training import runs as plots
-from experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
-from experiments.runs.seeds import simulate_runs
-from simulator import load_job, simulate
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import RunPlan, make_run
+from meshcast.experiments.plots.training import runs as plots
+from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
+from meshcast.experiments.runs.seeds import simulate_runs
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import RunPlan, make_run
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from experiments.runs import seeds
-from experiments.runs.seeds import simulate_runs, store_runs
-from hardware.errors import PlanError
-from simulator import load_job, simulate
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import RunPlan, make_run
+from meshcast.experiments.runs import seeds
+from meshcast.experiments.runs.seeds import simulate_runs, store_runs
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import RunPlan, make_run
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},

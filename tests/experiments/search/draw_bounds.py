@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.search.bounds import Bounds
-from experiments.search.groups import GroupBounds
+from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.groups import GroupBounds
 from tests.experiments.search.test_bounds import draw_points, hold_bounds, space_of
 
 Row = dict[str, Any]

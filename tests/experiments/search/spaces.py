@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.search.space import Space
-from hardware.errors import MeshcastError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.experiments.search.space import Space
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 
 TINY: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},

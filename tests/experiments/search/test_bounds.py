@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from experiments.search.bounds import Bounds
-from experiments.search.found import ROUNDING
-from experiments.search.groups import GroupBounds, Known
-from experiments.search.search import group_by_overlap
-from experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
-from hardware.errors import MeshcastError
-from simulator.forecast.step import forecast_step
-from simulator.job.load import load_job
+from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.groups import GroupBounds, Known
+from meshcast.experiments.search.search import group_by_overlap
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.job.load import load_job
 from tests.thinning import thinned
 
 OPEN = {field: "auto" for field in ("overlap.tp", "overlap.dp", "overlap.pp", "overlap.updated_weights")}

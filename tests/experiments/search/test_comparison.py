@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 import meshcast
-from experiments.search.comparison.compare import compare_plans, load_plans
-from experiments.search.comparison.membership import find_point, list_outside
-from experiments.search.comparison.settings import differing_settings
-from experiments.search.comparison.short_form import read_short_form
-from experiments.search.find import make_limits, open_search
-from experiments.search.space import Space
-from hardware.errors import MeshcastError, PlanError
-from simulator.job.load import load_job
+from meshcast.experiments.search.comparison.compare import compare_plans, load_plans
+from meshcast.experiments.search.comparison.membership import find_point, list_outside
+from meshcast.experiments.search.comparison.settings import differing_settings
+from meshcast.experiments.search.comparison.short_form import read_short_form
+from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.space import Space
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator.job.load import load_job
 from tests.experiments.cli.samples import ROOT, run
 from tests.experiments.search.spaces import TINY
 

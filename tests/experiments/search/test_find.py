@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import meshcast
-from hardware.errors import PlanError
-from simulator import simulate
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
 from tests.experiments.search.spaces import TINY
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.search.certificate import Certificate
-from experiments.search.find import make_limits, open_search
-from experiments.search.search import Search
-from experiments.search.space import Space
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.step import StepAndMemory
-from simulator.job.load import load_job
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.space import Space
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.step import StepAndMemory
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.published.measured_range.distance import distance_from_measured
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
 from tests.thinning import thinned
-from validation.published.measured_range.distance import distance_from_measured
 
 Point = tuple[dict[str, Any], StepAndMemory | None]
 

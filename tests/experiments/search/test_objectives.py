@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 import meshcast
-from experiments.search import workers
-from experiments.search.find import open_search
-from experiments.search.objectives import ClusterUse, FoundPlans
-from experiments.search.search import Search
-from experiments.search.workers import run_on_workers, share_groups
-from hardware.errors import PlanError
-from simulator.forecast.step import StepAndMemory
+from meshcast.experiments.search import workers
+from meshcast.experiments.search.find import open_search
+from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.workers import run_on_workers, share_groups
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
 

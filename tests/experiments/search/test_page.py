@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.pages.forecast import render
-from experiments.search.certificate import Certificate
-from experiments.search.find import make_limits, open_search
-from experiments.search.output import progress
-from experiments.search.output.page import page, run_with_progress
+from meshcast.experiments.pages.forecast import render
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.output import progress
+from meshcast.experiments.search.output.page import page, run_with_progress
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import meshcast
-from simulator import simulate
-from simulator.report.report import Report
+from meshcast.simulator import simulate
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.measured_range.distance import distance_from_measured, widened_interval
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
-from validation.published.measured_range.distance import distance_from_measured, widened_interval
 
 JOB = {**TINY, "plan": {**TINY["plan"], "recompute": ["none", "selective"]}}
 

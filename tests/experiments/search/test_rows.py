@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from experiments.search.find import make_limits, open_search
-from experiments.search.output.plot import time_and_memory
-from experiments.search.result import SearchResult, rank
-from simulator import simulate
-from simulator.job.load import load_job, set_field
+from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.output.plot import time_and_memory
+from meshcast.experiments.search.result import SearchResult, rank
+from meshcast.simulator import simulate
+from meshcast.simulator.job.load import load_job, set_field
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 

@@ -13,18 +13,18 @@ import pytest
 import yaml
 
 import meshcast
-from experiments.runs.seeds import RunSimulator
-from experiments.search.find import open_search
-from experiments.search.found import FoundPlan
-from experiments.search.objectives import NEAR
-from experiments.search.runs.choices import INTERVALS, RunChoices, list_changes
-from experiments.search.runs.simulated import differ, student_90
-from experiments.search.search import Search
-from hardware.errors import MeshcastError, PlanError
-from simulator import load_job, simulate
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import RunPlan, make_run
-from simulator.runs.training import SimulatedRun, simulate_run
+from meshcast.experiments.runs.seeds import RunSimulator
+from meshcast.experiments.search.find import open_search
+from meshcast.experiments.search.found import FoundPlan
+from meshcast.experiments.search.objectives import NEAR
+from meshcast.experiments.search.runs.choices import INTERVALS, RunChoices, list_changes
+from meshcast.experiments.search.runs.simulated import differ, student_90
+from meshcast.experiments.search.search import Search
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import RunPlan, make_run
+from meshcast.simulator.runs.training import SimulatedRun, simulate_run
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 

@@ -13,16 +13,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.search.found import ROUNDING
-from experiments.search.output.page import page
-from experiments.search.unlike.families import ReplicaBlock, share_bound
-from experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
-from hardware.errors import MeshcastError, PlanError
 from meshcast import search
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.job.load import load_job
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.output.page import page
+from meshcast.experiments.search.unlike.families import ReplicaBlock, share_bound
+from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.job.load import load_job
 from tests.thinning import thinned
 
 MODEL = {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 50257, "seq": 1024}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.sweeps.grid import Names
-from experiments.sweeps.run import Sweep, load_sweep
+from meshcast.experiments.sweeps.grid import Names
+from meshcast.experiments.sweeps.run import Sweep, load_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB: dict[str, Any] = {

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.sweeps import cluster
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.fingerprint import Inputs
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.store import Shard
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps import cluster
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.fingerprint import Inputs
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.store import Shard
+from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, Lazy
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.sweeps import fingerprint as module
-from experiments.sweeps.fingerprint import changed_inputs, fingerprint, hash_installation, parse_fingerprint
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.store import Store
-from hardware.errors import PlanError
+from meshcast.experiments.sweeps import fingerprint as module
+from meshcast.experiments.sweeps.fingerprint import changed_inputs, fingerprint, hash_installation, parse_fingerprint
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.store import Store
+from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, sweep
 from tests.experiments.sweeps.test_sweep_rows import Stopping
 from tests.thinning import thinned

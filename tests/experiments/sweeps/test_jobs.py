@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.sweeps import jobs as module
-from experiments.sweeps.jobs import forecast_lines
-from simulator import simulate
-from simulator.costs.calibration import calibration
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps import jobs as module
+from meshcast.experiments.sweeps.jobs import forecast_lines
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.calibration import calibration
 
 JOBS: list[dict[str, Any]] = [
     {"id": "a", "model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": {"tp": 4, "pp": 2}},

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.sweeps import output
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.merge import merge
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import Chunk, load_sweep, run
-from experiments.sweeps.store import Shard, parse_shard
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps import output
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.merge import merge
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import Chunk, load_sweep, run
+from meshcast.experiments.sweeps.store import Shard, parse_shard
+from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy
 from tests.experiments.sweeps.test_sweep_rows import Stopping
 

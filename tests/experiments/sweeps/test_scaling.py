@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.pages.scaling import page
-from experiments.plots import scaling
-from experiments.sweeps.scaling import (
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.pages.scaling import page
+from meshcast.experiments.plots import scaling
+from meshcast.experiments.sweeps.scaling import (
     MATRIX,
     Curve,
     curve_rows,
@@ -19,9 +19,9 @@ from experiments.sweeps.scaling import (
     resize_cluster,
     scale_job,
 )
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import load_job, simulate
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
 
 JOB: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 512},

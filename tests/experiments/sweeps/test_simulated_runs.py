@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.simulated_runs import COLUMNS, forecast_run, simulates_runs
-from simulator import load_job, simulate
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.simulated_runs import COLUMNS, forecast_run, simulates_runs
+from meshcast.simulator import load_job, simulate
 
 FAILURES = {"rates": "none", "components": {"node": {"per": "node", "mtbf_hours": 8}}}
 JOB: dict[str, Any] = {

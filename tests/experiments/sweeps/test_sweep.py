@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.expressions import parse_constraint
-from experiments.sweeps.grid import MISSING, Names
-from experiments.sweeps.run import load_sweep, run
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.expressions import parse_constraint
+from meshcast.experiments.sweeps.grid import MISSING, Names
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, JOB, ROOT, Lazy, kept, points, sweep, values
 
 # -------------------------------------------------------------------------------------------- points

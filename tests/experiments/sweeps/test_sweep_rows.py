@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.output import parts_folder
-from experiments.sweeps.run import load_sweep, run
-from hardware.errors import MeshcastError, PlanError
-from simulator import simulate
-from simulator.report.figures import parts_of_step
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.output import parts_folder
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.report.figures import parts_of_step
 from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, Whole, kept, sweep
 from tests.thinning import thinned_grid
 

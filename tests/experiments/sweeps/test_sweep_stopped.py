@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.sweeps import fingerprint as inputs
-from experiments.sweeps import run as sweeps
-from experiments.sweeps.run import Sweep, load_sweep, run
-from hardware.errors import PlanError
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.sweeps import fingerprint as inputs
+from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.run import Sweep, load_sweep, run
+from meshcast.hardware.errors import PlanError
 from tests.experiments.cli.samples import unprivileged
 from tests.experiments.sweeps.sweeps import GRID, ROOT, Lazy
 
@@ -32,17 +32,17 @@ KILLED = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets tests in its background ignore it
 import sys
-from experiments.sweeps import fingerprint as inputs
-from experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps import fingerprint as inputs
+from meshcast.experiments.sweeps import run as sweeps
 sweeps.CHUNK = 4
-from experiments.cli.app import main
+from meshcast.experiments.cli.app import main
 main()
 """
 
 
 SLOW = """\
 import time
-from experiments.sweeps.store import Store
+from meshcast.experiments.sweeps.store import Store
 keep = Store.keep
 def kept(*args):
     keep(*args)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.bounds import critical_paths as module
-from simulator.bounds.critical_paths import critical_paths
-from simulator.bounds.schedule_bound import PASSES, StageTimes
-from simulator.ir.registry import find_scheme
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.bounds import critical_paths as module
+from meshcast.simulator.bounds.critical_paths import critical_paths
+from meshcast.simulator.bounds.schedule_bound import PASSES, StageTimes
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.simulator.scheduling.static_orders import played
 
 F, BW, B, W = 1.0, 2.0, 1.2, 0.8

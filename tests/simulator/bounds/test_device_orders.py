@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.bounds.device_orders import PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.device_orders import PassMemory, PassTimes, device_orders
 from tests.simulator.bounds.test_critical_paths import make
 
 

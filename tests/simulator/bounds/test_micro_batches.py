@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from experiments.search.bounds import Bounds
-from experiments.search.space import LayerGroup
-from simulator.bounds.micro_batches import NotAffine
-from simulator.bounds.schedule_bound import PASSES
-from simulator.bounds.unit_prices import price_units
+from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.space import LayerGroup
+from meshcast.simulator.bounds.micro_batches import NotAffine
+from meshcast.simulator.bounds.schedule_bound import PASSES
+from meshcast.simulator.bounds.unit_prices import price_units
 from tests.experiments.search.test_bounds import JOBS, space_of
 
 

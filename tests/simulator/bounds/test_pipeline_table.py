@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
-from simulator.bounds.schedule_bound import PASSES, StagePlaces, StageTimes, bound_devices, least_in_flight
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
+from meshcast.simulator.bounds.schedule_bound import PASSES, StagePlaces, StageTimes, bound_devices, least_in_flight
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.simulator.bounds.test_critical_paths import make
 
 KINDS = 3

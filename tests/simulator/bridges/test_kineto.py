@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.bridges import kineto
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges import kineto
 from tests.simulator.bridges.samples import START, event, kernel, launch
 
 EVENTS = [

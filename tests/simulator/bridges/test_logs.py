@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.bridges import logs
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges import logs
 
 MEGATRON = """\
 using world size: 16, data-parallel size: 2

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.bridges.nccl_tests import OPERATIONS, read
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.bridges.nccl_tests import OPERATIONS, read
 
 RANKS = "".join(
     f"#  Rank {rank:2d} Group  {{group}} Pid {1000 + rank:6d} on  node-{rank // 2:04d} device {rank % 2:2d} "

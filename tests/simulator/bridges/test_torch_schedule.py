@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pages.schedules import export_csv
-from hardware.errors import PlanError, ScheduleError
-from simulator import load_job, simulate
-from simulator.bridges.torch_schedule import parse_csv, read_csv, write_csv
-from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
-from validation.pipelines.cases import answer
+from meshcast.experiments.pages.schedules import export_csv
+from meshcast.hardware.errors import PlanError, ScheduleError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.bridges.torch_schedule import parse_csv, read_csv, write_csv
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
+from meshcast.validation.pipelines.cases import answer
 
 GOOD = "0F0,0F1,,,0B0,0B1\r\n,1F0,1B0,1F1,1B1\r\n"
 

@@ -6,11 +6,11 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from hardware import load_cluster, reach
-from hardware.load import Fact, assumed_value
-from simulator.costs.coefficients import coefficients
-from simulator.costs.collectives import collective, tuner
-from simulator.costs.collectives.links import (
+from meshcast.hardware import load_cluster, reach
+from meshcast.hardware.load import Fact, assumed_value
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.collectives import collective, tuner
+from meshcast.simulator.costs.collectives.links import (
     AllToAllCostModel,
     LinkCostModels,
     Links,
@@ -19,8 +19,8 @@ from simulator.costs.collectives.links import (
     RingCostModel,
     TierCostModels,
 )
-from simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
-from simulator.ir.ops import Collective
+from meshcast.simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
+from meshcast.simulator.ir.ops import Collective
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 MIB, GIB = 2**20, 2**30

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hardware import load
-from simulator.costs.coefficients import coefficients
-from simulator.costs.kernels.attention import AttentionCostModel, price, seconds
-from simulator.ir.ops import Attention
-from validation.calibration.fit import fit
-from validation.calibration.kernels.attention import COLUMNS, read
+from meshcast.hardware import load
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.kernels.attention import AttentionCostModel, price, seconds
+from meshcast.simulator.ir.ops import Attention
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels.attention import COLUMNS, read
 
 H100 = load("gpus", "h100-sxm")
 MODEL = AttentionCostModel(**{name: one.start for name, one in coefficients(AttentionCostModel).items()}, sigma=0.1)

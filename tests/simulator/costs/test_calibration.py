@@ -6,23 +6,23 @@ from statistics import median
 
 import pytest
 
-from hardware import load, load_cluster
-from hardware.cluster import Tier
-from hardware.errors import CatalogError
-from hardware.gpu import GPU
-from hardware.load import assumed_value
-from simulator import simulate
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.check import read_checked
-from simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, family
-from simulator.costs.coefficients import coefficient, coefficients
-from simulator.costs.collectives.links import NetworkCostModel
-from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.costs import Costs
-from simulator.costs.kernels.gemm import price as price_gemm
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Gemm
-from validation.calibration.write import text, write
+from meshcast.hardware import load, load_cluster
+from meshcast.hardware.cluster import Tier
+from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.gpu import GPU
+from meshcast.hardware.load import assumed_value
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.calibration.check import read_checked
+from meshcast.simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, family
+from meshcast.simulator.costs.coefficients import coefficient, coefficients
+from meshcast.simulator.costs.collectives.links import NetworkCostModel
+from meshcast.simulator.costs.collectives.processes import ProcessCostModel
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernels.gemm import price as price_gemm
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.validation.calibration.write import text, write
 
 SHIPPED = Calibration.shipped()
 KINDS = KERNEL_MODELS | LINK_MODELS | {"network": NetworkCostModel, "processes": ProcessCostModel}
@@ -191,7 +191,7 @@ def test_a_folder_of_calibrations_comes_first(tmp_path):
 def test_a_file_reads_back_as_it_was_written(tmp_path):
     for name in FILES:
         write(tmp_path / f"{name}.yaml", name, SHIPPED.sections(name))
-        shipped = resources.files("simulator.costs.calibration") / f"{name}.yaml"
+        shipped = resources.files("meshcast.simulator.costs.calibration") / f"{name}.yaml"
         assert text("", SHIPPED.sections(name)).splitlines()[1:] == shipped.read_text("utf-8").splitlines()[1:]
     originals = {name: SHIPPED.sections(name) for name in FILES}
     mine = Calibration.from_folder(tmp_path)

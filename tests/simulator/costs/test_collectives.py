@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load, load_cluster, nodes, reach
-from hardware.load import Fact
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Links
-from simulator.costs.costs import Costs
-from simulator.costs.kernels.sections import section_on
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Transfer
+from meshcast.hardware import load, load_cluster, nodes, reach
+from meshcast.hardware.load import Fact
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.costs.collectives.links import Links
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernels.sections import section_on
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Transfer
 
 SHIPPED = Calibration.shipped()
 GIB = 2**30

@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load
-from hardware.errors import CatalogError
-from hardware.inline import ByGPU, Inter
-from hardware.topology import reach
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Links, TierCostModels
-from simulator.costs.costs import Costs
-from simulator.costs.kernels import cpu
-from simulator.costs.kernels.sections import SECTIONS, section_of
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, Gemm, Memory
+from meshcast.hardware import load
+from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.inline import ByGPU, Inter
+from meshcast.hardware.topology import reach
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.costs.collectives.links import Links, TierCostModels
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernels import cpu
+from meshcast.simulator.costs.kernels.sections import SECTIONS, section_of
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
 
 SHIPPED = Calibration.shipped()
 CORE = load("gpus", "cpu-core")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.kernels.decomposition import Decomposition, longest_block, loop_seconds
-from simulator.costs.kernels.gemm import GemmCostModel, seconds
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Gemm
+from meshcast.hardware import load
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.kernels.decomposition import Decomposition, longest_block, loop_seconds
+from meshcast.simulator.costs.kernels.gemm import GemmCostModel, seconds
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Gemm
 
 A100 = load("gpus", "a100-sxm-80")
 TILE = ((128, 128),)

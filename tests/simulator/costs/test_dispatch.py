@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load
-from simulator.costs.coefficients import coefficients
-from simulator.costs.collectives import dispatch
-from simulator.costs.collectives.dispatch import Dispatch, DispatchCostModel
-from simulator.costs.estimate import NOTHING
+from meshcast.hardware import load
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.collectives import dispatch
+from meshcast.simulator.costs.collectives.dispatch import Dispatch, DispatchCostModel
+from meshcast.simulator.costs.estimate import NOTHING
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels import dispatch as reader
 from tests.thinning import thinned_grid
-from validation.calibration.fit import fit
-from validation.calibration.kernels import dispatch as reader
 
 H100 = load("gpus", "h100-sxm")
 LINK, PORT = reader.links_of("h100-sxm")

@@ -2,18 +2,18 @@
 
 import pytest
 
-from hardware import load
-from hardware.errors import PlanError
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.costs import Costs
-from simulator.costs.kernels import eager
-from simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager_kernels
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.stages import lower_stages
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Gemm, Memory
-from simulator.job.framework import load_framework
-from simulator.job.load import load_job
+from meshcast.hardware import load
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernels import eager
+from meshcast.simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager_kernels
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Gemm, Memory
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.load import load_job
 
 H200, H100 = load("gpus", "h200-sxm"), load("gpus", "h100-sxm")
 REFERENCE = load_framework("reference")

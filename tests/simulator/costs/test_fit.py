@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
-from validation.calibration.fit import fit
-from validation.calibration.write import find_sigmas, make_section, text
+from meshcast.simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.write import find_sigmas, make_section, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load
-from hardware.errors import CatalogError
-from simulator.costs.coefficients import coefficients
-from simulator.costs.estimate import NOTHING
-from simulator.costs.kernels.gemm import GemmCostModel, price, seconds
-from simulator.costs.kernels.roofline import combine, count_waves, lower_bound
-from simulator.ir.ops import Gemm, Memory
-from validation.calibration.fit import fit
-from validation.calibration.kernels import gemm as reader
+from meshcast.hardware import load
+from meshcast.hardware.errors import CatalogError
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.estimate import NOTHING
+from meshcast.simulator.costs.kernels.gemm import GemmCostModel, price, seconds
+from meshcast.simulator.costs.kernels.roofline import combine, count_waves, lower_bound
+from meshcast.simulator.ir.ops import Gemm, Memory
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels import gemm as reader
 
 MODEL = GemmCostModel(**{name: c.start for name, c in coefficients(GemmCostModel).items()}, sigma=0.05, sigma_short=0.2)
 GPU = load("gpus", "h100-sxm")

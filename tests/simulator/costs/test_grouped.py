@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hardware import load
-from simulator.costs.coefficients import coefficients
-from simulator.costs.kernels.grouped import GroupedGemmCostModel, price, seconds
-from simulator.ir.ops import Gemm
-from validation.calibration.kernels import experts, routing
+from meshcast.hardware import load
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.kernels.grouped import GroupedGemmCostModel, price, seconds
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.validation.calibration.kernels import experts, routing
 
 H100 = load("gpus", "h100-sxm")
 MODEL = GroupedGemmCostModel(0.9, 30.0, 0.9, 6e-6, 0.8, 7.0, 1e-7, 1e-9, 0.1, 0.3)

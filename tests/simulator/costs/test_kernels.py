@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import gpus, load, load_cluster
-from hardware.errors import CatalogError, PlanError
-from simulator.costs.costs import RATES, Costs
-from simulator.costs.kernels.gemm import UNALIGNED_RATE
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer
+from meshcast.hardware import gpus, load, load_cluster
+from meshcast.hardware.errors import CatalogError, PlanError
+from meshcast.simulator.costs.costs import RATES, Costs
+from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer
 from tests.ideal_costs import IdealCosts
 
 RATE = {"dgx-a100": 312e12, "dgx-h100": 989e12}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
+from meshcast.simulator import simulate
 
 
 def job(

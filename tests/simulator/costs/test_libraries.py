@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import Estimate
-from simulator.costs.kernels.libraries import RELATIVE_LIBRARIES
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Gemm
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Gemm
 from tests.contract.played import play_job
 
 LAYOUTS = ("tn", "nn", "nt")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hardware import load_cluster, reach
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Transfer
+from meshcast.hardware import load_cluster, reach
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Transfer
 
 KEYS = ("gpu", "gpus", "gpus_per_node", "scale_up_domain")
 

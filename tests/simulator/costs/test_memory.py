@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load
-from simulator.costs.coefficients import coefficients
-from simulator.costs.estimate import NOTHING
-from simulator.costs.kernels import copy, memory
-from simulator.costs.kernels.memory import MemoryBoundCostModel
-from simulator.ir.ops import Memory
-from validation.calibration.fit import fit
-from validation.calibration.kernels import elementwise
+from meshcast.hardware import load
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.estimate import NOTHING
+from meshcast.simulator.costs.kernels import copy, memory
+from meshcast.simulator.costs.kernels.memory import MemoryBoundCostModel
+from meshcast.simulator.ir.ops import Memory
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels import elementwise
 
 KINDS = (
     *("norm", "residual", "activation", "gelu", "rope", "embedding", "softmax", "dropout", "cross-entropy", "add"),

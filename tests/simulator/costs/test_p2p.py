@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load, load_cluster
-from hardware.load import Fact
-from simulator.costs.collectives import collective
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Gemm, Transfer
+from meshcast.hardware import load, load_cluster
+from meshcast.hardware.load import Fact
+from meshcast.simulator.costs.collectives import collective
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Gemm, Transfer
 
 MIB = 2**20
 NODES = ("pcie-8xa100", "dgx-2", "p4d", "l40s-4", "jean-zay-a100", "dgx-1v", "dgx-a100", "p5")

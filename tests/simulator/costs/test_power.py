@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from hardware.load import catalog, load
-from simulator import simulate
-from simulator.bounds.least_energy import least_energy
-from simulator.costs.power import overhead, power_model
-from simulator.ir.ops import Gemm, Memory
-from simulator.job.load import load_job
-from simulator.report.report import Report
-from validation.calibration.power import PowerRow, fit, forecast_power, read_rows
+from meshcast.hardware.load import catalog, load
+from meshcast.simulator import simulate
+from meshcast.simulator.bounds.least_energy import least_energy
+from meshcast.simulator.costs.power import overhead, power_model
+from meshcast.simulator.ir.ops import Gemm, Memory
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.report.report import Report
+from meshcast.validation.calibration.power import PowerRow, fit, forecast_power, read_rows
 
 H200 = load("gpus", "h200-sxm")
 JOB = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from simulator import Report, simulate
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.regimes import REGIMES, RESIDUALS, least_known, step_class
-from simulator.report.metrics import Z90
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.regimes import REGIMES, RESIDUALS, least_known, step_class
+from meshcast.simulator.report.metrics import Z90
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b",

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from simulator.costs.stragglers import REFERENCE, SPREAD, expected_maximum, slowest_pace
-from simulator.forecast.simulate import simulate
+from meshcast.simulator.costs.stragglers import REFERENCE, SPREAD, expected_maximum, slowest_pace
+from meshcast.simulator.forecast.simulate import simulate
 
 
 @pytest.mark.parametrize(("count", "known"), [(2, 0.564), (8, 1.424), (100, 2.508), (1000, 3.241)])

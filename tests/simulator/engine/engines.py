@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.engine.peak_memory import Peak
-from simulator.engine.play import Engine
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.step import play_forecast
-from simulator.job.load import load_job
-from simulator.program.block import Price
-from simulator.report.breakdown import Breakdown, breakdown
-from simulator.report.report import Forecast, Report
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.peak_memory import Peak
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.block import Price
+from meshcast.simulator.report.breakdown import Breakdown, breakdown
+from meshcast.simulator.report.report import Forecast, Report
 
 WAYS: tuple[tuple[Engine, bool], ...] = (("simpy", True), ("sweep", True), ("matrices", True), ("matrices", False))
 """Engines, each with or without skipping what repeats itself."""

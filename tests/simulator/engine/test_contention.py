@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import ALONE, FULL, Use
-from simulator.engine import contention as shared
-from simulator.engine.contention import LEAST
-from simulator.engine.longest_path import OpTimes
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
-from simulator.program.flatten import FlatProgram
+from meshcast.hardware import load_cluster
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import ALONE, FULL, Use
+from meshcast.simulator.engine import contention as shared
+from meshcast.simulator.engine.contention import LEAST
+from meshcast.simulator.engine.longest_path import OpTimes
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
+from meshcast.simulator.program.flatten import FlatProgram
 from tests.simulator.engine.links import NETWORK, UP
 from tests.strategies import examples
 

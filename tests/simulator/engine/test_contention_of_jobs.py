@@ -12,18 +12,18 @@ import pytest
 import simpy
 from hypothesis import given
 
-from simulator import simulate
-from simulator.costs.estimate import ALONE, FULL, Use
-from simulator.engine import contention as shared
-from simulator.engine import simpy_engine
-from simulator.engine.contention import Running, Traffic
-from simulator.engine.play import Engine
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
-from simulator.job.load import load_job
-from simulator.program.flatten import FlatProgram, flatten
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.estimate import ALONE, FULL, Use
+from meshcast.simulator.engine import contention as shared
+from meshcast.simulator.engine import simpy_engine
+from meshcast.simulator.engine.contention import Running, Traffic
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.simulator.engine.links import NETWORK, UP
 from tests.strategies import examples, jobs

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.engine.play import ByMatrices
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
-from simulator.forecast.step import play_forecast
-from simulator.ir.ops import HostLaunch
-from simulator.job.load import load_job
-from simulator.program.build import build
-from simulator.program.messages import StageMessages
-from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.play import ByMatrices
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.ir.ops import HostLaunch
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.messages import StageMessages
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from tests.contract.measure import side_ops_of
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.fair_share import fair_rates
+from meshcast.simulator.engine.fair_share import fair_rates
 from tests.strategies import examples
 
 SHARES = st.floats(0.01, 1.0)

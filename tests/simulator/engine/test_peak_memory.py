@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
-from simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
+from meshcast.simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
+from meshcast.simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
 from tests.contract.of_tensor import LoweredLayer, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
 from tests.strategies import examples, jobs

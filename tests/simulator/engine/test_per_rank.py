@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.engine.per_rank import Pace, unfold
-from simulator.ir.ops import COMPUTE, Collective, Transfer
-from simulator.scheduling.schedule import ACTION_KINDS
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.per_rank import Pace, unfold
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
+from meshcast.simulator.scheduling.schedule import ACTION_KINDS
 from tests.contract.played import Ideal, Played, play_job
 from tests.strategies import examples, jobs, some
 

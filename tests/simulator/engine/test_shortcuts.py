@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.engine.maxplus import Coordinates
-from simulator.engine.per_rank import Pace, unfold
-from simulator.engine.task_player import _Player
-from simulator.forecast.shared_work import SharedWork
-from simulator.report.report import Report
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.maxplus import Coordinates
+from meshcast.simulator.engine.per_rank import Pace, unfold
+from meshcast.simulator.engine.task_player import _Player
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.report import Report
 from tests.strategies import EVERY, examples, jobs
 
 SHOP = SharedWork()

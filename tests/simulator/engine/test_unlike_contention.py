@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from hardware import load_cluster
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.costs.estimate import Use
-from simulator.engine import contention
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Op, Transfer
-from simulator.job.load import load_job
-from simulator.program.flatten import FlatProgram
+from meshcast.hardware import load_cluster
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import Use
+from meshcast.simulator.engine import contention
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Op, Transfer
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.flatten import FlatProgram
 from tests.simulator.plan.test_asymmetric import draw_unlike
 
 MB = 2**20

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.per_rank import Pace, unfold
-from simulator.ir.ops import COMPUTE, Collective, Transfer
-from simulator.plan.plan import Plan
-from simulator.report.report import Report
-from simulator.scheduling.schedule import ACTION_KINDS
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.per_rank import Pace, unfold
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.scheduling.schedule import ACTION_KINDS
 from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_unlike, job
 from tests.thinning import thinned
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hardware import clusters, load, load_cluster, nodes
-from simulator import load_job, simulate
-from simulator.costs.calibration.calibration import Calibration
+from meshcast.hardware import clusters, load, load_cluster, nodes
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.calibration.calibration import Calibration
 from tests.thinning import thinned
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import BYTES
-from simulator.program.memory_profile import CATEGORIES
-from validation.reference.supported import check
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.validation.reference.supported import check
 
 FORWARD_ONLY = {"mode": "forward-only"}
 

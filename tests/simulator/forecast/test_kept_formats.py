@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.report import Report
 
 H, F, LAYERS, SEQ, VOCAB = 1024, 4096, 4, 512, 32000
 MODEL: dict[str, Any] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from simulator import simulate
+from meshcast.simulator import simulate
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {"model": "gpt2", "cluster": "dgx-h100:1", "plan": {"tp": 2, "pp": 2}, "batch": {"global": 16}}

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import SharedWork, load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.step import StepAndMemory, forecast_step
-from simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
-from simulator.ir.ops import Op, Param
-from simulator.lowering.scope import traits_of
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import SharedWork, load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
+from meshcast.simulator.ir.ops import Op, Param
+from meshcast.simulator.lowering.scope import traits_of
+from meshcast.simulator.report.report import Report
 from tests.golden.rewrite import names, playable, stored
 from tests.thinning import thinned
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.layout import PARTIAL, Dim, Tensor, collectives_between, output_layout, required_layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective
+from meshcast.simulator.ir.layout import PARTIAL, Dim, Tensor, collectives_between, output_layout, required_layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective
 
 MESH = Mesh({"dp": 3, "cp": 2, "tp": 4})
 X = Tensor("x", {"b": Dim(24), "s": Dim(48), "h": Dim(96)})

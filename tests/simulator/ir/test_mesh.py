@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.ir.mesh import Mesh
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.mesh import Mesh
 from tests.strategies import views_of
 
 REGION = ("dp", "cp", "tp")
@@ -149,7 +149,7 @@ def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[s
     ],
 )
 def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str, message: str) -> None:
-    from simulator import simulate
+    from meshcast.simulator import simulate
 
     model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
     moe = {"moe": {"experts": 8, "top_k": 2, "expert_ffn": 8}}

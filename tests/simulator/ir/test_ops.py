@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from simulator.ir.ops import Fragment, Memory, Op
+from meshcast.simulator.ir.ops import Fragment, Memory, Op
 
 
 def test_a_copy_has_all_fields_of_an_op_but_what_it_waits_for() -> None:

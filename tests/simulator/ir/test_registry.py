@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.ir import registry
-from simulator.ir.registry import find_scheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir import registry
+from meshcast.simulator.ir.registry import find_scheme
 
 
 def test_a_scheme_is_one_class_wherever_it_is_named() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.routing import Placement, Routing, least_capacity
+from meshcast.simulator.ir.routing import Placement, Routing, least_capacity
 
 PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
 """Ranks, and the experts that they hold."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator import load_job, simulate
-from simulator.job.framework import FUSED_KERNEL_TIME, load_framework
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.job.framework import FUSED_KERNEL_TIME, load_framework
 
 EVERYTHING: dict[str, Any] = {
     "model": {"preset": "deepseek-v3", "layers": 16},

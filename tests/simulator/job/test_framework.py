@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import simulate
-from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import Collective, Gemm, Memory, Op
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
+from meshcast.simulator.job.load import load_job
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
-from simulator import load_job, simulate
+from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
+from meshcast.simulator import load_job, simulate
 from tests.strategies import examples, jobs
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 12, "head_dim": 8, "vocab": 96, "seq": 48}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.engine.play import Engine
-from simulator.forecast.simulate import simulate
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.load import load_job
 
 SERIAL = {"dp": False, "sharded_weights": False, "pp": False, "gradients": False}
 

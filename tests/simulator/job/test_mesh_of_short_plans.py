@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
+from meshcast.simulator import simulate
 from tests.simulator.job.test_job import MODEL, SHORT, report
 
 

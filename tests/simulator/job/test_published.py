@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.pages.forecast import page
-from hardware.errors import PlanError
-from simulator import load_job, simulate
-from simulator.models import flops
-from simulator.report.report import Report
+from meshcast.experiments.pages.forecast import page
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.models import flops
+from meshcast.simulator.report.report import Report
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BARE = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 8}}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import load_job, simulate
-from simulator.job.framework import framework_generations, framework_names, framework_versions, load_framework
-from simulator.job.release import find_month, generations_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.job.framework import framework_generations, framework_names, framework_versions, load_framework
+from meshcast.simulator.job.release import find_month, generations_of
 from tests.thinning import thinned
 
 JOB: dict[str, Any] = {

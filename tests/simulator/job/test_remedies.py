@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hardware.errors import PlanError
-from simulator import load_job, simulate
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
 
 JOB: dict[str, Any] = {
     "model": "llama3-70b",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.simulate import simulate
-from simulator.job.job import Job
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
 LONG_TAIL = {"kind": "lognormal", "mean": 120, "sigma": 1.2}

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from simulator.job.shortest_step import partition_samples
+from meshcast.simulator.job.shortest_step import partition_samples
 
 HALF = 64
 

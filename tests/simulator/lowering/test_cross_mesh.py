@@ -6,8 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.lowering.cross_mesh import BoxGrid, most_received, reshard
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.lowering.cross_mesh import BoxGrid, most_received, reshard
 
 NBYTES = 2**20
 """Bytes of the whole tensor; divisible by all shards that are drawn."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.ir.ops import HostLaunch, Memory
-from simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
-from simulator.program.program import one_of
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import HostLaunch, Memory
+from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
+from meshcast.simulator.program.program import one_of
 from tests.contract.played import Played, play_job
 
 EXPERTS, LAYERS = 8, 4

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, StageOps, UnitRun
-from simulator.ir.scheme import TensorScheme
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, StageOps, UnitRun
+from meshcast.simulator.ir.scheme import TensorScheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
 from tests.contract.played import play_job
 from tests.strategies import examples, models

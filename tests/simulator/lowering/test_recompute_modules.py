@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Memory, Op, UnitRun
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.schemes.memory.shared.recompute import discard_outputs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Memory, Op, UnitRun
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.memory.shared.recompute import discard_outputs
 from tests.contract.measure import make, saved, waits_for
 from tests.contract.played import Ideal, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.ops import (
+from meshcast.simulator.ir.ops import (
     Attention,
     Collective,
     Exchange,
@@ -21,7 +21,7 @@ from simulator.ir.ops import (
     Transfer,
     Work,
 )
-from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
+from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
 from tests.contract.measure import waits_for
 
 SIZES = st.integers(1, 10_000)

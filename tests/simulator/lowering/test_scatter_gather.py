@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.ir.ops import Collective, Op, Transfer
-from simulator.job.framework import framework_names, load_framework
+from meshcast.simulator.ir.ops import Collective, Op, Transfer
+from meshcast.simulator.job.framework import framework_names, load_framework
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
 from tests.thinning import thinned

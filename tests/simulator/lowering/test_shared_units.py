@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hardware import load_cluster
-from hardware.errors import MeshcastError
-from hardware.shared import MOST, frozen, shared_instance
-from simulator import load_job
-from simulator.job.framework import load_framework
-from simulator.models.load import load_model
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.shared import MOST, frozen, shared_instance
+from meshcast.simulator import load_job
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.models.load import load_model
 
 INLINE: dict[str, Any] = {
     "model": {"layers": 8, "hidden": 64, "heads": 8, "vocab": 96, "seq": 48},
@@ -100,7 +100,7 @@ def test_descriptions_of_other_types_are_built_anew() -> None:
 
 
 def test_the_number_of_kept_objects_is_bounded() -> None:
-    from hardware.shared import _made
+    from meshcast.hardware.shared import _made
 
     for n in range(MOST + 10):
         shared_instance("test", n, list)

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.bridges.expert_counts import read_counts, read_routing, read_trace
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
-from simulator.ir.routing import Routing, slowest_rank
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.bridges.expert_counts import read_counts, read_routing, read_trace
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
+from meshcast.simulator.ir.routing import Routing, slowest_rank
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertLayer, sent_per_layer
 from tests.contract.played import Played, play_job

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.ir.ops import Collective, Gemm, Memory
-from simulator.job.load import load_job
-from simulator.models.adapters import PLAIN_LAUNCHES, TARGETS, Target
-from simulator.models.flops import causal, needed_flops, palm
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.models.adapters import PLAIN_LAUNCHES, TARGETS, Target
+from meshcast.simulator.models.flops import causal, needed_flops, palm
 from tests.contract.measure import params_of, sent, side_ops_of
 from tests.contract.played import Played, play_job
 from tests.strategies import examples

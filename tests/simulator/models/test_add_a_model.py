@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from simulator.models.huggingface import SUPPORTED, from_config
-from simulator.models.load import load_model
+from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.load import load_model
 from tests.simulator.models.test_huggingface import MIXTRAL
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.operators import QUANTISED
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, UnitRun
-from simulator.models.flops import forward_matmul_flops
-from simulator.models.model import Model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, UnitRun
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of, saved
 from tests.contract.played import Played, play_job
 

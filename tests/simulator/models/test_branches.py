@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import ModelError, PlanError
-from simulator.models.architecture import Architecture
-from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, needed_flops, palm, six_n
-from simulator.models.load import load_model
-from simulator.models.model import LayerKind, Model
-from simulator.plan.partition import layers_of_graph
+from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, needed_flops, palm, six_n
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import LayerKind, Model
+from meshcast.simulator.plan.partition import layers_of_graph
 
 PLAIN = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "positions": "learned"}
 

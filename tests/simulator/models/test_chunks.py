@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.ir.ops import Attention
-from simulator.report.report import Report
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Attention
+from meshcast.simulator.report.report import Report
 from tests.contract.played import play_job
 
 CP = {"mesh": {"dp": 2, "cp": 2}, "schemes": [{"use": "data/ddp", "over": "dp"}]}

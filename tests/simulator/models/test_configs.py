@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError
-from simulator import simulate
-from simulator.ir.ops import Collective, Gemm, Memory
-from simulator.models.flops import forward_matmul_flops
-from simulator.models.huggingface import SUPPORTED, from_config
-from simulator.models.load import load_model, presets
-from simulator.models.model import Model
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.load import load_model, presets
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED, VISION

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError, PlanError
-from simulator.engine.play import Engine
-from simulator.ir.ops import Collective, Gemm, Op
-from simulator.models.flops import forward_matmul_flops
-from simulator.models.load import load_model
-from simulator.scheduling.schedule import ActionKind
+from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.ir.ops import Collective, Gemm, Op
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.scheduling.schedule import ActionKind
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.thinning import thinned_grid
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.ops import Attention
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Attention
+from meshcast.simulator.job.load import load_job
 from tests.contract.played import Played, play_job
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import MeshcastError, ModelError, PlanError
-from simulator import simulate
-from simulator.forecast.shared_gradients import sum_shared_gradients
-from simulator.ir.ops import Attention, Collective, Gemm, Memory
-from simulator.models.flops import causal, forward_matmul_flops, palm
-from simulator.models.huggingface import from_config
-from simulator.models.load import load_model
+from meshcast.hardware.errors import MeshcastError, ModelError, PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
+from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
+from meshcast.simulator.models.huggingface import from_config
+from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS

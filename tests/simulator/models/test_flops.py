@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.models.flops import (
+from meshcast.simulator.models.flops import (
     CONVENTIONS,
     causal,
     forward_matmul_flops,
@@ -15,8 +15,8 @@ from simulator.models.flops import (
     six_n,
     step_flops,
 )
-from simulator.models.load import load_model, presets
-from simulator.models.model import Model
+from meshcast.simulator.models.load import load_model, presets
+from meshcast.simulator.models.model import Model
 from tests.thinning import thinned
 
 LENGTHS = [1, 1024, 8192, 131072]

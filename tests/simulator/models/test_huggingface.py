@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError
-from simulator.models.huggingface import SUPPORTED, from_config
-from simulator.models.load import load_model
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.load import load_model
 from tests.simulator.models.configs import CONFIGS, ENCODER_DECODERS, VISION, facts
 from tests.simulator.models.configs import rename_keys as renamed
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import MeshcastError, ModelError, PlanError
-from simulator import simulate
-from simulator.ir.ops import Collective, Gemm, Memory, Op
-from simulator.models.flops import causal, forward_matmul_flops, palm
-from simulator.models.load import load_model
-from simulator.models.model import LayerKind
+from meshcast.hardware.errors import MeshcastError, ModelError, PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
+from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import LayerKind
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError
-from simulator.models.load import ALIASES, load_model, preset_source, presets
-from simulator.models.model import LayerKind
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.load import ALIASES, load_model, preset_source, presets
+from meshcast.simulator.models.model import LayerKind
 from tests.simulator.models.descriptions import EXPERTS, GPT, LATENT, MLA
 
 # Exact counts of the published checkpoints: all tensors, a tied matrix once. The source is the sum over the metadata of

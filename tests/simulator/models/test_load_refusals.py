@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import ModelError
-from simulator.models.load import load_model
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.load import load_model
 from tests.simulator.models.descriptions import EXPERTS, GPT, LATENT, MLA
 
 REFUSED = {

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import MeshcastError, ModelError
-from simulator import simulate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, Gemm, Op
-from simulator.models.architecture import Architecture
-from simulator.models.flops import CONVENTIONS, forward_matmul_flops
-from simulator.models.load import load_model
-from simulator.models.model import Model
+from meshcast.hardware.errors import MeshcastError, ModelError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.flops import CONVENTIONS, forward_matmul_flops
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import forward_ops, lowered_stage, make, sent
 
 VIDEO = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 64, "seq": 96, "frames": 8}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError
-from simulator import simulate
-from simulator.ir.ops import Gemm, Memory
-from simulator.models.flops import forward_matmul_flops
-from simulator.models.huggingface import from_config
-from simulator.models.load import load_model
-from simulator.models.model import Model
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Gemm, Memory
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.huggingface import from_config
+from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 from tests.simulator.models.configs import VISION, VISION_COUNTS
@@ -134,7 +134,7 @@ def test_a_tied_output_layer_on_another_stage_is_a_copy_whose_gradient_is_summed
 
 
 def _updates(played: Played) -> list[Any]:
-    from simulator.forecast.shared_gradients import sum_shared_gradients
+    from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
 
     class Shared:
         def __init__(self, shared: tuple[Any, ...]) -> None:

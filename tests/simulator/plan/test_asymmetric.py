@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.engine.play import Engine, play
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Transfer
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.engine.play import Engine, play
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Transfer
+from meshcast.simulator.job.load import load_job
 from tests.ideal_costs import IdealCosts
 from tests.thinning import thinned, thinned_grid
 

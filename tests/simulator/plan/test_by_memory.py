@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.shared_work import SharedWork
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.report import Report
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 8192, "seq": 1024, "positions": "rope", "tied": False}
 

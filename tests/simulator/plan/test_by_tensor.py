@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import HostCopy, Transfer
-from simulator.job.load import load_job
-from simulator.plan.by_tensor import Budget, SavedTensors, StageTensors, choose, stripe_shares, swap_budget
-from simulator.scheduling.activation_transfer import TensorChoice
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import HostCopy, Transfer
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.by_tensor import Budget, SavedTensors, StageTensors, choose, stripe_shares, swap_budget
+from meshcast.simulator.scheduling.activation_transfer import TensorChoice
 from tests.contract.played import Played, play_job
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import some

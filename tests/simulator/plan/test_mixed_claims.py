@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.report import Report
 
 SHARED = SharedWork()
 BERT_LARGE = {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 30522, "seq": 512}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "mixed-clusters.md"
 KINDS = ("uniform", "unlike layers", "unlike degrees", "unlike shares", "replicas with stages of their own")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from simulator.models.flops import CONVENTIONS
-from simulator.models.model import Model
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.models.flops import CONVENTIONS
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.report.report import Report
 
 GRID = {
     "mesh": {"dp": 2, "row": 2, "column": 2},

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.plan.partition import LayerCosts, balance, layers_of_stages
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.plan.partition import LayerCosts, balance, layers_of_stages
 
 COUNTS = st.integers(1, 200)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Transfer
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Transfer
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simulator import Report, simulate
-from simulator.forecast.shared_work import SharedWork
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
 from tests.simulator.plan.test_asymmetric import MIXED, MODEL, job
 from tests.thinning import thinned
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import ScheduleError
-from simulator.engine.play import Engine
-from simulator.engine.simpy_engine import play
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Collective, Memory, Op, Param, Transfer
-from simulator.program.block import Port, resolve_dependencies
-from simulator.program.flatten import FlatProgram
-from simulator.report.breakdown import breakdown
-from simulator.scheduling.schedule import Action
+from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.engine.simpy_engine import play
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Collective, Memory, Op, Param, Transfer
+from meshcast.simulator.program.block import Port, resolve_dependencies
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.report.breakdown import breakdown
+from meshcast.simulator.scheduling.schedule import Action
 from tests.contract.measure import backward_ops, forward_ops, side_ops_of
 from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.strategies import changed, examples, jobs

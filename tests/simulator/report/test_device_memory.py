@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.report.report import Report
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.report import Report
 
 HIDDEN, VOCAB, TOKENS, LAYERS = 256, 65536, 1024, 4
 PARAMETERS_OF_TABLE = VOCAB * HIDDEN

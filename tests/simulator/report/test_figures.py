@@ -16,14 +16,14 @@ import pytest
 from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.pages.forecast import page as forecast_page
-from experiments.plots import heatmap
-from experiments.sweeps.run import load_sweep, run
-from simulator import Report, simulate
-from simulator.report import figures
-from simulator.report.figures import FIGURES, Figure, nest, parts_of_step, row_of
-from simulator.report.figures_page import page as docs_page
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.pages.forecast import page as forecast_page
+from meshcast.experiments.plots import heatmap
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.report import figures
+from meshcast.simulator.report.figures import FIGURES, Figure, nest, parts_of_step, row_of
+from meshcast.simulator.report.figures_page import page as docs_page
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB: dict[str, Any] = {

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.pages.forecast import page
-from hardware.units import GIB
-from simulator import Report, simulate
-from simulator.ir.ops import HostCopy
-from simulator.report.host_memory import host_uses
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.pages.forecast import page
+from meshcast.hardware.units import GIB
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.ir.ops import HostCopy
+from meshcast.simulator.report.host_memory import host_uses
 
 TB = 1e12
 DGX_2 = {"cpu": 1536 * GIB, "nvme": 30 * TB}

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Report, simulate
-from simulator.program.memory_profile import CATEGORIES
-from simulator.report.tracing.memory_snapshot import find_blocks, make_snapshot, place_blocks, write_snapshot
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.tracing.memory_snapshot import find_blocks, make_snapshot, place_blocks, write_snapshot
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOBS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Reports: their display at a Python prompt."""
 
-from simulator import simulate
+from meshcast.simulator import simulate
 
 
 def test_a_prompt_shows_the_forecast() -> None:

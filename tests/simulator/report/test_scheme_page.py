@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.ir.scheme import FAMILIES
-from simulator.report.scheme_page import TITLES, anchor, closed_forms, page
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import FAMILIES
+from meshcast.simulator.report.scheme_page import TITLES, anchor, closed_forms, page
 
 ROOT = Path(__file__).resolve().parents[3]
 

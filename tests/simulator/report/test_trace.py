@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardware.units import GIB
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import COMPUTE
-from simulator.ir.scheme import FAMILIES
-from simulator.job.load import load_job
-from simulator.program.categories import KINDS
-from simulator.report.report import Report
-from simulator.report.trace import write_rank_traces, write_trace
-from simulator.report.tracing.lanes import HOST, RECEIVES, THREADS, describe_ranks, thin_samples
-from simulator.report.tracing.names import name_kernel
+from meshcast.hardware.units import GIB
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.ir.scheme import FAMILIES
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.categories import KINDS
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.trace import write_rank_traces, write_trace
+from meshcast.simulator.report.tracing.lanes import HOST, RECEIVES, THREADS, describe_ranks, thin_samples
+from meshcast.simulator.report.tracing.names import name_kernel
 from tests.thinning import thinned
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}

@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from simulator import simulate
-from simulator.report import figures, words
+from meshcast.simulator import simulate
+from meshcast.simulator.report import figures, words
 
 
 def test_the_examples_hold() -> None:

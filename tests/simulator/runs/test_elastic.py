@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulator.runs.elastic import Elasticity, PipelineTime
-from simulator.runs.failures import FailingUnits, Failure, FailureLog
-from simulator.runs.span import CheckpointTier
-from simulator.runs.training import RunSetting, SimulatedRun, simulate_run
+from meshcast.simulator.runs.elastic import Elasticity, PipelineTime
+from meshcast.simulator.runs.failures import FailingUnits, Failure, FailureLog
+from meshcast.simulator.runs.span import CheckpointTier
+from meshcast.simulator.runs.training import RunSetting, SimulatedRun, simulate_run
 
 
 def policy(name, **more) -> Elasticity:

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hardware.errors import MeshcastError
-from simulator import load_job, simulate
-from simulator.runs.failure_log import FittedRate, fit_rates, fit_weibull, read_failure_log, write_failure_log
-from simulator.runs.failures import Failure
-from simulator.runs.inputs import make_run
-from simulator.runs.training import simulate_run
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.runs.failure_log import FittedRate, fit_rates, fit_weibull, read_failure_log, write_failure_log
+from meshcast.simulator.runs.failures import Failure
+from meshcast.simulator.runs.inputs import make_run
+from meshcast.simulator.runs.training import simulate_run
 
 LOG = """time_h,component,nodes,repair_h,remark
 1.5,gpu,3,24,replaced

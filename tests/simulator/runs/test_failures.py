@@ -5,7 +5,7 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from simulator.runs.failures import FailingUnits, Failure, FailureLog
+from meshcast.simulator.runs.failures import FailingUnits, Failure, FailureLog
 from tests.thinning import thinned
 
 DAY = 86_400.0

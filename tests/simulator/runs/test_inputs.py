@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import MeshcastError
-from hardware.load import load
-from simulator import load_job, simulate
-from simulator.runs.inputs import RunPlan, make_run
-from simulator.runs.span import CheckpointTier
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.load import load
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.runs.inputs import RunPlan, make_run
+from meshcast.simulator.runs.span import CheckpointTier
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardware.errors import PlanError
-from simulator import Report, load_job, simulate
-from simulator.runs.answer import RunAnswer
-from simulator.runs.inputs import make_run, replace_run_keys
-from simulator.runs.least_run import LeastRun
-from simulator.runs.training import simulate_run
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import Report, load_job, simulate
+from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.inputs import make_run, replace_run_keys
+from meshcast.simulator.runs.least_run import LeastRun
+from meshcast.simulator.runs.training import simulate_run
 from tests.thinning import thinned
 
 JOB: dict[str, Any] = {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:4"}

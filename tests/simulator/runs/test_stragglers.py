@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from simulator.runs.stragglers import Episodes, Jitter, normal_quantile
+from meshcast.simulator.runs.stragglers import Episodes, Jitter, normal_quantile
 
 RANKS = (1, 2, 8, 128, 1024, 16_384)
 

@@ -6,12 +6,12 @@ import pickle
 import numpy as np
 import pytest
 
-from simulator.runs.elastic import Elasticity
-from simulator.runs.failures import FailingUnits, Failure, FailureLog
-from simulator.runs.formulas import daly_interval, expected_goodput, expected_slowdown, young_interval
-from simulator.runs.span import CheckpointTier
-from simulator.runs.stragglers import Episodes, Jitter
-from simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run, without_failures
+from meshcast.simulator.runs.elastic import Elasticity
+from meshcast.simulator.runs.failures import FailingUnits, Failure, FailureLog
+from meshcast.simulator.runs.formulas import daly_interval, expected_goodput, expected_slowdown, young_interval
+from meshcast.simulator.runs.span import CheckpointTier
+from meshcast.simulator.runs.stragglers import Episodes, Jitter
+from meshcast.simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run, without_failures
 from tests.thinning import thinned
 
 HOUR = 3600.0
@@ -132,7 +132,7 @@ def test_spans_change_nothing_but_the_order_of_draws(monkeypatch) -> None:
         Elasticity((1.0,)), 3000, sources=(one(200.0),), tiers=(CheckpointTier(9, 0.5, 2.0),), restart=3.0
     )
     long = simulate_run(setting, 5, 0)
-    monkeypatch.setattr("simulator.runs.training.SPAN", 1)
+    monkeypatch.setattr("meshcast.simulator.runs.training.SPAN", 1)
     short = simulate_run(setting, 5, 0)
     assert short.failures == long.failures and short.steps == long.steps
     assert all(short.time_s[name] == pytest.approx(long.time_s[name], abs=1e-6) for name in TIMES)
@@ -145,7 +145,7 @@ def test_a_run_of_days_ends_with_the_step_that_runs_then() -> None:
 
 
 def test_times_add_up_to_the_clock_of_the_simulation() -> None:
-    from simulator.runs.training import TrainingProcess
+    from meshcast.simulator.runs.training import TrainingProcess
 
     setting = RunSetting(
         Elasticity((2.0, 2.5), "fewer-replicas", 4, 2.0),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.ir.registry import find_scheme
-from simulator.scheduling.schedule import Schedule
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.scheduling.schedule import Schedule
 
 
 def shipped(use: str) -> Schedule:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator.ir.registry import find_scheme
-from simulator.scheduling.schedule import Schedule
-from validation.pipelines.cases import answer
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.scheduling.schedule import Schedule
+from meshcast.validation.pipelines.cases import answer
 
 ALIKE = (2, 2, 2)
 """Times of a device for which each of its two chunks takes 1."""

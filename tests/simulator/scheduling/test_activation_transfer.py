@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError, ScheduleError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Transfer
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.timetable import timetable
-from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError, ScheduleError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import Transfer
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
+from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     Action,
     PassDurations,
@@ -29,10 +29,10 @@ from simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
+from meshcast.validation.pipelines.cases import answer
 from tests.contract.played import Ideal, Played, play_job, sent_between_stages
 from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
 from tests.strategies import SECONDS, examples, shapes, some
-from validation.pipelines.cases import answer
 
 TRIPLE = st.tuples(SECONDS, SECONDS, SECONDS)
 
@@ -289,7 +289,7 @@ def test_memory_is_balanced() -> None:
 
 
 def over_time_of(run: Played, device: int) -> Any:
-    from simulator.engine.peak_memory import over_time
+    from meshcast.simulator.engine.peak_memory import over_time
 
     return over_time(run.program, run.flat, run.times, device, run.resting(device))
 

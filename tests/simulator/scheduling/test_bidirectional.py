@@ -12,30 +12,30 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError, ScheduleError
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.engine.longest_path import longest_path
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.stages import lower_stages
-from simulator.forecast.step import play_forecast
-from simulator.ir.ops import COMPUTE, Attention, Gemm, Op
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
-from simulator.program.build import build
-from simulator.program.flatten import flatten
-from simulator.program.messages import StageMessages
-from simulator.program.timetable import timetable
-from simulator.report.breakdown import breakdown
-from simulator.report.report import Report
-from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
+from meshcast.hardware.errors import PlanError, ScheduleError
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Gemm, Op
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.flatten import flatten
+from meshcast.simulator.program.messages import StageMessages
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.report.breakdown import breakdown
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
+from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import PAIRED, PRICES, SECONDS, TWO_WAYS, examples, jobs
 from tests.thinning import thinned_grid
-from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 
 def made(use: str, chunks: int | None = None) -> Schedule:

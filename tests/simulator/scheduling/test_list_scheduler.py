@@ -11,20 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.timetable import timetable
-from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem, actions_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
+from meshcast.validation.pipelines.cases import answer
 from tests.contract.played import PAID
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, examples
 from tests.thinning import thinned_grid
-from validation.pipelines.cases import answer
 
 
 def schedule(name: str, **options: Any) -> Schedule:
@@ -343,7 +350,7 @@ WHOLE = st.integers(1, 6)
 
 def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> None:
     solve_shortest = pytest.importorskip(
-        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
     shape = PipelineShape(2, 4)
     times = equal_durations(shape, 1, 1, 1)
@@ -368,7 +375,7 @@ def test_no_order_is_shorter_than_the_shortest(
     name: str, data: st.DataObject, p: int, m: int, tf: int, tb: int, tw: int, hop: int
 ) -> None:
     solve_shortest = pytest.importorskip(
-        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
     shape, one = PipelineShape(p, m), schedule(name)
     times = equal_durations(shape, tf, tb, tw, hop)
@@ -380,7 +387,7 @@ def test_no_order_is_shorter_than_the_shortest(
 @pytest.mark.parametrize("seed", range(12))
 def test_zb_auto_is_the_shortest_for_equal_stages(seed: int) -> None:
     solve_shortest = pytest.importorskip(
-        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
     drawn = random.Random(seed)
     shape = PipelineShape(drawn.randint(2, 4), drawn.randint(2, 4))
@@ -395,7 +402,7 @@ def test_zb_auto_is_the_shortest_for_equal_stages(seed: int) -> None:
 @examples(25)
 def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, m: int, rounds: int) -> None:
     solve_shortest = pytest.importorskip(
-        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
     rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
     shape, limit = PipelineShape(p, m), rounds * p
@@ -407,7 +414,7 @@ def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, 
 
 def test_the_solver_refuses_durations_that_are_no_multiples_of_a_step() -> None:
     solve_shortest = pytest.importorskip(
-        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
     shape = PipelineShape(2, 2)
     assert solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25

@@ -13,29 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.plots import breakdown as breakdown_plot
-from experiments.plots import memory, timeline
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.maxplus import NEVER
-from simulator.engine.play import ByMatrices
-from simulator.engine.steady_state import cycle
-from simulator.ir.ops import COMPUTE, Collective
-from simulator.program.timetable import timetable
-from simulator.report import trace
-from simulator.scheduling.no_flush import (
+from meshcast.experiments.plots import breakdown as breakdown_plot
+from meshcast.experiments.plots import memory, timeline
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.maxplus import NEVER
+from meshcast.simulator.engine.play import ByMatrices
+from meshcast.simulator.engine.steady_state import cycle
+from meshcast.simulator.ir.ops import COMPUTE, Collective
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.report import trace
+from meshcast.simulator.scheduling.no_flush import (
     extend_to_steady_state,
     insert_updates,
     max_cycle_updates,
     peak_weight_versions,
 )
-from simulator.scheduling.schedule import Action, PipelineShape, actions_of
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape, actions_of
+from meshcast.validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
 from tests.simulator.scheduling.no_flush_jobs import job, shipped
 from tests.strategies import NO_FLUSH, PRICES, SECONDS, examples, jobs, shapes
 from tests.thinning import thinned_grid
-from validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
 both = pytest.mark.parametrize("use", USES)

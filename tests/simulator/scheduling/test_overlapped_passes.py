@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.ir.registry import find_scheme
-from simulator.scheduling.schedule import OverlappedPasses, PipelineSetting, PipelineShape, actions_of
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineSetting, PipelineShape, actions_of
 
 PLAIN, INTERLEAVED = "pipeline/1f1b", "pipeline/interleaved-1f1b"
 SHAPES = st.builds(PipelineShape, st.integers(1, 4), st.integers(1, 3), st.integers(2, 3))

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.timetable import timetable
-from simulator.scheduling.no_flush import (
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.no_flush import (
     extend_to_steady_state,
     peak_weight_versions,
 )
-from simulator.scheduling.schedule import PipelineShape, actions_of
+from meshcast.simulator.scheduling.schedule import PipelineShape, actions_of
 from tests.contract.played import FREE, PAID, play_job
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.no_flush_jobs import job, shipped

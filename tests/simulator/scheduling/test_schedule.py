@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError, ScheduleError
-from simulator.ir.registry import find_scheme
-from simulator.program.timetable import Slot, Timetable, timetable
-from simulator.scheduling.order_check import format_orders
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple
+from meshcast.hardware.errors import PlanError, ScheduleError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.program.timetable import Slot, Timetable, timetable
+from meshcast.simulator.scheduling.order_check import format_orders
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple
 from tests.strategies import shapes
 
 SHAPE = PipelineShape(2, 2)

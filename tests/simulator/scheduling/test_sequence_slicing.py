@@ -11,25 +11,25 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import Attention, Memory, Transfer
-from simulator.ir.registry import find_scheme
-from simulator.job.load import load_job
-from simulator.program.block import CompiledBlocks
-from simulator.program.memory_profile import CATEGORIES
-from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import Action, PipelineShape
-from simulator.scheduling.sequence_slicing import choose_balanced_slices, choose_fastest_slices
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import device_params, lower_stages
+from meshcast.simulator.ir.ops import Attention, Memory, Transfer
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.block import CompiledBlocks
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape
+from meshcast.simulator.scheduling.sequence_slicing import choose_balanced_slices, choose_fastest_slices
+from meshcast.validation.pipelines.cases import answer
 from tests.contract.measure import saved, side_ops_of
 from tests.contract.played import PAID, Ideal, play_job
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, SHARE, SLICED, changed, examples, jobs, shapes
-from validation.pipelines.cases import answer
 
 
 def printed(name: str, p: int, m: int, slices: int) -> list[str]:

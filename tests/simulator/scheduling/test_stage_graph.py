@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.peak_memory import peaks
-from simulator.engine.play import play
-from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, StageOps, Transfer, UnitRun
-from simulator.ir.registry import find_scheme
-from simulator.models.model import Model
-from simulator.program.build import build
-from simulator.program.timetable import timetable
-from simulator.report.breakdown import breakdown
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.peak_memory import peaks
+from meshcast.simulator.engine.play import play
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, StageOps, Transfer, UnitRun
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.report.breakdown import breakdown
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_forward_one_backward
+from meshcast.validation.pipelines.cases import answer
 from tests.contract.measure import params_of
 from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog, play_by_engines
 from tests.simulator.models.test_branches import EQUAL, PLAIN, branched
 from tests.strategies import SECONDS, examples, jobs
-from validation.pipelines.cases import answer
 
 
 def graphpipe(**options: int) -> Schedule:

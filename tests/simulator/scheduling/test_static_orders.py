@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.ir.registry import find_scheme
-from simulator.program.timetable import timetable
-from simulator.scheduling.building_block import repeat_block
-from simulator.scheduling.schedule import (
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.building_block import repeat_block
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PipelineSetting,
     PipelineShape,
     Schedule,
     actions_of,
 )
+from meshcast.validation.pipelines.cases import answer
 from tests.simulator.engine.engines import check_reports
 from tests.simulator.scheduling.static_orders import ALIKE, TIMES, bubbles, near, played, shipped
 from tests.strategies import SECONDS, some
-from validation.pipelines.cases import answer
 
 V = ("zb-v", "v-half", "v-min")
 """Schedules with two chunks a device, in a V."""

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.play import Engine
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import Transfer
-from simulator.ir.registry import find_scheme
-from simulator.lowering.scatter_gather import has_backward
-from simulator.program.program import one_of
-from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Transfer
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.lowering.scatter_gather import has_backward
+from meshcast.simulator.program.program import one_of
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import PAID, play_job
 from tests.simulator.plan.test_asymmetric import HOP, play_ideally
 from tests.thinning import thinned

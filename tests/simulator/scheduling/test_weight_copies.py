@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import COMPUTE, Collective
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import COMPUTE, Collective
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import BIDIRECTIONAL, PRICES, SECONDS, TWO_WAYS, examples, jobs
 from tests.thinning import thinned_grid
-from validation.pipelines.cases import ScheduleCase, answer, replay
 
 # ------------------------------------------------------------------------------------------ two copies of the weights
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.program.timetable import timetable
-from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
-from simulator.scheduling.schedule import (
+from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
+from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineShape,

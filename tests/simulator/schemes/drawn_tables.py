@@ -8,11 +8,11 @@ from math import prod
 from random import Random
 from typing import Any
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import Operator, Unit
-from simulator.ir.operators import Boundary
-from simulator.models.architecture import Architecture
-from simulator.models.load import load_model
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import Operator, Unit
+from meshcast.simulator.ir.operators import Boundary
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.load import load_model
 
 LAYERS = 4
 

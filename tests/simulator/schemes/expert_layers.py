@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Fragment, Gemm, Op
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.schemes.expert.shared.token_dispatch import find_rounds
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Op
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, sent
 from tests.contract.of_experts import span
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Fragment
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import make
 
 ASYNC, FLUX, USERBUFFERS = "tensor/async-tp", "tensor/flux", "tensor/userbuffers"

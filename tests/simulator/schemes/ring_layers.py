@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, Op, UnitRun
-from simulator.lowering.lower import Lowering
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, Op, UnitRun
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import make, sent
 from tests.contract.of_sequence import of_family
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.ir.ops import Collective, Op
+from meshcast.simulator.ir.ops import Collective, Op
 from tests.contract.played import Played
 
 H, V, LAYERS = 64, 128, 6

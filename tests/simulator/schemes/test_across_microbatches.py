@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.ops import BYTES, Collective
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import BYTES, Collective
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.simulator.engine.engines import check_alike, play_by_engines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.ir.ops import Gemm, Memory, Op
+from meshcast.simulator.ir.ops import Gemm, Memory, Op
 from tests.contract.played import play_job
 from tests.simulator.schemes.expert_layers import TOKENS, K, S, divided, job, moved
 

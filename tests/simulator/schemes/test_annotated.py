@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.play import Engine
-from simulator.ir.ops import Attention, Collective, Gemm, Op
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
 from tests.contract.measure import forward_ops, params_of
 from tests.contract.played import Played, play_job
 from tests.simulator.schemes.drawn_tables import DrawnJob, draw_job

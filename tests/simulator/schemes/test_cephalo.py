@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.engine.longest_path import longest_path
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Collective
-from simulator.program.flatten import FlatProgram
-from simulator.report.report import Report
-from simulator.schemes.data.cephalo import UNEVEN
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.schemes.data.cephalo import UNEVEN
 
 MODEL = {"layers": 4, "hidden": 4096, "heads": 32, "vocab": 32000, "seq": 2048, "tied": False}
 MIXED = {"groups": [{"node": "dgx-a100-40", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import load_job
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op
-from simulator.schemes.expert.shared.chunk_degree import fastest_degree
-from simulator.schemes.expert.shared.expert_parallel import chunked_round_s
+from meshcast.simulator import load_job
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op
+from meshcast.simulator.schemes.expert.shared.chunk_degree import fastest_degree
+from meshcast.simulator.schemes.expert.shared.expert_parallel import chunked_round_s
 from tests.contract.of_experts import span
 from tests.simulator.schemes.expert_layers import layer, moved
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Memory
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Memory
 from tests.contract.checked import layer_problems, lowered_layer
 from tests.contract.measure import listed, make, sent
 

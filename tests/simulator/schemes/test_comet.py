@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Fragment, Gemm, Op
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Op
 from tests.contract.measure import sent
 from tests.contract.of_experts import span
 from tests.contract.played import play_job

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simulator.engine.play import Engine
-from simulator.ir.ops import Collective
-from simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.program.memory_profile import CATEGORIES
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.thinning import thinned_grid
 

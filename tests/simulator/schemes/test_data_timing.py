@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.forecast.step import play_forecast
-from simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
-from simulator.ir.registry import find_scheme, scheme_names
-from simulator.ir.scheme import Scheme
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
-from simulator.program.program import Program
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.strategies import examples

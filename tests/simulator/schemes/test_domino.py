@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op
 from tests.contract.of_tensor import LoweredLayer
 
 HALVES = (("tensor/domino", ()),)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.bridges.expert_counts import read_routing
-from simulator.ir.ops import Collective, Gemm, HostLaunch, Op
-from simulator.ir.routing import Routing
+from meshcast.simulator.bridges.expert_counts import read_routing
+from meshcast.simulator.ir.ops import Collective, Gemm, HostLaunch, Op
+from meshcast.simulator.ir.routing import Routing
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
 

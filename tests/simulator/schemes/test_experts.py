@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
 

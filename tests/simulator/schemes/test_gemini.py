@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.simulate import simulate
-from simulator.ir.ops import Collective, HostCopy, HostUpdate, Memory
-from simulator.ir.registry import find_scheme
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Collective, HostCopy, HostUpdate, Memory
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.report.report import Report
 
 MODEL = {"layers": 4, "hidden": 4096, "heads": 32, "vocab": 32000, "seq": 2048, "tied": False}
 CLUSTER = {"gpu": "h100-sxm", "gpus": 8}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Unit
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
-from simulator.lowering.lower import Lowering
-from simulator.lowering.rewrite import working_predecessors
-from simulator.models.architecture import Architecture
-from simulator.models.model import Model
-from simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Unit
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.lowering.rewrite import working_predecessors
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
 from tests.contract.measure import listed, make
 from tests.simulator.schemes.overlap_schemes import ALL, ASYNC, FLUX, USERBUFFERS, a_layer, every
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.costs.costs import Estimate
-from simulator.engine.play import ENGINES
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op
+from meshcast.simulator.costs.costs import Estimate
+from meshcast.simulator.engine.play import ENGINES
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op
 from tests.contract.of_experts import span
 from tests.contract.played import play_job
 from tests.simulator.schemes.expert_layers import TIMES, E, F, K, all_sent, job, layer, moved

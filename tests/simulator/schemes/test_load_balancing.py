@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import Collective, Op, SideOps
-from simulator.ir.routing import Placement, Routing
-from simulator.ir.scheme import Scheme
-from simulator.job.load import load_job
-from simulator.program.program import one_of
-from simulator.schemes.expert.shared.load_balancing import BalancedScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Collective, Op, SideOps
+from meshcast.simulator.ir.routing import Placement, Routing
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.program import one_of
+from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme
 from tests.thinning import thinned_grid
 
 P, E, H, F = 8, 16, 1024, 2048

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.engine.play import ENGINES
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory
-from simulator.lowering.rewrite import working_predecessors
-from simulator.report.report import Report
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.play import ENGINES
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory
+from meshcast.simulator.lowering.rewrite import working_predecessors
+from meshcast.simulator.report.report import Report
 from tests.contract.measure import waits_for
 from tests.contract.played import Played, play_job
 from tests.simulator.schemes.expert_layers import TIMES, E, F, H, K, all_sent, job, layer, moved, taken

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Collective
-from simulator.ir.routing import Routing
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.ir.routing import Routing
 from tests.contract.played import play_job
 from tests.contract.step_dataflow import step_problems
 from tests.simulator.schemes.expert_layers import H, K, S, layer

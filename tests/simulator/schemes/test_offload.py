@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.costs.host import DISKS, MEMORIES, UPDATE_SHARE, HostShare
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.host import DISKS, MEMORIES, UPDATE_SHARE, HostShare
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
 from tests.contract.measure import make, saved
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines

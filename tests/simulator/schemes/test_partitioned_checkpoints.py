@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, HostCopy
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, HostCopy
 from tests.contract.checked import lowered_layer
 from tests.contract.dataflow import run_problems
 from tests.contract.measure import make, sent

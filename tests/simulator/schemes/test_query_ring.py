@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Collective, UnitRun
-from simulator.ir.scheme import Scheme
-from simulator.models.model import Model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, Collective, UnitRun
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.models.model import Model
 from tests.contract.checked import layer_problems
 from tests.contract.measure import lowered_stage, make, sent, waits_for
 from tests.contract.of_sequence import of_family

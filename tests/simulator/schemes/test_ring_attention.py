@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.attention_mask import share_of_tiles
-from simulator.ir.ops import Attention, Collective, Gemm, Op, UnitRun
-from simulator.ir.registry import find_scheme
-from simulator.ir.routing import slowest_rank
-from simulator.schemes.sequence.shared.attention_steps import mask_blocks
+from meshcast.simulator.ir.attention_mask import share_of_tiles
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op, UnitRun
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.schemes.sequence.shared.attention_steps import mask_blocks
 from tests.contract.measure import listed, saved
 from tests.contract.of_sequence import MEASURES, SequenceLayer
 from tests.simulator.schemes.ring_layers import LLAMA, ORDERS, Entry, attending, layer, sent_by, under

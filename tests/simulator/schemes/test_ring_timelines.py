@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun
-from simulator.ir.routing import slowest_rank
-from simulator.models.model import Model
-from simulator.report.tracing.lanes import THREADS
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.report.tracing.lanes import THREADS
 from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
 from tests.contract.of_sequence import efficiency, of_family
 from tests.ideal_costs import IdealCosts

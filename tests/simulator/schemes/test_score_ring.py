@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import ModelError, PlanError
-from simulator import simulate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Gemm, UnitRun
-from simulator.models.flops import causal
-from simulator.models.model import Model
+from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Gemm, UnitRun
+from meshcast.simulator.models.flops import causal
+from meshcast.simulator.models.model import Model
 from tests.contract.measure import lowered_stage, make, saved, sent
 from tests.contract.played import play_job
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.engine.play import Engine
-from simulator.ir.ops import Collective
-from simulator.report.trace import write_trace
+from meshcast.simulator import simulate
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.report.trace import write_trace
 from tests.contract.played import FREE, Ideal, play_job
 from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, data_ops, job_of, wire
 from tests.strategies import EVERY, examples, jobs

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.resident_memory import resident_bytes
-from simulator.forecast.stages import device_params, lower_stages
-from simulator.ir.ops import Memory
-from simulator.job.load import load_job
-from simulator.schemes.data.zero_plus_plus import SCALE
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.resident_memory import resident_bytes
+from meshcast.simulator.forecast.stages import device_params, lower_stages
+from meshcast.simulator.ir.ops import Memory
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.schemes.data.zero_plus_plus import SCALE
 from tests.contract.measure import backward_ops, catalog_model
 from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import Ideal, play_job

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from simulator import Report, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import Collective, Fragment
-from simulator.job.load import load_job
-from simulator.program.program import one_of
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Collective, Fragment
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.program.program import one_of
 
 EP, R, H, F = 2, 4, 1024, 4096
 SHARED = SharedWork()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, UnitRun
-from simulator.models.model import Model
-from simulator.schemes.sequence.shared.team_attention import first_keys, team_blocks
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Attention, UnitRun
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.schemes.sequence.shared.team_attention import first_keys, team_blocks
 from tests.contract.measure import lowered_stage, make, sent
 from tests.contract.of_sequence import of_family
 

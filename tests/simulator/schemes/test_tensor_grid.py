@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine.longest_path import longest_path
-from simulator.ir.layout import required_layout
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Operator
-from simulator.ir.operators import Embedding, Head
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, StageOps
-from simulator.ir.scheme import Scheme
-from simulator.lowering.lower import Lowering
-from simulator.lowering.scope import Scope
-from simulator.models.architecture import Architecture
-from simulator.models.model import LayerKind, Model
-from simulator.program.block import resolve_dependencies
-from simulator.program.flatten import FlatProgram
-from simulator.program.memory_profile import memory_events
+from meshcast.simulator.engine.longest_path import longest_path
+from meshcast.simulator.ir.layout import required_layout
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import Embedding, Head
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, StageOps
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.models.architecture import Architecture
+from meshcast.simulator.models.model import LayerKind, Model
+from meshcast.simulator.program.block import resolve_dependencies
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job

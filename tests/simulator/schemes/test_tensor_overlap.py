@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.costs.costs import Costs
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.shared_work import SharedWork
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Gemm
-from simulator.job.load import load_job
-from simulator.lowering.rewrite import wave_count
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Gemm
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.rewrite import wave_count
 from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
-from hardware.errors import PlanError
-from hardware.topology import reach
-from simulator import simulate
-from simulator.costs.collectives.dispatch import Dispatch
-from simulator.costs.costs import Costs
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Exchange, Op
-from simulator.ir.routing import slowest_rank
-from simulator.lowering.rewrite import split_work
-from simulator.schemes.expert.hybrid_ep import exchange_buffer_bytes
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.topology import reach
+from meshcast.simulator import simulate
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Exchange, Op
+from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.lowering.rewrite import split_work
+from meshcast.simulator.schemes.expert.hybrid_ep import exchange_buffer_bytes
 from tests.contract.of_experts import ExpertLayer
 from tests.contract.played import play_job
 

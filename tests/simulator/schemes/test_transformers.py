@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator import load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.stages import lower_stages
-from simulator.ir.ops import Collective, Op
-from simulator.program.program import one_of
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Collective, Op
+from meshcast.simulator.program.program import one_of
 
 TOKENS, HIDDEN, VOCAB = 2 * 4096, 4096, 128256
 

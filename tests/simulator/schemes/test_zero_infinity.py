@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import simulate
-from simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
 from tests.strategies import EVERY, examples, jobs

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.costs.calibration.cost_models import LINK_MODELS, family
-from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
-from validation.calibration.collectives.fit import (
+from meshcast.simulator.costs.calibration.cost_models import LINK_MODELS, family
+from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
+from meshcast.validation.calibration.collectives.fit import (
     MODELS,
     fit_links,
     fit_network,
@@ -16,8 +16,8 @@ from validation.calibration.collectives.fit import (
     start_links,
     start_model,
 )
-from validation.calibration.collectives.reader import COLUMNS, read
-from validation.calibration.collectives.sample import lower_bound, predict
+from meshcast.validation.calibration.collectives.reader import COLUMNS, read
+from meshcast.validation.calibration.collectives.sample import lower_bound, predict
 
 ROW = {
     "gpu": "h100",

@@ -4,18 +4,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hardware import load  # noqa: E402
-from hardware.errors import PlanError  # noqa: E402
-from simulator.costs.calibration.calibration import Calibration  # noqa: E402
-from simulator.costs.calibration.check import check_folder  # noqa: E402
-from simulator.forecast.simulate import simulate  # noqa: E402
-from simulator.ir.ops import Attention, Gemm, Memory  # noqa: E402
-from validation.calibration.device import calibrate as calibrating  # noqa: E402
-from validation.calibration.device import describe  # noqa: E402
-from validation.calibration.device import kernels as works  # noqa: E402
-from validation.measurements.device import Device  # noqa: E402
-from validation.measurements.forecasts import use_calibrated_gpu  # noqa: E402
-from validation.measurements.measurement import Machine, MeasurementRow, read  # noqa: E402
+from meshcast.hardware import load  # noqa: E402
+from meshcast.hardware.errors import PlanError  # noqa: E402
+from meshcast.simulator.costs.calibration.calibration import Calibration  # noqa: E402
+from meshcast.simulator.costs.calibration.check import check_folder  # noqa: E402
+from meshcast.simulator.forecast.simulate import simulate  # noqa: E402
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory  # noqa: E402
+from meshcast.validation.calibration.device import calibrate as calibrating  # noqa: E402
+from meshcast.validation.calibration.device import describe  # noqa: E402
+from meshcast.validation.calibration.device import kernels as works  # noqa: E402
+from meshcast.validation.measurements.device import Device  # noqa: E402
+from meshcast.validation.measurements.forecasts import use_calibrated_gpu  # noqa: E402
+from meshcast.validation.measurements.measurement import Machine, MeasurementRow, read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -80,11 +80,11 @@ def test_the_measured_device_is_used_by_name(folder) -> None:
 
 def test_the_cost_model_of_processes_follows_their_times(folder) -> None:
     out, _ = folder
-    from hardware.inline import ByGPU, Inter
-    from hardware.topology import reach
-    from simulator.costs.collectives import collective
-    from simulator.costs.collectives.links import Links, TierCostModels
-    from simulator.ir.ops import Collective
+    from meshcast.hardware.inline import ByGPU, Inter
+    from meshcast.hardware.topology import reach
+    from meshcast.simulator.costs.collectives import collective
+    from meshcast.simulator.costs.collectives.links import Links, TierCostModels
+    from meshcast.simulator.ir.ops import Collective
 
     cluster = ByGPU(
         gpu=load("gpus", "cpu-core"), gpus=2, gpus_per_node=2, scale_up_domain=1, inter=Inter(kind="none")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.costs.calibration.calibration import Calibration
-from validation.calibration.collectives import tables as collectives
-from validation.calibration.kernels import tables as kernels
-from validation.calibration.tables.rows import SampleComparison
-from validation.calibration.tables.summary import SCORED, cells, figures, group
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.validation.calibration.collectives import tables as collectives
+from meshcast.validation.calibration.kernels import tables as kernels
+from meshcast.validation.calibration.tables.rows import SampleComparison
+from meshcast.validation.calibration.tables.summary import SCORED, cells, figures, group
 
 FARTHER = {
     ("gemm", "bf16", "large"): (1.1, 1.5),

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.check import check_folder
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.calibration.check import check_folder
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.calibration.collectives.recorded import read_recorded
+from meshcast.validation.measurements.forecasts import Forecaster
+from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow
 from tests.experiments.cli.test_app import run
-from validation.calibration.collectives.recorded import read_recorded
-from validation.measurements.forecasts import Forecaster
-from validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
 JOB = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": {"tp": 8}}
 SIZES = [2**i for i in range(12, 31, 2)]
@@ -61,7 +61,7 @@ def test_a_calibration_follows_the_measurements(tmp_path: Path) -> None:
         assert (out / "nvlink4.yaml").is_file() and (out / "infiniband.yaml").is_file()
         tier = load_job(JOB).cluster.scale_up
         assert Calibration.from_folder(out).link_models(tier).model.ring.sigma > 0
-        from simulator.ir.ops import Collective
+        from meshcast.simulator.ir.ops import Collective
 
         plan = {
             "mesh": {"dp": 2, "tp": 8},

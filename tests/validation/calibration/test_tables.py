@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hardware.errors import PlanError
-from validation.calibration.tables import summary as summaries
-from validation.calibration.tables.rows import RowForecasts, SampleComparison
-from validation.calibration.tables.table import expand_source, read
+from meshcast.hardware.errors import PlanError
+from meshcast.validation.calibration.tables import summary as summaries
+from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
+from meshcast.validation.calibration.tables.table import expand_source, read
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.docs.claims import page
-from experiments.pages.claims import validate_claims
-from experiments.planning.league.claimed_plans import find_claimed_plan
-from hardware.errors import MeshcastError, PlanError
-from simulator import load_job, simulate
+from meshcast.experiments.cli.app import app
+from meshcast.experiments.docs.claims import page
+from meshcast.experiments.pages.claims import validate_claims
+from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator import load_job, simulate
+from meshcast.validation.claims.claim_file import Claim, ClaimFile, Family, read_claim_file, read_claims
+from meshcast.validation.claims.judge import judge
+from meshcast.validation.claims.measures import read_measure
+from meshcast.validation.claims.planner_run import PlannerRun
+from meshcast.validation.claims.relation import parse_relation
+from meshcast.validation.pipelines.cases import ScheduleCase
 from tests.fuzz.seeds import CLAIMS
 from tests.thinning import thinned
-from validation.claims.claim_file import Claim, ClaimFile, Family, read_claim_file, read_claims
-from validation.claims.judge import judge
-from validation.claims.measures import read_measure
-from validation.claims.planner_run import PlannerRun
-from validation.claims.relation import parse_relation
-from validation.pipelines.cases import ScheduleCase
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 JOB = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": {"tp": 2, "pp": 2}}

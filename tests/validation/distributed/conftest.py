@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def ranks() -> Iterator[Any]:
     from torch.distributed import device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from validation.distributed.process_groups import make_process_groups
-    from validation.measurements.device import Device
+    from meshcast.validation.distributed.process_groups import make_process_groups
+    from meshcast.validation.measurements.device import Device
 
     def become(plan: Plan, rank: int) -> Any:
         if dist.is_initialized():

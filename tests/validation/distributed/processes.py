@@ -16,7 +16,7 @@ def run(task: dict[str, Any], world: int) -> list[dict[str, Any]]:
     """
     import torch.distributed as dist
 
-    from validation.distributed import worker  # noqa: F401  imported once, before the ranks are forked
+    from meshcast.validation.distributed import worker  # noqa: F401  imported once, before the ranks are forked
 
     forks = multiprocessing.get_context("fork")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False)
@@ -42,7 +42,7 @@ def run(task: dict[str, Any], world: int) -> list[dict[str, Any]]:
 
 def play(task: dict[str, Any], rank: int, world: int, port: int, sender: Any) -> None:
     """One rank of `run`: sends its messages and ends."""
-    from validation.distributed import worker
+    from meshcast.validation.distributed import worker
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})

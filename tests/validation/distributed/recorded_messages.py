@@ -9,13 +9,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from validation.distributed.pipeline_messages import BACKWARD, FORWARD
-from validation.distributed.process_groups import make_process_groups
-from validation.distributed.serial_check import compare_with_serial
-from validation.distributed.trainer import Trainer
-from validation.measurements.device import Device
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD
+from meshcast.validation.distributed.process_groups import make_process_groups
+from meshcast.validation.distributed.serial_check import compare_with_serial
+from meshcast.validation.distributed.trainer import Trainer
+from meshcast.validation.measurements.device import Device
 
 
 class RecordedCuda:

@@ -116,8 +116,8 @@ def test_layouts_train_as_one_rank_does(check_of: Callable[[str], Any], name: st
 
 
 def test_schemes_that_change_ops_are_refused() -> None:
-    from hardware.errors import PlanError
-    from validation.distributed.layouts.executor import compare_layouts
+    from meshcast.hardware.errors import PlanError
+    from meshcast.validation.distributed.layouts.executor import compare_layouts
 
     ring = job_of(GPT_UNTIED, {"cp": 4}, {"use": "sequence/ring", "over": "cp"})
     with pytest.raises(PlanError, match="only shard operators"):

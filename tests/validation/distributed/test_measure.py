@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from hardware.units import GIB
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import simulate
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import GIB
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.validation.measurements.measurement import Measurement, read, to_json
 from tests.strategies import SHARE
 from tests.validation.distributed.jobs import job
 from tests.validation.distributed.processes import run
-from validation.measurements.measurement import Measurement, read, to_json
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from validation.distributed.worker import STEP_MARK  # noqa: E402
+from meshcast.validation.distributed.worker import STEP_MARK  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,8 +38,8 @@ def quiet(line: str) -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Path, list[str]]:
     """Steps of two ranks: with `make test-all` torchrun's, otherwise forked, with torch imported."""
-    from validation.distributed import launch
-    from validation.distributed.measure import measure
+    from meshcast.validation.distributed import launch
+    from meshcast.validation.distributed.measure import measure
 
     folder, lines = tmp_path_factory.mktemp("measured"), []
     with pytest.MonkeyPatch.context() as patch:
@@ -96,8 +96,8 @@ def test_a_trace_and_progress(measured: tuple[Measurement, Path, list[str]]) -> 
 
 
 def test_the_forecast_is_written_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from validation.distributed import launch
-    from validation.distributed.measure import measure
+    from meshcast.validation.distributed import launch
+    from meshcast.validation.distributed.measure import measure
 
     out = tmp_path / "steps.json"
 
@@ -115,8 +115,8 @@ def test_the_forecast_is_written_before_anything_runs(tmp_path: Path, monkeypatc
 
 
 def test_both_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from validation.distributed import launch
-    from validation.distributed.measure import measure
+    from meshcast.validation.distributed import launch
+    from meshcast.validation.distributed.measure import measure
 
     monkeypatch.setattr(launch, "run", lambda task, world: (one for one in ()))
     (tmp_path / "own").mkdir()
@@ -127,8 +127,8 @@ def test_both_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_collectives(tmp_path: Path) -> None:
-    from validation.distributed.collectives import OPERATIONS
-    from validation.distributed.measure import measure_collectives
+    from meshcast.validation.distributed.collectives import OPERATIONS
+    from meshcast.validation.distributed.measure import measure_collectives
 
     sizes = (1000, 65536)
     found = measure_collectives(job(), "cpu", tmp_path / "all.json", sizes, repeat=3, warmup=1, progress=quiet)
@@ -140,7 +140,7 @@ def test_collectives(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_largest_buffer() -> None:
-    from validation.distributed.collectives import buffer_elements
+    from meshcast.validation.distributed.collectives import buffer_elements
 
     assert buffer_elements(1024, 4) == 256
     assert buffer_elements(1000, 3) * 4 >= 1000 and buffer_elements(1000, 3) % 3 == 0
@@ -151,7 +151,7 @@ def test_bytes_are_those_of_the_largest_buffer() -> None:
 
 @pytest.mark.slow
 def test_a_failing_process_is_reported_in_one_sentence() -> None:
-    from validation.distributed import launch
+    from meshcast.validation.distributed import launch
 
     with pytest.raises(PlanError, match=r"rank \d of cpu: the process failed with KeyError: 'nonsense'") as caught:
         list(launch.run({"what": "nonsense", "device": "cpu"}, 1))
@@ -160,7 +160,7 @@ def test_a_failing_process_is_reported_in_one_sentence() -> None:
 
 def test_the_first_error_is_reported(tmp_path: Path) -> None:
     """Ranks that lose their neighbour fail, too, a moment later."""
-    from validation.distributed.launch import _error
+    from meshcast.validation.distributed.launch import _error
 
     mistake = {"where": "plan.tp", "rule": "a rule", "remedy": "Write 2", "value": 3}
     for rank, error in enumerate(({"when": 2.0, "line": "RuntimeError: connection lost"}, {"when": 1.0, **mistake})):
@@ -169,7 +169,7 @@ def test_the_first_error_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_cause_of_an_error_is_reported_in_one_line() -> None:
-    from validation.distributed.worker import _line
+    from meshcast.validation.distributed.worker import _line
 
     cause, error = ValueError("what happened\nwhere in C++"), RuntimeError("\n  stage 0 failed\n")
     error.__cause__ = cause
@@ -186,7 +186,7 @@ def test_the_cause_of_an_error_is_reported_in_one_line() -> None:
     ],
 )
 def test_processes_that_leave_no_word(tmp_path: Path, log: str, words: str) -> None:
-    from validation.distributed.launch import _error
+    from meshcast.validation.distributed.launch import _error
 
     (tmp_path / "log").write_text(log, "utf-8")
     assert words in str(_error(tmp_path, "cpu"))
@@ -194,7 +194,7 @@ def test_processes_that_leave_no_word(tmp_path: Path, log: str, words: str) -> N
 
 @pytest.mark.slow
 def test_processes_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    from validation.distributed import launch
+    from meshcast.validation.distributed import launch
 
     started: list[Any] = []
     start = subprocess.Popen
@@ -219,7 +219,7 @@ def test_processes_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_refusals(tmp_path: Path) -> None:
-    from validation.distributed.measure import measure, measure_collectives
+    from meshcast.validation.distributed.measure import measure, measure_collectives
 
     out = tmp_path / "none.json"
     with pytest.raises(PlanError, match="--steps is 0"):
@@ -245,7 +245,7 @@ def test_under_torchrun_only_rank_0_writes(tmp_path: Path) -> None:
     )
     script.write_text(words, "utf-8")
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    from validation.distributed import launch
+    from meshcast.validation.distributed import launch
 
     environment = {name: value for name, value in launch.environment("cpu").items() if name != "GLIBC_TUNABLES"}
     command = [*run, "--nproc-per-node=2", str(script), str(tmp_path), json.dumps(job(dp=2))]
@@ -256,7 +256,7 @@ def test_under_torchrun_only_rank_0_writes(tmp_path: Path) -> None:
 
 
 def test_a_world_of_another_size_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    from validation.distributed import launch
+    from meshcast.validation.distributed import launch
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -268,8 +268,8 @@ def test_a_world_of_another_size_is_refused_under_torchrun(monkeypatch: pytest.M
 def test_gpus_are_counted_before_processes_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_cuda: Any
 ) -> None:
-    from validation.distributed import launch
-    from validation.distributed.measure import measure
+    from meshcast.validation.distributed import launch
+    from meshcast.validation.distributed.measure import measure
 
     fake_cuda.gpus = 2
     launch.check_world_size(2, "cuda")
@@ -283,8 +283,8 @@ def test_gpus_are_counted_before_processes_start(
 
 def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is not there: the index that is asked for, and the device passed to NCCL."""
-    from validation.distributed import worker
-    from validation.measurements.cuda import Cuda
+    from meshcast.validation.distributed import worker
+    from meshcast.validation.measurements.cuda import Cuda
 
     asked: list[Any] = []
 
@@ -303,9 +303,9 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
 
 def test_reserved_memory_of_devices_that_report_it() -> None:
-    from simulator.job.load import load_job
-    from validation.distributed.measure import _rows
-    from validation.measurements.forecasts import forecasters
+    from meshcast.simulator.job.load import load_job
+    from meshcast.validation.distributed.measure import _rows
+    from meshcast.validation.measurements.forecasts import forecasters
 
     peaks = [
         {"instrument": "counter", "allocated": 10 + rank, "reserved": 20 + rank, "device": 30 + rank}
@@ -324,7 +324,7 @@ def test_reserved_memory_of_devices_that_report_it() -> None:
 
 
 def test_steps_that_cannot_be_captured_are_refused(tmp_path: Path, fake_cuda: Any) -> None:
-    from validation.distributed.measure import measure
+    from meshcast.validation.distributed.measure import measure
 
     graphs = {"framework": {"name": "reference", "set": {"cuda_graphs": True}}}
     with pytest.raises(PlanError, match="only CUDA devices have graphs"):
@@ -337,8 +337,8 @@ def test_a_captured_step_follows_its_rehearsals(fake_cuda: Any) -> None:
     """The first steps run on a stream of their own; a replayed one reads the tokens of its own step."""
     from types import SimpleNamespace
 
-    from validation.distributed.trainer import REHEARSALS, CapturedStep
-    from validation.measurements.device import Device
+    from meshcast.validation.distributed.trainer import REHEARSALS, CapturedStep
+    from meshcast.validation.measurements.device import Device
 
     device, seen = Device.of("cuda"), []
 

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simulator.bridges import nccl_tests  # noqa: E402
-from validation.distributed.measure import measure_collectives  # noqa: E402
+from meshcast.simulator.bridges import nccl_tests  # noqa: E402
+from meshcast.validation.distributed.measure import measure_collectives  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 

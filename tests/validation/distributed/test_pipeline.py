@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
 from tests.validation.distributed.jobs import EXPERTS, GPT, context_job, job
 
 pytestmark = pytest.mark.torch
@@ -76,7 +76,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("rule", REFUSED)
 def test_unsupported_expert_and_context_parallelism_is_refused(rule: str) -> None:
-    from validation.distributed.trainer import check
+    from meshcast.validation.distributed.trainer import check
 
     with pytest.raises(PlanError) as refusal:
         check(resolve_plan(load_job(REFUSED[rule])))
@@ -96,7 +96,7 @@ def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) 
 
 def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int]]:
     """The actions of one rank in the order in which torch calls for them; nothing is computed or sent."""
-    from validation.distributed import pipeline
+    from meshcast.validation.distributed import pipeline
 
     found: list[tuple[int, str, int]] = []
 
@@ -147,7 +147,7 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     ],
 )
 def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch, degrees: dict[str, Any]) -> None:
-    from validation.reference.orders import action_orders
+    from meshcast.validation.reference.orders import action_orders
 
     given = job(degrees["pp"], model={**GPT, "layers": 8}, **degrees)
     plan = resolve_plan(load_job({**given, "batch": {"global": 16, "micro": 2}}))
@@ -156,7 +156,7 @@ def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_refusals() -> None:
-    from validation.distributed.trainer import check
+    from meshcast.validation.distributed.trainer import check
 
     formats = {"compute": "bf16", "gradients": "fp32"}
     for given, words in (
@@ -176,7 +176,7 @@ def test_refusals() -> None:
 
 
 def test_several_axes_of_one_family_are_refused() -> None:
-    from validation.distributed.trainer import check
+    from meshcast.validation.distributed.trainer import check
 
     schemes = [{"use": "data/ddp", "over": ["outer", "inner"]}]
     given = {**job(4), "plan": {"mesh": {"outer": 2, "inner": 2}, "schemes": schemes}}
@@ -187,7 +187,7 @@ def test_several_axes_of_one_family_are_refused() -> None:
 def test_a_mesh_of_another_size_is_refused(ranks: Any) -> None:
     place = ranks(resolve_plan(load_job(job(tp=2))), 0)
     assert place.tensor.size == 2 and place.pipeline.group is None
-    from validation.distributed.process_groups import make_process_groups
+    from meshcast.validation.distributed.process_groups import make_process_groups
 
     with pytest.raises(PlanError, match="Start 4 processes"):
         make_process_groups(resolve_plan(load_job(job(4, tp=2, pp=2))), place.device)

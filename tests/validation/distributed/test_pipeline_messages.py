@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
 from tests.strategies import some
 from tests.validation.distributed.in_order_streams import (
     Order,
@@ -49,8 +49,8 @@ def devices_of(plan: Plan) -> list[int]:
 
 def orders_of(plan: Plan, ranks: Any) -> list[Order]:
     """The orders that torch's runtime runs, with the messages that it adds."""
-    from validation.distributed import torch_pipelining
-    from validation.distributed.pipeline import PipelinePasses
+    from meshcast.validation.distributed import torch_pipelining
+    from meshcast.validation.distributed.pipeline import PipelinePasses
 
     mine = [stage for stage, device in enumerate(devices_of(plan)) if device == 0]
     passes = PipelinePasses(plan, dict.fromkeys(mine, torch.nn.Identity()), ranks(plan, 0))
@@ -105,9 +105,9 @@ def test_one_communicator_takes_longer(ranks: Any, schedule: str, p: int, second
 
 
 def test_directions_are_the_streams_of_the_program() -> None:
-    from simulator.costs.costs import Costs
-    from simulator.forecast.program import build_program
-    from validation.distributed.pipeline_messages import BACKWARD, FORWARD
+    from meshcast.simulator.costs.costs import Costs
+    from meshcast.simulator.forecast.program import build_program
+    from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD
 
     plan = plan_of("1f1b", 2, 2)
     costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.effective_rates)
@@ -116,7 +116,7 @@ def test_directions_are_the_streams_of_the_program() -> None:
 
 
 def test_edges() -> None:
-    from validation.distributed.pipeline_messages import BACKWARD, FORWARD, list_edges
+    from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD, list_edges
 
     chain = [(0, 1, FORWARD), (1, 0, BACKWARD), (1, 2, FORWARD), (2, 1, BACKWARD)]
     assert list_edges([0, 1, 2]) == chain
@@ -129,7 +129,7 @@ def test_edges() -> None:
 def test_every_pipeline_has_groups_of_its_own(ranks: Any) -> None:
     import torch.distributed as dist
 
-    from validation.distributed.pipeline_messages import BACKWARD, FORWARD, make_edge_groups
+    from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD, make_edge_groups
 
     plan = resolve_plan(load_job(job(8, pp=4, tp=2)))
     for rank in range(8):
@@ -167,7 +167,7 @@ def recorded() -> dict[bool, Any]:
 def test_every_message_is_batched_on_the_group_of_its_edge(
     ranks: Any, recorded: dict[bool, Any], name: str, cuda: bool
 ) -> None:
-    from validation.distributed.pipeline_messages import BACKWARD, FORWARD
+    from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD
 
     plan = resolve_plan(load_job(STEPS[name]))
     orders, devices = orders_of(plan, ranks), devices_of(plan)

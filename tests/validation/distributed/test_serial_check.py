@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.planning import resolve_plan
 from tests.validation.distributed.jobs import EXPERTS, LLAMA, context_job, job
 from tests.validation.distributed.processes import run
 
@@ -80,7 +80,7 @@ def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def check_of(made_once: Any) -> Callable[[str], Any]:
     """The check of a job by its name; all of `SLOW` are made together, and so are all others."""
-    from validation.distributed.serial_check import SerialCheck
+    from meshcast.validation.distributed.serial_check import SerialCheck
 
     def make(slow: bool) -> dict[str, Any]:
         two, four = ({name: jobs[name] for name in jobs if (name in SLOW) is slow} for jobs in (TWO, FOUR))
@@ -111,7 +111,7 @@ def test_16_bit_formats_have_wider_tolerances(check_of: Callable[[str], Any], na
 
 @pytest.mark.parametrize("field", ["loss", "gradient", "norm", "weights"])
 def test_any_difference_is_reported(field: str) -> None:
-    from validation.distributed.serial_check import SerialCheck
+    from meshcast.validation.distributed.serial_check import SerialCheck
 
     good = SerialCheck(format="fp32", loss=0.0, gradient=1e-6, worst="head.weight", norm=0.0, weights=0.0)
     assert good.equal and "equals" in str(good)
@@ -125,11 +125,11 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from simulator.job.load import load_job
-    from validation.distributed.process_groups import make_process_groups
-    from validation.distributed.serial_check import compare_with_serial
-    from validation.distributed.trainer import Trainer
-    from validation.measurements.device import Device
+    from meshcast.simulator.job.load import load_job
+    from meshcast.validation.distributed.process_groups import make_process_groups
+    from meshcast.validation.distributed.serial_check import compare_with_serial
+    from meshcast.validation.distributed.trainer import Trainer
+    from meshcast.validation.measurements.device import Device
 
     plan = resolve_plan(load_job(job(1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -145,8 +145,8 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
-    from simulator.job.load import load_job
-    from validation.distributed.serial_check import fits_serially
+    from meshcast.simulator.job.load import load_job
+    from meshcast.validation.distributed.serial_check import fits_serially
 
     plan = resolve_plan(load_job(job()))
     assert fits_serially(plan, 2**30) and fits_serially(plan, None)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
 from tests.validation.distributed.jobs import job
 
 pytestmark = pytest.mark.torch
@@ -56,8 +56,8 @@ def test_a_private_name_is_found(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["_load_csv", "get_fwd_recv_ops"])
 def test_a_torch_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    from validation.distributed import torch_pipelining
-    from validation.distributed.trainer import check
+    from meshcast.validation.distributed import torch_pipelining
+    from meshcast.validation.distributed.trainer import check
 
     for names in ("RUNTIME_NAMES", "STAGE_NAMES"):
         if name in getattr(torch_pipelining, names):
@@ -68,8 +68,8 @@ def test_a_torch_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_a_torch_without_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from validation.distributed import torch_pipelining
-    from validation.distributed.trainer import check
+    from meshcast.validation.distributed import torch_pipelining
+    from meshcast.validation.distributed.trainer import check
 
     monkeypatch.setattr(torch_pipelining, "schedules", SimpleNamespace(__name__="torch.distributed.pipelining"))
     with pytest.raises(PlanError, match="has no _PipelineScheduleRuntime"):
@@ -77,8 +77,8 @@ def test_a_torch_without_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_stage_without_an_attribute_is_refused(monkeypatch: pytest.MonkeyPatch, ranks: Any) -> None:
-    from validation.distributed import torch_pipelining
-    from validation.distributed.pipeline import PipelinePasses
+    from meshcast.validation.distributed import torch_pipelining
+    from meshcast.validation.distributed.pipeline import PipelinePasses
 
     monkeypatch.setattr(torch_pipelining, "INSTANCE_NAMES", ("args_recv_info", "recv_buffers"))
     plan = resolve_plan(load_job(job(2, pp=2)))

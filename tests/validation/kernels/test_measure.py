@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.planning import resolve_plan
 
 torch = pytest.importorskip("torch")
 
-from hardware.errors import PlanError  # noqa: E402
-from simulator.ir.operators import Linear, Norm  # noqa: E402
-from simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
-from simulator.job.load import load_job  # noqa: E402
-from simulator.plan.plan import Plan  # noqa: E402
-from validation.kernels import fp8  # noqa: E402
-from validation.kernels.measure import measure  # noqa: E402
-from validation.kernels.modes import MODES, Bench, capture_graph, check_modes, sample  # noqa: E402
-from validation.kernels.operators import kernels, local_operators, optimizer  # noqa: E402
-from validation.measurements.device import Device  # noqa: E402
-from validation.measurements.measurement import read  # noqa: E402
+from meshcast.hardware.errors import PlanError  # noqa: E402
+from meshcast.simulator.ir.operators import Linear, Norm  # noqa: E402
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
+from meshcast.simulator.job.load import load_job  # noqa: E402
+from meshcast.simulator.plan.plan import Plan  # noqa: E402
+from meshcast.validation.kernels import fp8  # noqa: E402
+from meshcast.validation.kernels.measure import measure  # noqa: E402
+from meshcast.validation.kernels.modes import MODES, Bench, capture_graph, check_modes, sample  # noqa: E402
+from meshcast.validation.kernels.operators import kernels, local_operators, optimizer  # noqa: E402
+from meshcast.validation.measurements.device import Device  # noqa: E402
+from meshcast.validation.measurements.measurement import read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -228,8 +228,8 @@ def test_fp8_by_libraries_is_measured_where_they_are_installed(
     tmp_path: Path, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer of a library stands for what it would do: its casts are forecast, and both of its passes run."""
-    from validation.kernels import fp8_libraries
-    from validation.kernels import measure as measuring
+    from meshcast.validation.kernels import fp8_libraries
+    from meshcast.validation.kernels import measure as measuring
 
     made: list[tuple[int, int]] = []
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.ir.ops import Attention, Gemm, Memory, Work
-from validation.kernels.works import work_fields, work_of
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
+from meshcast.validation.kernels.works import work_fields, work_of
 
 WORKS: list[Work] = [Gemm(96, 192, 320, dtype="fp32"), Attention(1, 192, 192, 4, 4, 64, 64), Memory("norm", 100, 200)]
 

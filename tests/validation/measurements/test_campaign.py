@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from validation.measurements import campaign
-from validation.measurements.measurement import Machine, Measurement, MeasurementRow
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.measurements import campaign
+from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
-FOLDER = Path(str(resources.files("validation"))) / "campaigns"
+FOLDER = Path(str(resources.files("meshcast.validation"))) / "campaigns"
 SHIPPED = sorted(file.name for file in FOLDER.glob("*.yaml"))
 
 SMALL = """
@@ -85,9 +85,9 @@ def small(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_campaigns_can_be_run(name: str) -> None:
     pytest.importorskip("torch")
-    from validation.distributed.trainer import check as trained
-    from validation.distributed.trainer import check_graphs
-    from validation.reference.model import check
+    from meshcast.validation.distributed.trainer import check as trained
+    from meshcast.validation.distributed.trainer import check_graphs
+    from meshcast.validation.reference.model import check
 
     found = campaign.load(FOLDER / name)
     for run in found.runs:
@@ -229,7 +229,7 @@ def test_a_mistake_in_a_job_names_file_and_run(small: Path) -> None:
 
 def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
     pytest.importorskip("torch")
-    from experiments.cli.measure import _measuring_function
+    from meshcast.experiments.cli.measure import _measuring_function
 
     for kind, options in campaign.OPTIONS.items():
         arguments = inspect.signature(_measuring_function(kind)).parameters
@@ -238,7 +238,7 @@ def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
 
 
 def test_what_holds_memory_of_a_gpu_runs_in_a_process_of_its_own() -> None:
-    from experiments.cli.measure import _call_in_own_process
+    from meshcast.experiments.cli.measure import _call_in_own_process
 
     assert _call_in_own_process(os.getpid) != os.getpid()
     with pytest.raises(PlanError, match="no such file"):

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from validation.measurements import gpu_state  # noqa: E402
-from validation.measurements.cuda import Cuda  # noqa: E402
-from validation.measurements.device import LEAST_SPIN, MOST_SPIN, Device, versions  # noqa: E402
-from validation.measurements.gpu_state import read_state  # noqa: E402
-from validation.measurements.measurement import GPUState, Machine  # noqa: E402
+from meshcast.validation.measurements import gpu_state  # noqa: E402
+from meshcast.validation.measurements.cuda import Cuda  # noqa: E402
+from meshcast.validation.measurements.device import LEAST_SPIN, MOST_SPIN, Device, versions  # noqa: E402
+from meshcast.validation.measurements.gpu_state import read_state  # noqa: E402
+from meshcast.validation.measurements.measurement import GPUState, Machine  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -30,7 +30,7 @@ def gpu(fake_cuda: Any) -> Device:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands still unless a test sets it."""
     found = [0.0]
-    monkeypatch.setattr("validation.measurements.device.time.perf_counter", lambda: found[0])
+    monkeypatch.setattr("meshcast.validation.measurements.device.time.perf_counter", lambda: found[0])
     return found
 
 
@@ -152,7 +152,7 @@ def test_a_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(command)
         return SimpleNamespace(stdout="1980, 2619, 650.12, 55, 0x0000000000000004\n")
 
-    monkeypatch.setattr("validation.measurements.cuda.subprocess.run", run)
+    monkeypatch.setattr("meshcast.validation.measurements.cuda.subprocess.run", run)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="12-34"))
     state = read_state(Cuda(0))

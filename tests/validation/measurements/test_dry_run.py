@@ -12,13 +12,13 @@ import yaml
 
 torch = pytest.importorskip("torch")
 
-from experiments.cli import measure as command_line  # noqa: E402
-from simulator.costs.calibration.check import check_folder  # noqa: E402
-from validation.calibration.device import calibrate, describe, kernels, sustained_rate  # noqa: E402
-from validation.calibration.device.from_campaign import calibrate_from  # noqa: E402
-from validation.kernels import measure as kernel_measurement  # noqa: E402
-from validation.measurements import device, gpu_state  # noqa: E402
-from validation.measurements.measurement import Measurement, read  # noqa: E402
+from meshcast.experiments.cli import measure as command_line  # noqa: E402
+from meshcast.simulator.costs.calibration.check import check_folder  # noqa: E402
+from meshcast.validation.calibration.device import calibrate, describe, kernels, sustained_rate  # noqa: E402
+from meshcast.validation.calibration.device.from_campaign import calibrate_from  # noqa: E402
+from meshcast.validation.kernels import measure as kernel_measurement  # noqa: E402
+from meshcast.validation.measurements import device, gpu_state  # noqa: E402
+from meshcast.validation.measurements.measurement import Measurement, read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -51,7 +51,7 @@ def of_kind(runs: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @pytest.fixture(params=[1, pytest.param(100, marks=pytest.mark.slow)])
 def campaign(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The campaign that ships, or so many runs of each kind, with tiny models, few samples and nothing compiled."""
-    text = (Path(str(resources.files("validation"))) / "campaigns" / "gpu.yaml").read_text("utf-8")
+    text = (Path(str(resources.files("meshcast.validation"))) / "campaigns" / "gpu.yaml").read_text("utf-8")
     data = yaml.safe_load(text)
     data["runs"] = chosen(data["runs"], request.param)
     data["jobs"] = {name: tiny(name, job) for name, job in data["jobs"].items()}

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.validation.measurements import measurement
+from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
+from meshcast.validation.measurements.import_trace import import_trace
+from meshcast.validation.measurements.import_training_log import import_training_log
+from meshcast.validation.measurements.imported_file import NOT_BLIND
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow
 from tests.simulator.bridges.samples import event, kernel
 from tests.simulator.bridges.test_logs import FORK, MEGATRON, TITAN
 from tests.simulator.bridges.test_nccl_tests import RANKS, TABLE, document
-from validation.measurements import measurement
-from validation.measurements.import_nccl_tests import import_nccl_tests
-from validation.measurements.import_trace import import_trace
-from validation.measurements.import_training_log import import_training_log
-from validation.measurements.imported_file import NOT_BLIND
-from validation.measurements.measurement import Measurement, MeasurementRow
 
 MODEL = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOB: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 128}, "plan": {"tp": 8}}
@@ -110,7 +110,7 @@ def test_runs_that_cannot_be_compared(put: Any, text: str, job: Any, words: str 
         return
     with pytest.raises(Exception, match=words) as caught:
         import_nccl_tests(put(text), job)
-    assert type(caught.value).__module__ == "hardware.errors"
+    assert type(caught.value).__module__ == "meshcast.hardware.errors"
 
 
 def test_a_log_of_megatron(put: Any, tmp_path: Path) -> None:

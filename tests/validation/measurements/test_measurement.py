@@ -5,10 +5,17 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from experiments.schema import schema
-from hardware.errors import PlanError
-from validation.measurements import row_errors
-from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, read, to_json
+from meshcast.experiments.schema import schema
+from meshcast.hardware.errors import PlanError
+from meshcast.validation.measurements import row_errors
+from meshcast.validation.measurements.measurement import (
+    ForecastValue,
+    Machine,
+    Measurement,
+    MeasurementRow,
+    read,
+    to_json,
+)
 
 
 def value(x: float) -> ForecastValue:

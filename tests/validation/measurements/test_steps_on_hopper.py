@@ -10,15 +10,15 @@ from statistics import median
 
 import pytest
 
-from simulator.costs.costs import Costs
+from meshcast.simulator.costs.costs import Costs
+from meshcast.validation.calibration.device.fit_machine import fit_all
+from meshcast.validation.kernels.works import work_of
+from meshcast.validation.measurements.forecasts import Forecaster
+from meshcast.validation.measurements.measurement import Measurement, read
+from meshcast.validation.measurements.row_errors import WORK
 from tests.thinning import thinned
-from validation.calibration.device.fit_machine import fit_all
-from validation.kernels.works import work_of
-from validation.measurements.forecasts import Forecaster
-from validation.measurements.measurement import Measurement, read
-from validation.measurements.row_errors import WORK
 
-FOLDER = Path(str(resources.files("validation"))) / "measured"
+FOLDER = Path(str(resources.files("meshcast.validation"))) / "measured"
 GPUS = ("h100", "h200")
 DENSE = ("gpt2-1.5b", "gpt2-355m", *(f"llama3.2-1b{kind}" for kind in ("", "-full", "-selective", "-graph")))
 STEPS = (*DENSE, "llama3.2-3b-full")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.registry import scheme_names
+from meshcast.simulator.ir.registry import scheme_names
+from meshcast.validation.pipelines.cases import EXAMPLES, answer, answers
 from tests.strategies import SECONDS, examples, shapes
 from tests.thinning import thinned_grid
-from validation.pipelines.cases import EXAMPLES, answer, answers
 
 CONTRACT = [
     (

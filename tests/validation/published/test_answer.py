@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator import simulate
-from validation.published import answer as module
-from validation.published.answer import answer, answers, map_chunks
-from validation.published.baseline import add_baselines
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
-from validation.published.summary import summarize_answers
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.validation.published import answer as module
+from meshcast.validation.published.answer import answer, answers, map_chunks
+from meshcast.validation.published.baseline import add_baselines
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
+from meshcast.validation.published.summary import summarize_answers
 
 KEYS = {"id", "status", "reason", "assumed", "predicted", "measured", "error", "memory_error"}
 

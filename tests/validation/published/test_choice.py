@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from validation.published.choice import (
+from meshcast.experiments.cli.app import app
+from meshcast.validation.published.choice import (
     choose_plans,
     forecast_choices,
     group_plans,
@@ -22,9 +22,9 @@ from validation.published.choice import (
     rank_correlation,
     summarize_choices,
 )
-from validation.published.measured_range.held_out import held_out_distances, upper_end
-from validation.published.measured_range.survey import SurveyedRun, survey
-from validation.published.rows import PublishedRun, UnreadableLine
+from meshcast.validation.published.measured_range.held_out import held_out_distances, upper_end
+from meshcast.validation.published.measured_range.survey import SurveyedRun, survey
+from meshcast.validation.published.rows import PublishedRun, UnreadableLine
 
 
 def run(name: str, seconds: float, micro: int = 1, tp: int = 1, **spec: Any) -> PublishedRun:
@@ -270,6 +270,6 @@ def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
     def interrupt(group: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.search.comparison.published_groups.search_group", interrupt)
+    monkeypatch.setattr("meshcast.experiments.search.comparison.published_groups.search_group", interrupt)
     found = validate_choice(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
     assert found.exit_code == 130 and "interrupted, 3 runs are not answered" in found.output

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import MeshcastError
-from simulator import load_job, simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.job.framework import framework_names
-from validation.published.mapping import MappedJob, map_run
-from validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
-from validation.published.stacks import SIGMA, STACKS, framework
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.framework import framework_names
+from meshcast.validation.published.mapping import MappedJob, map_run
+from meshcast.validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
+from meshcast.validation.published.stacks import SIGMA, STACKS, framework
 
 SPEC: dict[str, Any] = {
     "class": "dense",

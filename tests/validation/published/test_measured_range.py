@@ -12,27 +12,46 @@ import numpy as np
 import pytest
 import yaml
 
-from hardware.load import load
-from simulator import load_job, simulate
-from simulator.costs.kernels.roofline import peak
-from simulator.models.flops import needed_flops
-from simulator.report.report import Report
-from validation.published.measured_range import combinations as combinations_module
-from validation.published.measured_range.beyond import beyond_envelope, compare_terms, describe_envelope
-from validation.published.measured_range.combinations import (
+from meshcast.hardware.load import load
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.kernels.roofline import peak
+from meshcast.simulator.models.flops import needed_flops
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.measured_range import combinations as combinations_module
+from meshcast.validation.published.measured_range.beyond import beyond_envelope, compare_terms, describe_envelope
+from meshcast.validation.published.measured_range.combinations import (
     MeasuredPlan,
     condense,
     find_nearest,
     read_combinations,
     write_entry,
 )
-from validation.published.measured_range.distance import SIGMAS, distance_from_measured, widened_interval
-from validation.published.measured_range.envelope import LARGE, class_of, format_of, published_envelope, read_envelope
-from validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, TrainingTask, fields_of_plan
-from validation.published.measured_range.sigmas import HeldRun, cover, fit_sigmas, fit_together, format_fit, hold_runs
-from validation.published.measured_range.survey import survey
-from validation.published.measured_range.tables import write_tables
-from validation.published.rows import PublishedRun, read, read_shipped
+from meshcast.validation.published.measured_range.distance import SIGMAS, distance_from_measured, widened_interval
+from meshcast.validation.published.measured_range.envelope import (
+    LARGE,
+    class_of,
+    format_of,
+    published_envelope,
+    read_envelope,
+)
+from meshcast.validation.published.measured_range.plan_fields import (
+    NAMED,
+    NUMBERS,
+    PlanFields,
+    TrainingTask,
+    fields_of_plan,
+)
+from meshcast.validation.published.measured_range.sigmas import (
+    HeldRun,
+    cover,
+    fit_sigmas,
+    fit_together,
+    format_fit,
+    hold_runs,
+)
+from meshcast.validation.published.measured_range.survey import survey
+from meshcast.validation.published.measured_range.tables import write_tables
+from meshcast.validation.published.rows import PublishedRun, read, read_shipped
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "published_runs.jsonl"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshcast.validation.published.misfits import explain_misfit
+from meshcast.validation.published.open_plans import forecast_run
 from tests.validation.published.test_mapping import row
-from validation.published.misfits import explain_misfit
-from validation.published.open_plans import forecast_run
 
 LARGE: dict[str, Any] = {"batch__micro": 16, "batch__global": 1024, "mesh__vpp": 1, "schedule": "1f1b"}
 

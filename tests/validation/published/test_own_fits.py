@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.framework import framework_names, load_framework
-from simulator.report.report import Report
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.framework import framework_names, load_framework
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.fit.own_fits import OWN_FITS, forecast_without_fits, has_own_fits
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedHardware, PublishedRun
 from tests.validation.published.test_mapping import row as published
-from validation.published.fit.own_fits import OWN_FITS, forecast_without_fits, has_own_fits
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedHardware, PublishedRun
 
 OPEN = {"shard_group": None, "batch__global": 192, "cuda_graphs": None}
 PROFILES = {"bloom": "megatron-deepspeed", "foundry": "llm-foundry"}

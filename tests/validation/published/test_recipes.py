@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from meshcast.validation.published.mapping import map_run
+from meshcast.validation.published.recipes import fill_launched, launched_overlap, recipe_of
+from meshcast.validation.published.rows import PublishedPlan
+from meshcast.validation.published.stacks import stack
 from tests.validation.published.test_mapping import MOE, row
-from validation.published.mapping import map_run
-from validation.published.recipes import fill_launched, launched_overlap, recipe_of
-from validation.published.rows import PublishedPlan
-from validation.published.stacks import stack
 
 OPEN: dict[str, Any] = {"recompute__kind": None, "grad_dtype": None}
 

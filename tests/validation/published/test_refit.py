@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.costs.regimes import RESIDUALS
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.framework import Framework
-from tests.validation.published.test_mapping import row as published
-from validation.published.fit.by_source import compare_sources
-from validation.published.fit.derivatives import RELATIVES, derive
-from validation.published.fit.refit import (
+from meshcast.simulator.costs.regimes import RESIDUALS
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.framework import Framework
+from meshcast.validation.published.fit.by_source import compare_sources
+from meshcast.validation.published.fit.derivatives import RELATIVES, derive
+from meshcast.validation.published.fit.refit import (
     choose_kinds,
     family_of,
     fit,
@@ -25,6 +24,7 @@ from validation.published.fit.refit import (
     source_of,
     source_weights,
 )
+from tests.validation.published.test_mapping import row as published
 
 Row = dict[str, Any]
 SHARES = {"gemm": 0.0, "attention": 0.0, "memory_bound": 0.0, "communication": 0.0, "overhead": 0.0, "launch": 0.0}

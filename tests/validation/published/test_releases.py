@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from meshcast.validation.published.mapping import map_run
+from meshcast.validation.published.releases import month_of
+from meshcast.validation.published.stacks import FALLBACK, framework
 from tests.validation.published.test_mapping import row
-from validation.published.mapping import map_run
-from validation.published.releases import month_of
-from validation.published.stacks import FALLBACK, framework
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.models.flops import step_flops
-from simulator.models.load import load_model
-from validation.published.mapping import map_run
-from validation.published.rows import PublishedRun, UnreadableLine, read, read_files, read_shipped
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.models.flops import step_flops
+from meshcast.simulator.models.load import load_model
+from meshcast.validation.published.mapping import map_run
+from meshcast.validation.published.rows import PublishedRun, UnreadableLine, read, read_files, read_shipped
 
 GOOD = {"id": "a-1", "spec": {"class": "dense", "stack": "nemo"}, "measured": {"step_time_s": 2}, "notes": "prose"}
 

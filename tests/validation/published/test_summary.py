@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.published.baseline import add_baselines
-from validation.published.summary import error_statistics, quantile, summarize_answers
+from meshcast.validation.published.baseline import add_baselines
+from meshcast.validation.published.summary import error_statistics, quantile, summarize_answers
 
 
 def row(

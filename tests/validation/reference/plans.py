@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from meshcast.validation.reference import model, optimizer, tokens
+from meshcast.validation.reference.tensor_parallel import TensorGroup
 from tests.validation.reference.plans import MODELS, plan
-from validation.reference import model, optimizer, tokens
-from validation.reference.tensor_parallel import TensorGroup
 
 CPU = torch.device("cpu")
 Found = list[dict[str, Any]]

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from validation.reference import functions  # noqa: E402
-from validation.reference.context_parallel import ContextGroup, attend_by_blocks, attend_by_rows  # noqa: E402
+from meshcast.validation.reference import functions  # noqa: E402
+from meshcast.validation.reference.context_parallel import ContextGroup, attend_by_blocks, attend_by_rows  # noqa: E402
 
 
 @pytest.mark.parametrize(

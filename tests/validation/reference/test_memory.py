@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.forecast.planning import resolve_plan
-from simulator.job.load import load_job
-from simulator.lowering.lower import Lowering
-from simulator.plan.plan import Plan
+from meshcast.simulator import simulate
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.lower import Lowering
+from meshcast.simulator.plan.plan import Plan
 from tests.contract.measure import saved
 from tests.strategies import some
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
@@ -19,9 +19,9 @@ from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from validation.reference import functions, model, optimizer, tokens  # noqa: E402
-from validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup  # noqa: E402
-from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup  # noqa: E402
+from meshcast.validation.reference import functions, model, optimizer, tokens  # noqa: E402
+from meshcast.validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup  # noqa: E402
+from meshcast.validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 

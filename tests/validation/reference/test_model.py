@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan, serial
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from meshcast.validation.reference import model, tokens  # noqa: E402
+from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 from tests.thinning import thinned_grid  # noqa: E402
-from validation.reference import model, tokens  # noqa: E402
-from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 

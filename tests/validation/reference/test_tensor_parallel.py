@@ -11,10 +11,10 @@ from tests.validation.reference.plans import MODELS, plan
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from meshcast.validation.reference import model, optimizer, tokens  # noqa: E402
+from meshcast.validation.reference.sharded_parameter import ParameterSharding  # noqa: E402
+from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 from tests.validation.reference.ranks import Found, divided, replicas, together  # noqa: E402
-from validation.reference import model, optimizer, tokens  # noqa: E402
-from validation.reference.sharded_parameter import ParameterSharding  # noqa: E402
-from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from tests.experiments.cli.samples import run
-from validation.selfcheck import run as module
-from validation.selfcheck.completeness import COMPLETE
-from validation.selfcheck.drawn_jobs import draw_jobs
-from validation.selfcheck.relations import (
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.validation.selfcheck import run as module
+from meshcast.validation.selfcheck.completeness import COMPLETE
+from meshcast.validation.selfcheck.drawn_jobs import draw_jobs
+from meshcast.validation.selfcheck.relations import (
     OTHER_ORDER,
     RELATIONS,
     engines_agree,
@@ -23,7 +22,8 @@ from validation.selfcheck.relations import (
     memory_grows_with_the_work,
     takes_its_flops,
 )
-from validation.selfcheck.run import check_job, has_violations, run_checks
+from meshcast.validation.selfcheck.run import check_job, has_violations, run_checks
+from tests.experiments.cli.samples import run
 
 
 @pytest.mark.parametrize("name", COMPLETE)

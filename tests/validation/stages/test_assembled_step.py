@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from simulator.engine.play import play
-from simulator.forecast.planning import resolve_plan
-from simulator.forecast.program import build_program
-from simulator.ir.ops import Collective, Transfer, Work
-from simulator.job.load import load_job
-from validation.measurements.forecasts import forecasters
-from validation.pipelines.cases import ScheduleCase, replay
-from validation.stages.action_forecasts import forecast_actions, make_price
-from validation.stages.assembled_step import assemble_step
+from meshcast.simulator.engine.play import play
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.ir.ops import Collective, Transfer, Work
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.measurements.forecasts import forecasters
+from meshcast.validation.pipelines.cases import ScheduleCase, replay
+from meshcast.validation.stages.action_forecasts import forecast_actions, make_price
+from meshcast.validation.stages.assembled_step import assemble_step
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.planning import resolve_plan
 
 torch = pytest.importorskip("torch")
 
-from hardware.errors import PlanError  # noqa: E402
-from simulator.job.load import load_job  # noqa: E402
+from meshcast.hardware.errors import PlanError  # noqa: E402
+from meshcast.simulator.job.load import load_job  # noqa: E402
+from meshcast.validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
+from meshcast.validation.measurements.measurement import read  # noqa: E402
+from meshcast.validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
+from meshcast.validation.reference.model import build_stage  # noqa: E402
+from meshcast.validation.reference.optimizer import gradient  # noqa: E402
+from meshcast.validation.reference.orders import action_orders  # noqa: E402
+from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
+from meshcast.validation.reference.tokens import make_tokens  # noqa: E402
+from meshcast.validation.stages import measure as stages  # noqa: E402
+from meshcast.validation.stages.replay import DeviceReplay  # noqa: E402
 from tests.thinning import thinned_grid  # noqa: E402
-from validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
-from validation.measurements.measurement import read  # noqa: E402
-from validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
-from validation.reference.model import build_stage  # noqa: E402
-from validation.reference.optimizer import gradient  # noqa: E402
-from validation.reference.orders import action_orders  # noqa: E402
-from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
-from validation.reference.tokens import make_tokens  # noqa: E402
-from validation.stages import measure as stages  # noqa: E402
-from validation.stages.replay import DeviceReplay  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

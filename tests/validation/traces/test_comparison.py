@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.plots import style
-from experiments.plots.measured import traces as plot
-from hardware import load
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.bridges import kineto
-from simulator.ir.ops import COMPUTE
-from simulator.program.categories import COMPUTING
-from simulator.report.report import Report
+from meshcast.experiments.plots import style
+from meshcast.experiments.plots.measured import traces as plot
+from meshcast.hardware import load
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.bridges import kineto
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.categories import COMPUTING
+from meshcast.simulator.report.report import Report
+from meshcast.validation.traces.comparison import Comparison, compare_step, differs
+from meshcast.validation.traces.gpu_timeline import ranks_along, stream_of
+from meshcast.validation.traces.simulated_timeline import simulated_timeline
+from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice
 from tests.experiments.plots.checks import check_figure, draw_styled
 from tests.simulator.bridges.samples import event, kernel, launch
-from validation.traces.comparison import Comparison, compare_step, differs
-from validation.traces.gpu_timeline import ranks_along, stream_of
-from validation.traces.simulated_timeline import simulated_timeline
-from validation.traces.timeline import UNATTRIBUTED, Slice
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOBS: dict[str, dict[str, Any]] = {

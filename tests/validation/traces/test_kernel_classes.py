@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator import simulate
-from simulator.ir.ops import HostLaunch
-from validation.traces.kernel_classes import CLASSES, COMPUTE, class_of, classify, collective_of
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import HostLaunch
+from meshcast.validation.traces.kernel_classes import CLASSES, COMPUTE, class_of, classify, collective_of
 
 KERNELS = {
     "gemm": [

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.pages import traces
-from hardware.errors import PlanError
-from simulator import Report, simulate
-from simulator.bridges import kineto
-from simulator.ir.ops import COMPUTE
-from simulator.program.categories import kind_of
-from simulator.report.trace import write_rank_traces, write_trace
-from simulator.report.tracing.names import is_launched, name_kernel
-from validation.measurements.import_trace import import_trace
-from validation.traces.comparison import compare_step
+from meshcast.experiments.pages import traces
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.bridges import kineto
+from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.program.categories import kind_of
+from meshcast.simulator.report.trace import write_rank_traces, write_trace
+from meshcast.simulator.report.tracing.names import is_launched, name_kernel
+from meshcast.validation.measurements.import_trace import import_trace
+from meshcast.validation.traces.comparison import compare_step
 
 JOBS: dict[str, dict[str, Any]] = {
     "dense": {

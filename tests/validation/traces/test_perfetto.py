@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hardware.units import GIB
-from simulator import Report, simulate
-from simulator.ir.ops import COMPUTE, HostCopy
-from simulator.report.trace import write_trace
-from simulator.report.tracing.names import is_launched
+from meshcast.hardware.units import GIB
+from meshcast.simulator import Report, simulate
+from meshcast.simulator.ir.ops import COMPUTE, HostCopy
+from meshcast.simulator.report.trace import write_trace
+from meshcast.simulator.report.tracing.names import is_launched
 from tests.browser import Browser
 from tests.validation.traces.perfetto import ask_perfetto
 from tests.validation.traces.test_own_traces import JOBS

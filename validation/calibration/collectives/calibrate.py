@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.cost_models import family
-from simulator.costs.coefficients import coefficients
-from simulator.costs.collectives.links import TierCostModels
-from validation.calibration.collectives.fit import (
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.calibration.cost_models import family
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.collectives.links import TierCostModels
+from meshcast.validation.calibration.collectives.fit import (
     MODELS,
     NETWORK,
     fit_links,
@@ -20,10 +20,10 @@ from validation.calibration.collectives.fit import (
     start_links,
     start_model,
 )
-from validation.calibration.collectives.predict import node_models
-from validation.calibration.collectives.sample import CollectiveSample, predict
-from validation.calibration.fit import Fit
-from validation.calibration.tables.calibrated import (
+from meshcast.validation.calibration.collectives.predict import node_models
+from meshcast.validation.calibration.collectives.sample import CollectiveSample, predict
+from meshcast.validation.calibration.fit import Fit
+from meshcast.validation.calibration.tables.calibrated import (
     FEWEST,
     CalibrationResult,
     LibraryErrors,
@@ -31,9 +31,9 @@ from validation.calibration.tables.calibrated import (
     sigmas_by_kind,
     sigmas_of_all,
 )
-from validation.calibration.tables.rows import RowForecasts
-from validation.calibration.tables.table import Table
-from validation.calibration.write import make_section
+from meshcast.validation.calibration.tables.rows import RowForecasts
+from meshcast.validation.calibration.tables.table import Table
+from meshcast.validation.calibration.write import make_section
 
 
 def names(tables: Sequence[Table]) -> list[str]:

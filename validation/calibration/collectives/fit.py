@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.calibration.cost_models import LINK_MODELS
-from simulator.costs.coefficients import coefficients
-from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
-from validation.calibration.collectives.sample import CollectiveSample, predict
-from validation.calibration.fit import Fit, fit
+from meshcast.simulator.costs.calibration.cost_models import LINK_MODELS
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
+from meshcast.validation.calibration.collectives.sample import CollectiveSample, predict
+from meshcast.validation.calibration.fit import Fit, fit
 
 NETWORK = "network"
 MODELS: dict[str, type] = {**LINK_MODELS, NETWORK: NetworkCostModel}

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from hardware.errors import CatalogError
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.cost_models import family
-from simulator.costs.coefficients import estimate_sigma
-from simulator.costs.collectives.links import LinkCostModels, TierCostModels
-from validation.calibration.collectives.sample import CollectiveSample, lower_bound, predict
-from validation.calibration.kernels import predict as kernels
-from validation.calibration.tables.rows import RowForecasts, SampleComparison
+from meshcast.hardware.errors import CatalogError
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.calibration.cost_models import family
+from meshcast.simulator.costs.coefficients import estimate_sigma
+from meshcast.simulator.costs.collectives.links import LinkCostModels, TierCostModels
+from meshcast.validation.calibration.collectives.sample import CollectiveSample, lower_bound, predict
+from meshcast.validation.calibration.kernels import predict as kernels
+from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
 
 
 def tier_models(

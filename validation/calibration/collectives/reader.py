@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
-from hardware.load import Fact, assumed_value
-from simulator.ir.ops import Collective, Transfer
-from validation.calibration.collectives.sample import CollectiveSample
+from meshcast.hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
+from meshcast.hardware.load import Fact, assumed_value
+from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.validation.calibration.collectives.sample import CollectiveSample
 
 COLUMNS = (frozenset({"gpu", "interconnect", "op", "gpus", "nodes", "bytes", "time_us", "source"}),)
 OPTIONAL = frozenset({"algo"})

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from hardware.cluster import Cluster
-from hardware.errors import MeshcastError, PlanError
-from hardware.topology import reach
-from simulator.ir.ops import Collective, Transfer
-from simulator.job.load import load_job
-from validation.calibration.collectives.reader import OPERATIONS
-from validation.calibration.collectives.sample import CollectiveSample
-from validation.measurements.measurement import MeasurementRow, read
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.hardware.topology import reach
+from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.simulator.job.load import load_job
+from meshcast.validation.calibration.collectives.reader import OPERATIONS
+from meshcast.validation.calibration.collectives.sample import CollectiveSample
+from meshcast.validation.measurements.measurement import MeasurementRow, read
 
 MESSAGES = ("p2p", "send_recv")
 """Operations between two GPUs."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hardware.cluster import Cluster
-from hardware.topology import Reach
-from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Links, TierCostModels, crosses_host
-from simulator.ir.ops import Collective, Transfer
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.costs.collectives.links import Links, TierCostModels, crosses_host
+from meshcast.simulator.ir.ops import Collective, Transfer
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from validation.calibration.collectives import reader
-from validation.calibration.collectives.calibrate import calibrate, names, title
-from validation.calibration.collectives.predict import compare_sample
-from validation.calibration.kernels import dispatch
-from validation.calibration.tables import table
-from validation.calibration.tables.summary import Goals
-from validation.calibration.tables.table import Table
+from meshcast.validation.calibration.collectives import reader
+from meshcast.validation.calibration.collectives.calibrate import calibrate, names, title
+from meshcast.validation.calibration.collectives.predict import compare_sample
+from meshcast.validation.calibration.kernels import dispatch
+from meshcast.validation.calibration.tables import table
+from meshcast.validation.calibration.tables.summary import Goals
+from meshcast.validation.calibration.tables.table import Table
 
 __all__ = ["GOALS", "calibrate", "compare_sample", "names", "read", "title"]
 

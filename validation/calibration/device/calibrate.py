@@ -17,22 +17,22 @@ from typing import Any
 import torch
 import yaml
 
-from hardware import load
-from simulator.costs.calibration.calibration import DEVICE
-from simulator.costs.calibration.check import STEPS
-from simulator.ir.ops import Gemm, Work
-from validation.calibration.device import describe
-from validation.calibration.device.fit_machine import fit_all
-from validation.calibration.device.kernels import make_cases
-from validation.calibration.device.neighbours import run_neighbours
-from validation.calibration.device.sustained_rate import measure_sustained_rate
-from validation.calibration.write import write
-from validation.distributed.measure import measure_collectives
-from validation.kernels.measure import INSTRUMENTS, warm_up_with_gemms
-from validation.kernels.works import work_fields
-from validation.measurements.cuda import Cuda
-from validation.measurements.device import Device, versions
-from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
+from meshcast.hardware import load
+from meshcast.simulator.costs.calibration.calibration import DEVICE
+from meshcast.simulator.costs.calibration.check import STEPS
+from meshcast.simulator.ir.ops import Gemm, Work
+from meshcast.validation.calibration.device import describe
+from meshcast.validation.calibration.device.fit_machine import fit_all
+from meshcast.validation.calibration.device.kernels import make_cases
+from meshcast.validation.calibration.device.neighbours import run_neighbours
+from meshcast.validation.calibration.device.sustained_rate import measure_sustained_rate
+from meshcast.validation.calibration.write import write
+from meshcast.validation.distributed.measure import measure_collectives
+from meshcast.validation.kernels.measure import INSTRUMENTS, warm_up_with_gemms
+from meshcast.validation.kernels.works import work_fields
+from meshcast.validation.measurements.cuda import Cuda
+from meshcast.validation.measurements.device import Device, versions
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 
 MEASURED = "measured.json"
 

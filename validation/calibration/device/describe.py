@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from hardware import gpus, load
-from validation.measurements.device import Device, Machine
-from validation.measurements.measurement import utc_now
+from meshcast.hardware import gpus, load
+from meshcast.validation.measurements.device import Device, Machine
+from meshcast.validation.measurements.measurement import utc_now
 
 LARGE = 128 * 2**20
 """Bytes that are scaled in place to measure the memory bandwidth: far more than any cache holds."""

@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from hardware import load
-from hardware.cluster import Cluster
-from hardware.inline import ByGPU, Inter
-from simulator.costs.calibration.calibration import DEVICE, Calibration
-from simulator.costs.calibration.cost_models import PROCESSES
-from simulator.costs.collectives.links import LinkCostModels, TierCostModels
-from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.kernels.eager import make_eager_kernels
-from simulator.costs.kernels.libraries import TRAINING_LIBRARIES, attention_library
-from simulator.costs.kernels.sections import section_of
-from simulator.ir.ops import Memory, Work
-from simulator.job.framework import load_framework
-from validation.calibration.collectives import tables as collectives
-from validation.calibration.collectives.recorded import Recorded, make_samples
-from validation.calibration.collectives.sample import CollectiveSample, predict
-from validation.calibration.fit import fit
-from validation.calibration.kernels import tables as kernels
-from validation.calibration.kernels.sample import KernelSample
-from validation.calibration.write import find_sigmas, make_section, write
-from validation.measurements.measurement import Measurement, MeasurementRow
+from meshcast.hardware import load
+from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.inline import ByGPU, Inter
+from meshcast.simulator.costs.calibration.calibration import DEVICE, Calibration
+from meshcast.simulator.costs.calibration.cost_models import PROCESSES
+from meshcast.simulator.costs.collectives.links import LinkCostModels, TierCostModels
+from meshcast.simulator.costs.collectives.processes import ProcessCostModel
+from meshcast.simulator.costs.kernels.eager import make_eager_kernels
+from meshcast.simulator.costs.kernels.libraries import TRAINING_LIBRARIES, attention_library
+from meshcast.simulator.costs.kernels.sections import section_of
+from meshcast.simulator.ir.ops import Memory, Work
+from meshcast.simulator.job.framework import load_framework
+from meshcast.validation.calibration.collectives import tables as collectives
+from meshcast.validation.calibration.collectives.recorded import Recorded, make_samples
+from meshcast.validation.calibration.collectives.sample import CollectiveSample, predict
+from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels import tables as kernels
+from meshcast.validation.calibration.kernels.sample import KernelSample
+from meshcast.validation.calibration.write import find_sigmas, make_section, write
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow
 
 
 def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str, out: Path) -> dict[str, Any]:

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.costs.calibration.calibration import DEVICE
-from simulator.costs.calibration.check import STEPS
-from simulator.ir.ops import Work
-from validation.calibration.device.describe import catalog_name
-from validation.calibration.device.fit_machine import fit_all
-from validation.kernels.works import work_of
-from validation.measurements.campaign import CALIBRATION
-from validation.measurements.measurement import Measurement, MeasurementRow, read
-from validation.measurements.row_errors import WORK
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.costs.calibration.calibration import DEVICE
+from meshcast.simulator.costs.calibration.check import STEPS
+from meshcast.simulator.ir.ops import Work
+from meshcast.validation.calibration.device.describe import catalog_name
+from meshcast.validation.calibration.device.fit_machine import fit_all
+from meshcast.validation.kernels.works import work_of
+from meshcast.validation.measurements.campaign import CALIBRATION
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, read
+from meshcast.validation.measurements.row_errors import WORK
 
 MODE = "eager"
 """Mode of the kernels that are fitted: that of the kernels of the calibration."""

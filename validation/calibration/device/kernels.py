@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from simulator.ir.ops import BYTES, Attention, Gemm, Memory, Work
-from simulator.job.framework import load_framework
-from validation.measurements.device import Device
-from validation.reference import functions
-from validation.reference.optimizer import clip_factor, global_norm
-from validation.reference.tensor_parallel import TensorGroup
+from meshcast.simulator.ir.ops import BYTES, Attention, Gemm, Memory, Work
+from meshcast.simulator.job.framework import load_framework
+from meshcast.validation.measurements.device import Device
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.optimizer import clip_factor, global_norm
+from meshcast.validation.reference.tensor_parallel import TensorGroup
 
 Run = Callable[[], Any]
 

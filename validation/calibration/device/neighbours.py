@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from validation.distributed.launch import environment
+from meshcast.validation.distributed.launch import environment
 
 SIZES = (256, 512, 1408)
 """m, k, n of the GEMMs that the processes run: operands of some MB."""
@@ -16,7 +16,7 @@ SIZES = (256, 512, 1408)
 @contextmanager
 def run_neighbours(count: int) -> Iterator[None]:
     """Runs `count` processes that compute GEMMs for as long as the context lasts."""
-    command = [sys.executable, "-m", "validation.calibration.device.neighbours"]
+    command = [sys.executable, "-m", "meshcast.validation.calibration.device.neighbours"]
     running = [subprocess.Popen(command, env=environment("cpu")) for _ in range(count)]
     try:
         yield

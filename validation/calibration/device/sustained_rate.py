@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from simulator.bridges import kineto
-from validation.distributed.measure import measure
-from validation.measurements.forecasts import Forecaster
-from validation.traces.comparison import compare_step
+from meshcast.simulator.bridges import kineto
+from meshcast.validation.distributed.measure import measure
+from meshcast.validation.measurements.forecasts import Forecaster
+from meshcast.validation.traces.comparison import compare_step
 
 MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"layers": 3, "hidden": 448, "ffn": 1216, "heads": 7, "kv_heads": 7, "vocab": 5120, "seq": 192},

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hardware import load
-from hardware.gpu import GPU
-from simulator.ir.ops import Attention, Memory
-from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.hardware import load
+from meshcast.hardware.gpu import GPU
+from meshcast.simulator.ir.ops import Attention, Memory
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 PROMPTS = frozenset({"gpu", "batch", "seq", "heads", "kv_heads", "head_dim", "dtype", "causal", "time_us", "source"})
 PASSES = PROMPTS - {"head_dim"} | {"pass", "qk_head_dim", "v_head_dim"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from hardware import load
-from simulator.costs.calibration.calibration import Calibration, format_of
-from simulator.costs.calibration.cost_models import KERNEL_MODELS
-from simulator.costs.coefficients import coefficients
-from validation.calibration.fit import Fit, Name, fit
-from validation.calibration.kernels.predict import price, price_by
-from validation.calibration.kernels.sample import KernelSample
-from validation.calibration.tables.calibrated import (
+from meshcast.hardware import load
+from meshcast.simulator.costs.calibration.calibration import Calibration, format_of
+from meshcast.simulator.costs.calibration.cost_models import KERNEL_MODELS
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.validation.calibration.fit import Fit, Name, fit
+from meshcast.validation.calibration.kernels.predict import price, price_by
+from meshcast.validation.calibration.kernels.sample import KernelSample
+from meshcast.validation.calibration.tables.calibrated import (
     FEWEST,
     CalibrationResult,
     LibraryErrors,
@@ -22,8 +22,8 @@ from validation.calibration.tables.calibrated import (
     sigmas_by_kind,
     sigmas_of_all,
 )
-from validation.calibration.tables.table import Table
-from validation.calibration.write import make_section
+from meshcast.validation.calibration.tables.table import Table
+from meshcast.validation.calibration.write import make_section
 
 ORDER = (
     *("memory", "eager", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),

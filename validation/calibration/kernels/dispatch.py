@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hardware import load
-from hardware.link import Link
-from simulator.costs.collectives.dispatch import Dispatch
-from validation.calibration.kernels.sample import GPUS, KernelSample
+from meshcast.hardware import load
+from meshcast.hardware.link import Link
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample
 
 COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden", "topk", "num_experts", "time_us"}),)
 """Columns that identify the format."""

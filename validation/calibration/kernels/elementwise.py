@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulator.ir.ops import Memory
-from validation.calibration.kernels.sample import GPUS, KernelSample
+from meshcast.simulator.ir.ops import Memory
+from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample
 
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})

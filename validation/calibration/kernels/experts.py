@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hardware import load
-from simulator.ir.ops import BYTES, Gemm, Memory, Work
-from validation.calibration.kernels import routing
-from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.hardware import load
+from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
+from meshcast.validation.calibration.kernels import routing
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})

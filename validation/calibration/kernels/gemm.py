@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hardware import load
-from simulator.costs.kernels.sections import section_of
-from simulator.ir.ops import BYTES, Gemm, Memory, Work
-from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.hardware import load
+from meshcast.simulator.costs.kernels.sections import section_of
+from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
 LAYOUTS = PRODUCTS | {"batch", "layout", "accumulate", "out_dtype"}

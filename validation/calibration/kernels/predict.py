@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from hardware import load
-from hardware.errors import CatalogError
-from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.coefficients import estimate_sigma
-from simulator.costs.collectives import dispatch
-from simulator.costs.collectives.dispatch import Dispatch
-from simulator.costs.kernels import sections
-from validation.calibration.kernels.dispatch import links_of
-from validation.calibration.kernels.sample import KernelSample
-from validation.calibration.tables.rows import RowForecasts, SampleComparison
+from meshcast.hardware import load
+from meshcast.hardware.errors import CatalogError
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.coefficients import estimate_sigma
+from meshcast.simulator.costs.collectives import dispatch
+from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.costs.kernels import sections
+from meshcast.validation.calibration.kernels.dispatch import links_of
+from meshcast.validation.calibration.kernels.sample import KernelSample
+from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
 
 
 def price(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hardware import gpus
-from simulator.ir.ops import Work
+from meshcast.hardware import gpus
+from meshcast.simulator.ir.ops import Work
 
 
 @dataclass(frozen=True, eq=False)

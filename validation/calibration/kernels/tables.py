@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hardware import load
-from validation.calibration.kernels import attention, dispatch, elementwise, experts, gemm
-from validation.calibration.kernels.calibrate import calibrate, names
-from validation.calibration.kernels.predict import compare_sample
-from validation.calibration.tables import table
-from validation.calibration.tables.summary import Goals
-from validation.calibration.tables.table import Table
+from meshcast.hardware import load
+from meshcast.validation.calibration.kernels import attention, dispatch, elementwise, experts, gemm
+from meshcast.validation.calibration.kernels.calibrate import calibrate, names
+from meshcast.validation.calibration.kernels.predict import compare_sample
+from meshcast.validation.calibration.tables import table
+from meshcast.validation.calibration.tables.summary import Goals
+from meshcast.validation.calibration.tables.table import Table
 
 __all__ = ["GOALS", "calibrate", "compare_sample", "names", "read", "title"]
 

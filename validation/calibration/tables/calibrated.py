@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from validation.calibration.tables.rows import RowForecasts, Rows
-from validation.calibration.write import find_sigmas
+from meshcast.validation.calibration.tables.rows import RowForecasts, Rows
+from meshcast.validation.calibration.write import find_sigmas
 
 FEWEST = 10
 """Rows of a library, a link or a network below which nothing is fitted to it."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from hardware.documents.input_file import DATA, Unreadable, read_text
-from hardware.errors import PlanError, shorten
+from meshcast.hardware.documents.input_file import DATA, Unreadable, read_text
+from meshcast.hardware.errors import PlanError, shorten
 
 WORDS = frozenset(
     {"gpu", "dtype", "out_dtype", "op", "pass", "layout", "accumulate", "causal", "distribution"}

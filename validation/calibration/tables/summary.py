@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.calibration.tables.rows import Z50, Z90, SampleComparison
+from meshcast.validation.calibration.tables.rows import Z50, Z90, SampleComparison
 
 SCORED = 20
 """Rows below which a cell is held against no goal."""

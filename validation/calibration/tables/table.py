@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from hardware.errors import PlanError
-from validation.calibration.tables.rows import Z90, Rows, SampleComparison
-from validation.calibration.tables.sheet import BLANK, CsvSheet, sheet
+from meshcast.hardware.errors import PlanError
+from meshcast.validation.calibration.tables.rows import Z90, Rows, SampleComparison
+from meshcast.validation.calibration.tables.sheet import BLANK, CsvSheet, sheet
 
 SOURCES = {
     "AIC": "ai-dynamo/aiconfigurator @095f58a51c4c, systems/data",

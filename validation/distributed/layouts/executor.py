@@ -16,21 +16,21 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from hardware.errors import PlanError
-from simulator.forecast.planning import resolve_plan
-from simulator.ir.layout import PARTIAL, Layout, output_layout, required_layout
-from simulator.ir.layout import Tensor as NamedTensor
-from simulator.ir.modules import Layer, Operator, Unit
-from simulator.ir.operators import Linear, Loss
-from simulator.ir.scheme import Scheme
-from simulator.job.load import load_job
-from simulator.lowering.scope import Scope
-from simulator.plan.checks import check_alike
-from simulator.plan.plan import Plan
-from validation.distributed.layouts.operators import RankShards, compute
-from validation.reference.model import Stage, build_stage
-from validation.reference.tensor_parallel import TensorGroup
-from validation.reference.tokens import make_tokens
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.layout import PARTIAL, Layout, output_layout, required_layout
+from meshcast.simulator.ir.layout import Tensor as NamedTensor
+from meshcast.simulator.ir.modules import Layer, Operator, Unit
+from meshcast.simulator.ir.operators import Linear, Loss
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.plan.checks import check_alike
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.distributed.layouts.operators import RankShards, compute
+from meshcast.validation.reference.model import Stage, build_stage
+from meshcast.validation.reference.tensor_parallel import TensorGroup
+from meshcast.validation.reference.tokens import make_tokens
 
 REFERENCE = {
     "qkv": "attention.qkv",

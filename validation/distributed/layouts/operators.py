@@ -14,12 +14,12 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from hardware.errors import PlanError
-from simulator.ir import operators as ir
-from simulator.ir.modules import Operator
-from simulator.models.model import Model
-from validation.reference import functions
-from validation.reference.layers import EPS, ROPE_BASE
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir import operators as ir
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.models.model import Model
+from meshcast.validation.reference import functions
+from meshcast.validation.reference.layers import EPS, ROPE_BASE
 
 
 @dataclass(frozen=True)

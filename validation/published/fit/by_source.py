@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from validation.published.fit.refit import FITTED, FREE, Row, fit
-from validation.published.summary import error_statistics
+from meshcast.validation.published.fit.refit import FITTED, FREE, Row, fit
+from meshcast.validation.published.summary import error_statistics
 
 FEWEST = 10
 """Runs of a source that is compared."""

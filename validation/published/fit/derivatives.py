@@ -12,19 +12,19 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
-from hardware.errors import MeshcastError
-from simulator.costs.regimes import least_known, step_class
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.job.framework import load_framework
-from simulator.report.metrics import REGIME
-from simulator.report.report import Report
-from validation.published.answer import Answer, map_chunks
-from validation.published.baseline import peak_format, seconds_at_peak
-from validation.published.fit.own_fits import forecast_without_fits, has_own_fits
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedRun
-from validation.published.stacks import FALLBACK
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.costs.regimes import least_known, step_class
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.report.metrics import REGIME
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.answer import Answer, map_chunks
+from meshcast.validation.published.baseline import peak_format, seconds_at_peak
+from meshcast.validation.published.fit.own_fits import forecast_without_fits, has_own_fits
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedRun
+from meshcast.validation.published.stacks import FALLBACK
 
 FACTOR = 0.9
 """Time of the work of one kind in the second forecast over that in the first."""

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.load import load
-from simulator.costs.kernels.gemm import UNALIGNED_RATE
-from simulator.costs.kernels.libraries import RELATIVE_LIBRARIES, RELATIVE_ON
-from simulator.forecast.shared_work import SharedWork
-from simulator.job.framework import load_framework
-from simulator.report.report import Report
-from validation.published.clusters import forget_cluster
-from validation.published.mapping import map_run
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedRun
+from meshcast.hardware.load import load
+from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
+from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES, RELATIVE_ON
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.clusters import forget_cluster
+from meshcast.validation.published.mapping import map_run
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedRun
 
 
 def _triton_by_document() -> float:

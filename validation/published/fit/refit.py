@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.calibration.calibration import STEPS, Calibration
-from simulator.costs.regimes import REGIMES, RESIDUALS, Regime, StepClass
-from simulator.job.framework import framework_names, load_framework
-from simulator.report.metrics import Z90
-from validation.published.summary import error_statistics
+from meshcast.simulator.costs.calibration.calibration import STEPS, Calibration
+from meshcast.simulator.costs.regimes import REGIMES, RESIDUALS, Regime, StepClass
+from meshcast.simulator.job.framework import framework_names, load_framework
+from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.published.summary import error_statistics
 
 Row = dict[str, Any]
 

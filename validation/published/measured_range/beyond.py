@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from simulator.forecast.shared_work import SharedWork
-from simulator.forecast.simulate import simulate
-from simulator.program.block import SUMS
-from simulator.program.categories import COMPUTING, EXPOSED, HOST
-from simulator.report.report import COMMUNICATION, Report
-from validation.published.measured_range.envelope import BestRun, Envelope, published_envelope
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED, HOST
+from meshcast.simulator.report.report import COMMUNICATION, Report
+from meshcast.validation.published.measured_range.envelope import BestRun, Envelope, published_envelope
 
 MATRIX = ("gemm", "attention")
 NAMED_TERMS = 3

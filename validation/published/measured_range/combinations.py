@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from hardware.load import read_yaml
-from validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, TrainingTask
+from meshcast.hardware.load import read_yaml
+from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, TrainingTask
 
 FILE = "combinations.yaml"
 
@@ -74,7 +74,7 @@ def measured_combinations(task: TrainingTask) -> tuple[Combination, ...]:
 @cache
 def read_combinations() -> tuple[Combination, ...]:
     """All measured combinations: the table that ships with meshcast."""
-    table = read_yaml(resources.files("validation.published.measured_range") / FILE).data
+    table = read_yaml(resources.files("meshcast.validation.published.measured_range") / FILE).data
     return tuple(_read(entry) for entry in table)
 
 

@@ -12,15 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.plan.plan import Plan
-from simulator.report.metrics import REGIME, Z90, Metrics
-from validation.published.measured_range.combinations import (
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.metrics import REGIME, Z90, Metrics
+from meshcast.validation.published.measured_range.combinations import (
     Combination,
     find_nearest,
     measured_combinations,
     read_combinations,
 )
-from validation.published.measured_range.plan_fields import (
+from meshcast.validation.published.measured_range.plan_fields import (
     NAMED,
     NUMBERS,
     TITLES,

@@ -13,17 +13,17 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from hardware.load import load, read_yaml
-from simulator.costs.regimes import StepClass, step_class
-from simulator.ir.operators import QUANTISED
-from simulator.job.job import Job
+from meshcast.hardware.load import load, read_yaml
+from meshcast.simulator.costs.regimes import StepClass, step_class
+from meshcast.simulator.ir.operators import QUANTISED
+from meshcast.simulator.job.job import Job
 
 FILE, JOBS = "envelope.yaml", "envelope_jobs.jsonl"
 
 PLACES = ("best", "best_causal", "large")
 """The runs of an entry."""
 
-ROOM = resources.files("validation.published.measured_range")
+ROOM = resources.files("meshcast.validation.published.measured_range")
 
 SAME_PEAK = {"fp16": "bf16"}
 """Number formats that share an entry: GPUs of the catalog have one peak rate for both."""

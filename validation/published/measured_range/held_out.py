@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from simulator.report.metrics import Z90
-from validation.published.measured_range.combinations import condense
-from validation.published.measured_range.distance import Distance, known_combinations, measure_distance
-from validation.published.measured_range.survey import SurveyedRun
+from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.published.measured_range.combinations import condense
+from meshcast.validation.published.measured_range.distance import Distance, known_combinations, measure_distance
+from meshcast.validation.published.measured_range.survey import SurveyedRun
 
 
 def held_out_distances(group: Sequence[SurveyedRun], runs: Sequence[SurveyedRun]) -> list[Distance]:

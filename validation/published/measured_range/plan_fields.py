@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simulator.costs.regimes import StepClass, step_class
-from simulator.job.job import Job
-from simulator.plan.plan import Plan
-from validation.published.fit.refit import FAMILIES
+from meshcast.simulator.costs.regimes import StepClass, step_class
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.plan.plan import Plan
+from meshcast.validation.published.fit.refit import FAMILIES
 
 NAMED = ("tensor", "tensor_overlap", "schedule", "context", "experts", "sharding")
 """Fields that are names of schemes; empty where the plan has none."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.report.metrics import Z90
-from validation.published.fit.refit import FREEDOM, source_weights
-from validation.published.measured_range.combinations import condense, find_nearest
-from validation.published.measured_range.plan_fields import NAMED, NUMBERS, TITLES
-from validation.published.measured_range.survey import SurveyedRun
+from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.published.fit.refit import FREEDOM, source_weights
+from meshcast.validation.published.measured_range.combinations import condense, find_nearest
+from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, TITLES
+from meshcast.validation.published.measured_range.survey import SurveyedRun
 
 Q = Z90 / 2.132
 """Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same

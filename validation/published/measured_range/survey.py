@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.errors import MeshcastError
-from simulator.forecast.shared_work import SharedWork
-from simulator.report.metrics import REGIME
-from simulator.report.report import Report
-from validation.published.answer import Answer, map_chunks
-from validation.published.measured_range.combinations import MeasuredPlan
-from validation.published.measured_range.envelope import class_of, format_of
-from validation.published.measured_range.plan_fields import fields_of_plan, task_of
-from validation.published.open_plans import forecast_run
-from validation.published.rows import PublishedFigures, PublishedRun
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.metrics import REGIME
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.answer import Answer, map_chunks
+from meshcast.validation.published.measured_range.combinations import MeasuredPlan
+from meshcast.validation.published.measured_range.envelope import class_of, format_of
+from meshcast.validation.published.measured_range.plan_fields import fields_of_plan, task_of
+from meshcast.validation.published.open_plans import forecast_run
+from meshcast.validation.published.rows import PublishedFigures, PublishedRun
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Writes the tables of this room from files of published runs.
 
-python -m validation.published.measured_range.tables runs.jsonl
+python -m meshcast.validation.published.measured_range.tables runs.jsonl
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from validation.published.measured_range.combinations import FILE as COMBINATIONS
-from validation.published.measured_range.combinations import condense, write_entry
-from validation.published.measured_range.envelope import FILE as ENVELOPE
-from validation.published.measured_range.envelope import JOBS, LARGE, PLACES
-from validation.published.measured_range.sigmas import format_fit, hold_runs
-from validation.published.measured_range.survey import SurveyedRun, survey_runs
-from validation.published.rows import PublishedFigures, PublishedRun, read_files
+from meshcast.validation.published.measured_range.combinations import FILE as COMBINATIONS
+from meshcast.validation.published.measured_range.combinations import condense, write_entry
+from meshcast.validation.published.measured_range.envelope import FILE as ENVELOPE
+from meshcast.validation.published.measured_range.envelope import JOBS, LARGE, PLACES
+from meshcast.validation.published.measured_range.sigmas import format_fit, hold_runs
+from meshcast.validation.published.measured_range.survey import SurveyedRun, survey_runs
+from meshcast.validation.published.rows import PublishedFigures, PublishedRun, read_files
 
 ENVELOPE_HEAD = """\
 # Best published utilisation by GPU, number format of the GEMMs and class of model. Made by `make docs-envelope`; do not

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.planning.device_graph import DeviceGraph
-from experiments.planning.planner import Planner, Proposal
-from experiments.planning.problem import Problem, SearchBudget
-from hardware.errors import PlanError
+from meshcast.experiments.planning.device_graph import DeviceGraph
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.hardware.errors import PlanError
 
 
 class LearnedPlacement(Planner):
@@ -78,7 +78,7 @@ def group_features(graph: DeviceGraph) -> np.ndarray:
 def _load_trainer(name: str) -> Any:
     """The module that trains. Raises PlanError where torch is absent."""
     try:
-        return importlib.import_module("experiments.planning.cores.learned.policy_gradient")
+        return importlib.import_module("meshcast.experiments.planning.cores.learned.policy_gradient")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.stage_dp import balance_stages
-from experiments.planning.stages import PlannedStage, StageOption, StageSequence, StageTable
+from meshcast.experiments.planning.cores.stage_dp import balance_stages
+from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageSequence, StageTable
 
 
 class PlayedPipeline(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.stages import PlannedStage, StageSequence, StageTable
+from meshcast.experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
 HOPS = 7
 """Primitives that one trial may apply one after another."""

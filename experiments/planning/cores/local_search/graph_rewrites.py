@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from experiments.planning.cores.elimination import Optimum, eliminate
-from experiments.planning.problem import Dims
-from experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.cores.elimination import Optimum, eliminate
+from meshcast.experiments.planning.problem import Dims
+from meshcast.experiments.planning.table import Factor, FactorTable
 
 ALPHA = 1.2
 """The released code's limit of the price of graphs that are rewritten further, in prices of the best."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.elimination import LARGEST, Optimum, join_arrays
-from experiments.planning.table import FactorTable
+from meshcast.experiments.planning.cores.elimination import LARGEST, Optimum, join_arrays
+from meshcast.experiments.planning.table import FactorTable
 
 Group = tuple[str, ...]
 Message = tuple[tuple[str, ...], np.ndarray]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState, StageWalk
+from meshcast.experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState, StageWalk
 
 FORWARD, BACKWARD, INPUT, OUTPUT, WEIGHTS, ACTIVATIONS, RESERVED_FORWARD, RESERVED_BACKWARD = range(8)
 """Columns of a profile: seconds, then MiB."""

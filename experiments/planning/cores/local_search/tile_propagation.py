@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable
 
 
 def spread_dims(table: FactorTable, decided: Mapping[str, str], allows: Callable[[str, str], bool]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from experiments.planning.stages import StageTable
+from meshcast.experiments.planning.stages import StageTable
 
 EVALUATIONS = 2_000
 """Intervals after which the bound so far counts."""

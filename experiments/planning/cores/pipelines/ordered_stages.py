@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.plan.partition import is_reachable, minimise_largest, minimise_step
+from meshcast.simulator.plan.partition import is_reachable, minimise_largest, minimise_step
 
 
 class Partition(NamedTuple):

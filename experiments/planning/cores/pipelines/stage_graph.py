@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, Union
 
-from experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph import LayerGraph
 
 Series = tuple[Union[int, "Parallel"], ...]
 """Nodes and parallel parts, one after another."""

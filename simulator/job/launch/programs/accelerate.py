@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import PlanError
-from hardware.load import read_yaml
-from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.programs.deepspeed import flatten_settings
-from simulator.job.launch.table import Reading, SettingRow, Stated, is_null, read_count, read_number, read_switch
-from simulator.models.load import ALIASES, presets
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.job.launch.formats import LaunchFormat
+from meshcast.simulator.job.launch.programs.deepspeed import flatten_settings
+from meshcast.simulator.job.launch.table import (
+    Reading,
+    SettingRow,
+    Stated,
+    is_null,
+    read_count,
+    read_number,
+    read_switch,
+)
+from meshcast.simulator.models.load import ALIASES, presets
 
 ROWS = (
     SettingRow("per_device_train_batch_size", "batch.micro"),

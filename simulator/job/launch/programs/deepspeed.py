@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import PlanError
-from hardware.load import line_of, read_yaml
-from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.table import (
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import line_of, read_yaml
+from meshcast.simulator.job.launch.formats import LaunchFormat
+from meshcast.simulator.job.launch.table import (
     ON,
     Keys,
     Reading,

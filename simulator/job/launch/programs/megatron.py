@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import PlanError
-from hardware.load import read_yaml
-from simulator.job.launch import shell
-from simulator.job.launch.formats import DemandedVariable, LaunchFormat
-from simulator.job.launch.keys import drop_inactive
-from simulator.job.launch.programs.megatron_model import (
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.job.launch import shell
+from meshcast.simulator.job.launch.formats import DemandedVariable, LaunchFormat
+from meshcast.simulator.job.launch.keys import drop_inactive
+from meshcast.simulator.job.launch.programs.megatron_model import (
     COMMAND_LINE,
     EXPERTS,
     LATENT,
@@ -24,7 +24,7 @@ from simulator.job.launch.programs.megatron_model import (
     read_shape,
     write_shape,
 )
-from simulator.job.launch.programs.megatron_plan import (
+from meshcast.simulator.job.launch.programs.megatron_plan import (
     DEGREES,
     TRAITS,
     read_plan,
@@ -32,8 +32,8 @@ from simulator.job.launch.programs.megatron_plan import (
     write_plan,
     write_recipe,
 )
-from simulator.job.launch.shell import read_arguments
-from simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
+from meshcast.simulator.job.launch.shell import read_arguments
+from meshcast.simulator.job.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
 
 OWN = (
     SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),

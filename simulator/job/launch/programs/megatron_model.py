@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import OFF, ON, UNSTATED, Keys, Reading, SettingRow, is_null, read_words
+from meshcast.simulator.job.launch.table import OFF, ON, UNSTATED, Keys, Reading, SettingRow, is_null, read_words
 
 SHAPE = (
     SettingRow("num_layers", "model.layers"),

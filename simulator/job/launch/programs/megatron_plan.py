@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, Reading, SettingRow, Stated, is_null, read_words
+from meshcast.simulator.job.launch.table import ON, Reading, SettingRow, Stated, is_null, read_words
 
 DEGREES = (
     SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from hardware.errors import PlanError
-from hardware.load import read_yaml
-from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.keys import drop_inactive
-from simulator.job.launch.programs.deepspeed import flatten_settings
-from simulator.job.launch.programs.megatron_model import (
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.job.launch.formats import LaunchFormat
+from meshcast.simulator.job.launch.keys import drop_inactive
+from meshcast.simulator.job.launch.programs.deepspeed import flatten_settings
+from meshcast.simulator.job.launch.programs.megatron_model import (
     CONFIGURATION,
     EXPERTS,
     LATENT,
@@ -28,8 +28,8 @@ from simulator.job.launch.programs.megatron_model import (
     read_shape,
     write_shape,
 )
-from simulator.job.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
-from simulator.job.launch.table import ON, Keys, Reading, SettingRow, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.job.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
+from meshcast.simulator.job.launch.table import ON, Keys, Reading, SettingRow, Stated, is_null, read_switch, write_rows
 
 SECTIONS = [
     "model",

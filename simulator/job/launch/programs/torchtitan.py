@@ -11,14 +11,14 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.job.launch.formats import LaunchFormat
-from simulator.job.launch.keys import flatten_model
-from simulator.job.launch.programs.torchtitan_export import write
-from simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, SCHEDULES
-from simulator.job.launch.shell import read_arguments
-from simulator.job.launch.table import Reading, Stated, is_null, read_words
-from simulator.models.load import load_model
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.launch.formats import LaunchFormat
+from meshcast.simulator.job.launch.keys import flatten_model
+from meshcast.simulator.job.launch.programs.torchtitan_export import write
+from meshcast.simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, SCHEDULES
+from meshcast.simulator.job.launch.shell import read_arguments
+from meshcast.simulator.job.launch.table import Reading, Stated, is_null, read_words
+from meshcast.simulator.models.load import load_model
 
 RENAMED = {
     "training.batch_size": "training.local_batch_size",

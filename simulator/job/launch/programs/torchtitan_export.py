@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, TORCH_NAMES
-from simulator.job.launch.table import Keys, write_rows
-from simulator.models.load import load_model
+from meshcast.simulator.job.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, TORCH_NAMES
+from meshcast.simulator.job.launch.table import Keys, write_rows
+from meshcast.simulator.models.load import load_model
 
 RESIDENT = ("zero-1", "zero-2", "zero-offload")
 """Data schemes that shard states but keep weights whole, of which FSDP without resharding is the nearest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.job.launch.table import ON, SettingRow
+from meshcast.simulator.job.launch.table import ON, SettingRow
 
 FLAVORS: Mapping[tuple[str, str], Any] = {
     ("llama3", "8b"): "llama3-8b",

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hardware.errors import PlanError
-from simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
-from simulator.ir.registry import find_scheme
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 Axes = tuple[str, ...]
 

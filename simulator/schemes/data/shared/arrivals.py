@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.ir.ops import Op
+from meshcast.simulator.ir.ops import Op
 
 
 def relay_arrivals(reach: int, phase: str) -> list[Op]:

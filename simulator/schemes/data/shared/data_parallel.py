@@ -16,11 +16,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from simulator.ir.modules import Module, Operator, Stage, Update
-from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
-from simulator.ir.scheme import LowerModule, LowerStage, Scheme
-from simulator.ir.settings import OptionValues
-from simulator.lowering.scope import traits_of
+from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Scheme
+from meshcast.simulator.ir.settings import OptionValues
+from meshcast.simulator.lowering.scope import traits_of
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Reduction axes of a parameter and its element count; no axes if it needs no collective."""

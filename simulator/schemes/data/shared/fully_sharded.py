@@ -15,13 +15,24 @@ from itertools import groupby, pairwise
 from math import inf
 from typing import ClassVar
 
-from simulator.ir.modules import Module, Stage, Update
-from simulator.ir.ops import BYTES, COMPUTE, Fragment, HostCopy, Memory, Op, Param, StageOps, TensorUse, UnitRun
-from simulator.ir.scheme import LowerModule, LowerStage
-from simulator.lowering.offload import IN, OUT, update_on_host
-from simulator.schemes.data.shared.arrivals import mark_arrival, relay_arrivals
-from simulator.schemes.data.shared.data_parallel import DataScheme
-from simulator.schemes.data.shared.gather_plan import (
+from meshcast.simulator.ir.modules import Module, Stage, Update
+from meshcast.simulator.ir.ops import (
+    BYTES,
+    COMPUTE,
+    Fragment,
+    HostCopy,
+    Memory,
+    Op,
+    Param,
+    StageOps,
+    TensorUse,
+    UnitRun,
+)
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage
+from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
+from meshcast.simulator.schemes.data.shared.arrivals import mark_arrival, relay_arrivals
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.schemes.data.shared.gather_plan import (
     GatheredModule,
     GatheredWeights,
     PassGathers,
@@ -31,7 +42,7 @@ from simulator.schemes.data.shared.gather_plan import (
     plan_pass,
     whole_pass,
 )
-from simulator.schemes.data.shared.layer_groups import group_layers
+from meshcast.simulator.schemes.data.shared.layer_groups import group_layers
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from math import inf
 
-from simulator.ir.ops import COMPUTE, Fragment, Op, Param
+from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, Param
 
 Reach = Callable[[Sequence[int]], Sequence[int]]
 """Takes the elements of all modules in the order of a pass. For each module: how many modules of the pass have been

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from simulator.ir.ops import Fragment, StageOps, UnitRun
+from meshcast.simulator.ir.ops import Fragment, StageOps, UnitRun
 
 
 def group_layers(stage_ops: StageOps, layers: int) -> StageOps:

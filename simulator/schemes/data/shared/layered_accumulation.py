@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.ir.ops import Fragment, Op, Param, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import Fragment, Op, Param, StageOps, TensorUse, UnitRun
 
 
 def repeat_units(stage_ops: StageOps, count: int) -> StageOps:

@@ -24,9 +24,9 @@ from itertools import accumulate
 
 from pydantic import Field
 
-from simulator.ir.ops import Param
-from simulator.ir.scheme import SchemeOptions
-from simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.ir.ops import Param
+from meshcast.simulator.ir.scheme import SchemeOptions
+from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class CoordinatorOptions(SchemeOptions):

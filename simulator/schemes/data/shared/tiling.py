@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Param, StageOps
-from simulator.lowering.rewrite import Rewrite, working_predecessors
+from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Param, StageOps
+from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 def tile_linear_layers(stage_ops: StageOps, tiles: int) -> StageOps:

@@ -11,10 +11,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from simulator.ir.modules import Module, Update
-from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import LowerModule, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, sum_by_axes
+from meshcast.simulator.ir.modules import Module, Update
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
+from meshcast.simulator.ir.scheme import LowerModule, SchemeOptions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, sum_by_axes
 
 
 class WorkerOptions(SchemeOptions):

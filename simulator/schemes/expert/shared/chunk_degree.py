@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simulator.ir.ops import BYTES, Collective, Gemm, Work
-from simulator.ir.scheme import Scheme
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, chunked_round_s
-from simulator.schemes.expert.shared.token_dispatch import ExpertRound
+from meshcast.simulator.ir.ops import BYTES, Collective, Gemm, Work
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, chunked_round_s
+from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound
 
 MOST = 64
 """Most chunks that are tried."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
-from simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
+from meshcast.simulator.lowering.rewrite import Rewrite
 
 
 def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list[Op]]], ratio: float) -> list[Op]:

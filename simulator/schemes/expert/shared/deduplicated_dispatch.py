@@ -13,13 +13,13 @@ from dataclasses import replace
 from math import comb
 from typing import Any, ClassVar
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Memory, Op
-from simulator.ir.scheme import ClosedForm, LowerModule
-from simulator.lowering.rewrite import working_predecessors
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import MoESizes, find_all_to_alls
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Module, MoE
+from meshcast.simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Memory, Op
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule
+from meshcast.simulator.lowering.rewrite import working_predecessors
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import MoESizes, find_all_to_alls
 
 
 class DeduplicatedDispatch(ExpertScheme, ABC):

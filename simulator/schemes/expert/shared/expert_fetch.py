@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op, StageOps, TensorUse, UnitRun
-from simulator.lowering.rewrite import Rewrite, replace_dependencies
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies
 
 NEAR, FAR = "expert-fetch", "expert-fetch-far"
 """Streams of fetches within a machine, and of all others."""

@@ -15,15 +15,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from simulator.bridges.expert_counts import RoutingOption
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
-from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
-from simulator.ir.registry import find_scheme
-from simulator.ir.routing import ExpertLoad
-from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
-from simulator.ir.settings import OptionValues
+from meshcast.simulator.bridges.expert_counts import RoutingOption
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
+from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
+from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.routing import ExpertLoad
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
+from meshcast.simulator.ir.settings import OptionValues
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """An operator at which tokens are dispatched, to ask which axes shard them."""

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from simulator.ir.modules import Module, MoE, Stage, Unit, every_module
-from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
-from simulator.ir.routing import ExpertLoad, Placement, Routing
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Scheme
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import exchange_counts
+from meshcast.simulator.ir.modules import Module, MoE, Stage, Unit, every_module
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
+from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Scheme
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.token_dispatch import exchange_counts
 
 STREAM = "expert-weights"
 """The stream of weights, states and gradients of experts that change ranks."""

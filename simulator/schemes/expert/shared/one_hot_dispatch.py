@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, Operator
-from simulator.ir.moe_operators import Permute, Unpermute
-from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
-from simulator.ir.scheme import ClosedForm, LowerModule
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.ir.modules import Module, Operator
+from meshcast.simulator.ir.moe_operators import Permute, Unpermute
+from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 
 GroupSize = Annotated[int, Field(ge=1, strict=True)]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 
-from simulator.ir.modules import MoE
-from simulator.ir.moe_operators import ExpertLinear, Permute, TopK
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, TensorUse
-from simulator.ir.routing import ExpertLoad
-from simulator.lowering.rewrite import Rewrite, working_predecessors
+from meshcast.simulator.ir.modules import MoE
+from meshcast.simulator.ir.moe_operators import ExpertLinear, Permute, TopK
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.routing import ExpertLoad
+from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.ir.layout import Tensor
-from simulator.ir.modules import Module, MoE, Stage, replace_children
-from simulator.ir.moe_operators import (
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
+from meshcast.simulator.ir.moe_operators import (
     ExpertCast,
     ExpertLinear,
     ExpertPermute,
@@ -23,10 +23,10 @@ from simulator.ir.moe_operators import (
     Permute,
     Unpermute,
 )
-from simulator.ir.operators import Boundary, Cast
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Memory, Op
-from simulator.lowering.rewrite import working_predecessors
-from simulator.schemes.expert.shared.fused_exchange import FusedRound
+from meshcast.simulator.ir.operators import Boundary, Cast
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Memory, Op
+from meshcast.simulator.lowering.rewrite import working_predecessors
+from meshcast.simulator.schemes.expert.shared.fused_exchange import FusedRound
 
 
 def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLinear) -> MoE:

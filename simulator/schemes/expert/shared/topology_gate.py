@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import MoE
-from simulator.ir.routing import Routing
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
-from simulator.schemes.expert.shared.token_dispatch import MoESizes
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import MoE
+from meshcast.simulator.ir.routing import Routing
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.expert.shared.token_dispatch import MoESizes
 
 
 class GatedScheme(ExpertScheme):

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.ops import Collective, Fragment, Memory, Op
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 NEAR = "expert-near"
 """The stream of exchanges within a node beside others."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
-from simulator.lowering.offload import IN, OUT
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.lowering.offload import IN, OUT
 
 
 def partition_checkpoints(stage_ops: StageOps, mark: str, mesh: Mesh, to_host: bool) -> StageOps:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Se
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
-from simulator.ir.operators import Cast
-from simulator.ir.ops import Communication, Fragment, Op, TensorUse
-from simulator.ir.scheme import LowerModule
-from simulator.lowering.rewrite import Rewrite, working_predecessors
+from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
+from meshcast.simulator.ir.operators import Cast
+from meshcast.simulator.ir.ops import Communication, Fragment, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
+from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 def recompute(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.scheduling.schedule import Action, PassDurations
+from meshcast.simulator.scheduling.schedule import Action, PassDurations
 
 MOST_ROUNDS = 20
 """Rounds of k-means; few clusters in one dimension settle in less."""

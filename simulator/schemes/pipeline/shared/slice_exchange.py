@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import COMPUTE, Attention, Collective, Fragment, Memory, Op, TensorUse
-from simulator.ir.scheme import LowerModule
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
 
 STREAM = "pipeline-exchange"
 

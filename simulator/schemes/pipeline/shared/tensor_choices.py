@@ -9,14 +9,14 @@ from math import inf
 
 from pydantic import Field
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Layer, Module, Stage
-from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import LowerModule, LowerStage
-from simulator.lowering.offload import offload_activations
-from simulator.scheduling.activation_transfer import TensorChoice
-from simulator.scheduling.schedule import PipelineShape, Schedule, Stripe
-from simulator.schemes.memory.shared.recompute import mark_layers, recompute
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Layer, Module, Stage
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage
+from meshcast.simulator.lowering.offload import offload_activations
+from meshcast.simulator.scheduling.activation_transfer import TensorChoice
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, Stripe
+from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class TensorSchedule(Schedule):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment, Op
-from simulator.ir.scheme import LowerModule
-from simulator.schemes.sequence.shared.attention_steps import HALF, AttentionSteps, Shares
+from meshcast.simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment, Op
+from meshcast.simulator.ir.scheme import LowerModule
+from meshcast.simulator.schemes.sequence.shared.attention_steps import HALF, AttentionSteps, Shares
 
 
 def attend_with_helpers(

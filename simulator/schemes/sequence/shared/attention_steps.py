@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
-from simulator.ir.scheme import LowerModule
+from meshcast.simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
 
 STREAM = "sequence"
 INNER = "sequence-inner"

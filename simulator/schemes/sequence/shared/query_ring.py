@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from simulator.ir.attention_mask import ScoreBlock
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment, Memory, Op, TensorUse
-from simulator.ir.scheme import LowerModule
-from simulator.schemes.sequence.shared.attention_steps import AttentionSteps
-from simulator.schemes.sequence.shared.ring_attention import pass_keys
+from meshcast.simulator.ir.attention_mask import ScoreBlock
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
+from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps
+from meshcast.simulator.schemes.sequence.shared.ring_attention import pass_keys
 
 
 def ring_of_queries(

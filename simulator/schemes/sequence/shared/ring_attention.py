@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from hardware.errors import PlanError
-from simulator.ir.attention_mask import ScoreBlock
-from simulator.ir.modules import Module, Operator
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Fragment, Op
-from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import LowerModule, Rule, SequenceScheme
-from simulator.scheduling.schedule import Schedule
-from simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.attention_mask import ScoreBlock
+from meshcast.simulator.ir.modules import Module, Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Fragment, Op
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.scheme import LowerModule, Rule, SequenceScheme
+from meshcast.simulator.scheduling.schedule import Schedule
+from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
 
 
 class RingScheme(SequenceScheme):

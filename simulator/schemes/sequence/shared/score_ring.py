@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse
-from simulator.ir.scheme import LowerModule
-from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.sequence.shared.attention_steps import STREAM
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
+from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.schemes.sequence.shared.attention_steps import STREAM
 
 
 def attend_by_scores(operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int) -> Fragment:

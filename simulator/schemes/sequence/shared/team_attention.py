@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.ir.attention_mask import ScoreBlock
-from simulator.ir.mesh import Mesh
-from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
-from simulator.ir.scheme import LowerModule
-from simulator.schemes.sequence.shared.attention_steps import STREAM, AttentionSteps, mask_block
-from simulator.schemes.sequence.shared.query_ring import rotate, row_sums_key, sum_rows
+from meshcast.simulator.ir.attention_mask import ScoreBlock
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.scheme import LowerModule
+from meshcast.simulator.schemes.sequence.shared.attention_steps import STREAM, AttentionSteps, mask_block
+from meshcast.simulator.schemes.sequence.shared.query_ring import rotate, row_sums_key, sum_rows
 
 GATHERED = "gathered by a team"
 """The mark of attention whose queries and keys are those of a whole team."""

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from hardware.errors import PlanError, nearest
-from simulator.ir.layout import Dim, Tensor
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import LayersFrom, Operator
-from simulator.ir.operators import Boundary
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import LayersFrom, Operator
+from meshcast.simulator.ir.operators import Boundary
 
 ALL_OPERATORS = "all"
 """The entry of a table for every operator."""

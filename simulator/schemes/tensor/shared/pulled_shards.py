@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from hardware.errors import PlanError
-from simulator.ir.ops import Memory, Op, TensorUse
-from simulator.ir.registry import find_scheme
-from simulator.lowering.rewrite import Rewrite, replace_dependencies
-from simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap, make_part, shift_shards
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.ops import Memory, Op, TensorUse
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
+    GemmCollective,
+    TensorOverlap,
+    make_part,
+    shift_shards,
+)
 
 
 class PulledShards(TensorOverlap):

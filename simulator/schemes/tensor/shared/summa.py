@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.ir.layout import required_layout
-from simulator.ir.modules import Module, Operator
-from simulator.ir.operators import Embedding, Head, Linear
-from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
-from simulator.ir.scheme import LowerModule, Rule
-from simulator.lowering.rewrite import Rewrite, split_work
-from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
+from meshcast.simulator.ir.layout import required_layout
+from meshcast.simulator.ir.modules import Module, Operator
+from meshcast.simulator.ir.operators import Embedding, Head, Linear
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
+from meshcast.simulator.ir.scheme import LowerModule, Rule
+from meshcast.simulator.lowering.rewrite import Rewrite, split_work
+from meshcast.simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hardware.errors import PlanError
-from simulator.ir.modules import Operator
-from simulator.ir.moe_operators import TopK
-from simulator.ir.operators import Concat, Linear
-from simulator.ir.scheme import TensorScheme
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.moe_operators import TopK
+from meshcast.simulator.ir.operators import Concat, Linear
+from meshcast.simulator.ir.scheme import TensorScheme
 
 WIDTHS = ("a", "f", "v", "h", "c", "r", "rank")
 """Dims along which activations are wide: heads, feed-forward, vocabulary, hidden, two concatenated streams, latents and

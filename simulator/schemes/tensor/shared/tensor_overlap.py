@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import ClassVar
 
-from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Module, Unit
-from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
-from simulator.ir.scheme import LowerModule, TensorScheme
-from simulator.ir.settings import OptionValues
-from simulator.lowering.rewrite import Rewrite, split_work_by, working_predecessors
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import Module, Unit
+from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
+from meshcast.simulator.ir.scheme import LowerModule, TensorScheme
+from meshcast.simulator.ir.settings import OptionValues
+from meshcast.simulator.lowering.rewrite import Rewrite, split_work_by, working_predecessors
 
 
 @dataclass(frozen=True)

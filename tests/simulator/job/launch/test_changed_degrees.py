@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hardware.errors import PlanError
-from simulator.job.job import Job
-from simulator.job.launch.convert import import_text
-from simulator.job.launch.programs.megatron_plan import fill_inner_stages
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.launch.convert import import_text
+from meshcast.simulator.job.launch.programs.megatron_plan import fill_inner_stages
+from meshcast.simulator.job.load import load_job
 
 SCRIPT = """\
 torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-layers 16 --hidden-size 512 --num-attention-heads 8 \\

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from simulator.job.launch.convert import import_text
-from simulator.job.launch.render import render_job
-from simulator.job.load import load_job
+from meshcast.simulator.job.launch.convert import import_text
+from meshcast.simulator.job.launch.render import render_job
+from meshcast.simulator.job.load import load_job
 from tests.experiments.cli.samples import run
 
 SCRIPT = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8"

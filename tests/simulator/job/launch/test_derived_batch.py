@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweeps.grid import load_sweep
-from hardware.errors import PlanError
-from simulator.job.job import Job
-from simulator.job.load import load_job, read_job
+from meshcast.experiments.sweeps.grid import load_sweep
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.load import load_job, read_job
 
 MEGATRON = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8"
 MEGATRON += " --seq-length 256 --micro-batch-size 2"

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 import yaml
 
-from hardware.errors import PlanError
-from simulator import simulate
-from simulator.job.launch.convert import FORMATS, export_job, import_text
-from simulator.job.launch.formats import ImportedJob
-from simulator.job.launch.keys import flatten_job
-from simulator.job.launch.programs.deepspeed import nest_settings
-from simulator.job.launch.programs.torchtitan_export import _to_toml
-from simulator.job.launch.render import render_job
-from simulator.job.load import load_job
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
+from meshcast.simulator.job.launch.convert import FORMATS, export_job, import_text
+from meshcast.simulator.job.launch.formats import ImportedJob
+from meshcast.simulator.job.launch.keys import flatten_job
+from meshcast.simulator.job.launch.programs.deepspeed import nest_settings
+from meshcast.simulator.job.launch.programs.torchtitan_export import _to_toml
+from meshcast.simulator.job.launch.render import render_job
+from meshcast.simulator.job.load import load_job
 from tests.strategies import some
 from tests.thinning import thinned
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.job.job import Job
-from simulator.job.launch.convert import EXPORTS, compare_keys, export_job, import_text
-from simulator.job.launch.keys import compose_job, flatten_job
-from simulator.job.launch.programs.torchtitan_names import FLAVORS
-from simulator.job.launch.table import Keys
-from simulator.job.load import load_job
-from simulator.models.load import load_model, presets
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.launch.convert import EXPORTS, compare_keys, export_job, import_text
+from meshcast.simulator.job.launch.keys import compose_job, flatten_job
+from meshcast.simulator.job.launch.programs.torchtitan_names import FLAVORS
+from meshcast.simulator.job.launch.table import Keys
+from meshcast.simulator.job.load import load_job
+from meshcast.simulator.models.load import load_model, presets
 from tests.strategies import examples
 from tests.thinning import thinned
 

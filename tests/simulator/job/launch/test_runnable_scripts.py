@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from simulator.job.job import Job
-from simulator.job.launch.changed_settings import list_changed_settings
-from simulator.job.launch.convert import FORMATS, export_job, import_text
-from simulator.job.load import load_job
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.launch.changed_settings import list_changed_settings
+from meshcast.simulator.job.launch.convert import FORMATS, export_job, import_text
+from meshcast.simulator.job.load import load_job
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.errors import PlanError
-from simulator.job.launch.convert import import_text
-from simulator.job.launch.programs.megatron import write_flag
-from simulator.job.launch.programs.megatron_plan import read_layout, write_layout
-from simulator.job.launch.shell import read_arguments
-from simulator.job.launch.table import Stated, read_count, read_switch
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.job.launch.convert import import_text
+from meshcast.simulator.job.launch.programs.megatron import write_flag
+from meshcast.simulator.job.launch.programs.megatron_plan import read_layout, write_layout
+from meshcast.simulator.job.launch.shell import read_arguments
+from meshcast.simulator.job.launch.table import Stated, read_count, read_switch
 
 SHAPE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --vocab-size 32000 --bf16 "
 
