@@ -54,11 +54,42 @@ def ahead(late: np.ndarray, usual: np.ndarray) -> float:
     return float(np.max(late[real] - usual[real], initial=NEVER))
 
 
-CompactMatrix = tuple[float, ...]
-"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
-after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
-after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
-stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
+@dataclass(frozen=True, slots=True)
+class CompactMatrix:
+    """The entries of a task's matrix that matter if a device has at most two streams [s].
+
+    lead: how long after the host's first launch the compute stream must become free for the host to delay nothing.
+    second: the entries of a second stream, if there is one.
+    free_after_free: from the compute stream to the compute stream.
+    free_after_arrival: from the arrival of the input to the compute stream.
+    result_after_free: from the compute stream to the result.
+    result_after_arrival: from the arrival of the input to the result.
+    """
+
+    lead: float
+    second: SecondStream | None
+    free_after_free: float
+    free_after_arrival: float
+    result_after_free: float
+    result_after_arrival: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecondStream:
+    """The entries of a second stream in a task's matrix [s].
+
+    free_after: from it to the compute stream.
+    result_after: from it to the result.
+    after_free: from the compute stream to it.
+    after_arrival: from the arrival of the input to it.
+    after_itself: from it to itself.
+    """
+
+    free_after: float
+    result_after: float
+    after_free: float
+    after_arrival: float
+    after_itself: float
 
 
 @dataclass(frozen=True)
@@ -476,8 +507,8 @@ class Coordinates:
             lead = ahead(matrix[rows, self.host], matrix[rows, 0])
             if sends:
                 lead = max(lead, matrix[self.host, self.host] + self.launch - matrix[self.port, 0])
-        a, b = 0, self.port
-        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
-        if (s := second) is not None:
-            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
-        return tuple(map(float, (lead, *numbers)))
+        port, other = self.port, None
+        if second is not None:
+            rows, columns = [0, port, second, second, second], [second, second, 0, port, second]
+            other = SecondStream(*matrix[rows, columns].tolist())
+        return CompactMatrix(float(lead), other, *matrix[[0, 0, port, port], [0, port, 0, port]].tolist())
