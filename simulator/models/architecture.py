@@ -286,51 +286,47 @@ class Architecture(BlockBuilder):
         """Builds the modules of a layer from its input `x` to its output `end`."""
         if self.model.ssm:
             return self._hybrid_layer(self.model.ssm, kind, x, end)
-        model, experts = self.model, kind.experts
-        drop = model.dropout > 0
-        normed, again = self.act("norm1"), self.act("norm2")
-        projected, middle = self.act("proj"), self.act("middle")
+        model, drop = self.model, self.model.dropout > 0
+        normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = model.norm_place != "after"
         read = (normed if model.shared_norm else again) if before else middle
-        block, results = self.moe(read, kind.routed) if experts else self.dense(read)
-        proj_bias, down_bias = self.proj_bias(), self.down_bias(experts)
-        attention: Module
-        if kind.linear and model.linear_attention:
-            attention = self.linear_mixer(model.linear_attention, normed if before else x, projected)
-        else:
-            attends = self.self_attention(normed if before else x, projected, kind.local)
-            attention = attend_along(attends, kind.along) if kind.along else attends
+        block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
+        proj_bias, down_bias = self.proj_bias(), self.down_bias(kind.experts)
+        attention = self._attention_of(kind, normed if before else x, projected)
         first = [self.layernorm("norm1", x, normed)] if before else []
         if model.parallel_residual:
             second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
             joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
             return [*first, attention, *second, block, joined]
         mixer, added = self.norm_after(attention, projected)
+        inside: list[Module] = [block]
         if model.norm_place != "before":
             inside, result = self.norm_after(block, results[0])
             results = (result,)
-        else:
-            inside = [block]
-        if self.encoder_seq:
-            asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
-            bias = (self.weight("cross.bias", h=self.hidden_dim),) if model.proj_bias else ()
-            mixer += [
-                Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
-                self.layernorm("norm.cross", middle, asks),
-                self.cross_attention(asks, answer),
-            ]
-            x, added, proj_bias, middle = middle, answer, bias, crossed
-            last = Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop)
-            joined = Residual("residual.cross", (x, added), (middle,), proj_bias, dropout=drop)
-            return [*first, *mixer, joined, self.layernorm("norm2", middle, again), *inside, last]
         streams = (normed, again) if model.norm_residual else (x, middle)
-        return [
-            *first,
-            *mixer,
-            Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop),
-            *([self.layernorm("norm2", middle, again)] if before else []),
-            *inside,
-            Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop),
+        modules = [*first, *mixer, Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop)]
+        if self.encoder_seq:
+            middle, crossing = self._cross(middle)
+            modules += crossing
+            streams = x, middle
+        if before:
+            modules.append(self.layernorm("norm2", middle, again))
+        return [*modules, *inside, Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop)]
+
+    def _attention_of(self, kind: LayerKind, x: Tensor, y: Tensor) -> Module:
+        if kind.linear and self.model.linear_attention:
+            return self.linear_mixer(self.model.linear_attention, x, y)
+        attention = self.self_attention(x, y, kind.local)
+        return attend_along(attention, kind.along) if kind.along else attention
+
+    def _cross(self, middle: Tensor) -> tuple[Tensor, list[Module]]:
+        """Builds the cross-attention of a decoder layer; returns its result and its modules."""
+        asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
+        bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+        return crossed, [
+            self.layernorm("norm.cross", middle, asks),
+            self.cross_attention(asks, answer),
+            Residual("residual.cross", (middle, answer), (crossed,), bias, dropout=self.model.dropout > 0),
         ]
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
