@@ -286,32 +286,39 @@ class Architecture(BlockBuilder):
         """Builds the modules of a layer from its input `x` to its output `end`."""
         if self.model.ssm:
             return self._hybrid_layer(self.model.ssm, kind, x, end)
-        model, drop = self.model, self.model.dropout > 0
+        model = self.model
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = model.norm_place != "after"
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
-        proj_bias, down_bias = self.proj_bias(), self.down_bias(kind.experts)
         attention = self._attention_of(kind, normed if before else x, projected)
-        first = [self.layernorm("norm1", x, normed)] if before else []
+        modules: list[Module] = [self.layernorm("norm1", x, normed)] if before else []
         if model.parallel_residual:
-            second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
-            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            return [*first, attention, *second, block, joined]
+            modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
+            biases = (*self.proj_bias(), *self.down_bias(kind.experts))
+            return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
         mixer, added = self.norm_after(attention, projected)
-        inside: list[Module] = [block]
-        if model.norm_place != "before":
-            inside, result = self.norm_after(block, results[0])
-            results = (result,)
-        streams = (normed, again) if model.norm_residual else (x, middle)
-        modules = [*first, *mixer, Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop)]
+        stream, last = (normed, again) if model.norm_residual else (x, middle)
+        modules += [
+            *mixer,
+            Residual("residual1", (stream, added), (middle,), self.proj_bias(), dropout=model.dropout > 0),
+        ]
         if self.encoder_seq:
-            middle, crossing = self._cross(middle)
-            modules += crossing
-            streams = x, middle
+            middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
-        return [*modules, *inside, Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop)]
+        return [*modules, *self._finish_layer(block, results, last, end, kind)]
+
+    def _finish_layer(
+        self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
+    ) -> list[Module]:
+        """Builds the second block with its norm, if one follows it, and the addition to the residual stream."""
+        modules: list[Module] = [block]
+        if self.model.norm_place != "before":
+            modules, result = self.norm_after(block, results[0])
+            results = (result,)
+        bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
+        return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 
     def _attention_of(self, kind: LayerKind, x: Tensor, y: Tensor) -> Module:
         if kind.linear and self.model.linear_attention:
@@ -319,15 +326,16 @@ class Architecture(BlockBuilder):
         attention = self.self_attention(x, y, kind.local)
         return attend_along(attention, kind.along) if kind.along else attention
 
-    def _cross(self, middle: Tensor) -> tuple[Tensor, list[Module]]:
-        """Builds the cross-attention of a decoder layer; returns its result and its modules."""
+    def _cross(self, modules: list[Module], middle: Tensor) -> Tensor:
+        """Adds the cross-attention of a decoder layer; returns its result."""
         asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
         bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
-        return crossed, [
+        modules += [
             self.layernorm("norm.cross", middle, asks),
             self.cross_attention(asks, answer),
             Residual("residual.cross", (middle, answer), (crossed,), bias, dropout=self.model.dropout > 0),
         ]
+        return crossed
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""

@@ -269,29 +269,25 @@ class BlockBuilder(Shapes):
         """Builds token dispatch, routed experts and combine."""
         f, e = Dim(moe.expert_ffn), Dim(moe.experts)
         names = ("expert.gate", "expert.up") if self.model.gated else ("expert.up",)
-        sent, act, back = (
-            self._routed_tensor(moe, "sent", h=self.hidden_dim),
-            self._routed_tensor(moe, "expert.act", f=f),
-            self._routed_tensor(moe, "expert.down", h=self.hidden_dim),
-        )
+        sent, back = (self._routed_tensor(moe, name, h=self.hidden_dim) for name in ("sent", "expert.down"))
+        act = self._routed_tensor(moe, "expert.act", f=f)
         ups = tuple(self._routed_tensor(moe, name, f=f) for name in names)
         weights = [self.weight(f"w{name}", e=e, h=self.hidden_dim, f=f) for name in names]
         last = [self.weight("wexpert.down", e=e, f=f, h=self.hidden_dim)]
         if self.model.mlp_bias:
             weights += [self.weight(f"b{name}", e=e, f=f) for name in names]
             last += [self.weight("bexpert.down", e=e, h=self.hidden_dim)]
-        made = self.grad_dtype, self.quantised
         saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
         arrived, casts = cast_input(self.quantised, sent, ExpertCast)
         inner, more = cast_input(self.quantised, act, ExpertCast)
         return [
             Permute("permute", (x,), (sent,)),
             *casts,
-            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
+            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), self.grad_dtype, self.quantised, sorts="ins"),
             *stores,
             ExpertActivation("expert.act", saved, (act,), modules=("moe_act", "act")),
             *more,
-            ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
+            ExpertLinear("expert.down", (inner,), (back,), tuple(last), self.grad_dtype, self.quantised, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),
         ]
 

@@ -70,11 +70,12 @@ def import_text(
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
     program = find_format(form)
-    degrees = {key: value for key, value in (changed or {}).items() if key in DEGREES}
+    changed = changed or {}
+    degrees = {key: value for key, value in changed.items() if key in DEGREES}
     reading = Reading(program.program, program.read(text, where), changed=degrees)
     if not reading.stated:
-        remedy = f"Name a {program.suffix} file of {program.program}"
-        raise PlanError(where, f"it states no setting of {program.program}", remedy)
+        rule = f"it states no setting of {program.program}"
+        raise PlanError(where, rule, f"Name a {program.suffix} file of {program.program}")
     if model is not None:
         reading.keys |= flatten_model(load_model(model, base=folder))
     program.interpret(reading)
@@ -83,23 +84,20 @@ def import_text(
     model = model if model is not None else _read_model(reading, program, where)
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster, base=folder)
-    microbatches = _fill_batch(reading, loaded.gpus, changed or {})
+    microbatches = _fill_batch(reading, loaded.gpus, changed)
     if "batch.sequence" not in keys and model is not None:
         sequence = load_model(model, base=folder).seq
         reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
-    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed)
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     places |= {key: f"--set {key}" for key in degrees}
     with locate_errors(where, "", places):
         _fill_vocabulary(reading)
         job = compose_job(keys, cluster, model, folder)
     ignored = reading.sort_rest(program.without_influence, program.reasons)
-    comments = _comment_keys(reading)
-    if model is None and (isinstance(job["model"], str) or "preset" in job["model"]):
-        comments["model" if isinstance(job["model"], str) else "model.preset"] = SHAPE_OF_FILE
     return ImportedJob(
         job,
-        comments,
+        _comment_keys(reading, None if model is not None else job["model"]),
         reading.assumed,
         reading.unknown,
         tuple(ignored),
@@ -125,8 +123,8 @@ def _read_model(reading: Reading, program: LaunchFormat, where: str) -> Any:
     return None
 
 
-def _comment_keys(reading: Reading) -> dict[str, str]:
-    """Returns by key of the job where its value is from."""
+def _comment_keys(reading: Reading, model: Any) -> dict[str, str]:
+    """Returns by key of the job where its value is from. model: that of the shape that the file states, if any."""
     comments = {
         key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
     }
@@ -134,6 +132,8 @@ def _comment_keys(reading: Reading) -> dict[str, str]:
     comments.pop("framework.name", None)
     if "run.steps" in comments:
         comments["run.tokens"] = comments["run.steps"]
+    if isinstance(model, str) or (model is not None and "preset" in model):
+        comments["model" if isinstance(model, str) else "model.preset"] = SHAPE_OF_FILE
     return comments
 
 

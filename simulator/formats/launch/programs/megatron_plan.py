@@ -116,13 +116,17 @@ def _read_pipeline(reading: Reading) -> None:
             reading.set_key("plan.pipeline.group", group, *GROUPS)
     elif chunks == 1:
         reading.take(*GROUPS)
-    stages = pp * chunks
-    if layers and layers % stages and "plan.partition" not in reading.keys and "num_layers" not in reading.stated:
+    if layers and "plan.partition" not in reading.keys and "num_layers" not in reading.stated:
+        _assume_partition(reading, layers, pp * chunks)
+    if reading.take_switch("overlap_moe_expert_parallel_comm"):
+        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+
+
+def _assume_partition(reading: Reading, layers: int, stages: int) -> None:
+    if layers % stages:
         even = (layers + 2) % stages == 0
         why = f"the file does not say how {layers} layers go to {stages} stages"
         reading.assume("plan.partition", "ends-as-layers" if even else "by-cost", why)
-    if reading.take_switch("overlap_moe_expert_parallel_comm"):
-        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
 
 
 def _read_chunks(reading: Reading, ends: list[bool]) -> tuple[int, tuple[str, ...]]:
