@@ -108,7 +108,7 @@ class _Trace:
         self.program, self.flat = report.play.program, report.play.step.flat
         times = report.play.step.times
         self.begin, self.end = to_ns(times.begin), to_ns(times.end)
-        self.arrive = to_ns(np.add(times.end, self.flat.latency))
+        self.arrive = to_ns(times.arrival)
         # Stages have the numbers of their own pipeline.
         self.first_stage = self._first_stages()
         turns = [
@@ -125,7 +125,7 @@ class _Trace:
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
         self._texts: dict[tuple[Op, int], tuple[str, str]] = {}
-        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin)
+        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin, times.launched)
         self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
     def _first_stages(self) -> list[int]:
