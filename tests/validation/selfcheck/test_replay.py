@@ -1,4 +1,4 @@
-"""`predict --verify` and `check JOB`: replays on SimPy and on ranks catch a wrong engine, and what SimPy did is drawn."""
+"""`predict --verify` and `check JOB`: replays on SimPy and on ranks catch a wrong engine; what SimPy did is drawn."""
 
 from __future__ import annotations
 
