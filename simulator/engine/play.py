@@ -53,13 +53,8 @@ class PlayedStep(ABC):
     def span(self) -> float:
         """From the begin of the first op to the end of the last [s]."""
 
-    @cached_property
-    def sums(self) -> np.ndarray:
-        """`SUMS` over all ops of every device, as they were played."""
-        return self.sums_in(None)
-
     def sums_in(self, window: Window | None) -> np.ndarray:
-        """The same over a window of the run, if there is one."""
+        """Returns `SUMS` over all ops of every device as they were played, in a window of the run if there is one."""
         return window.sums(self.program) if window else self.program.sums
 
     @abstractmethod

@@ -44,6 +44,7 @@ from meshcast.simulator.report.tracing.lanes import (
 from meshcast.simulator.report.tracing.names import (
     COPY,
     LAUNCH,
+    UPDATE,
     category_of,
     describe_collective,
     describe_op,
@@ -68,9 +69,6 @@ SAMPLES = 2000
 
 LEVEL = 6
 """Level of compression: Python's default takes longer and saves next to nothing."""
-
-UPDATE = "O"
-"""Name of the optimizer's action."""
 
 STEP = "ProfilerStep#0"
 """The profiler's name of the step."""
