@@ -1,1 +1,1 @@
-"""Files of other programs: launch files, profiler traces, training logs, nccl-tests, torch's schedules, token counts."""
+"""Files of other programs: launch files, profiler traces, training logs, nccl-tests, schedules, token counts."""
