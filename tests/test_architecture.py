@@ -1,5 +1,5 @@
-"""The structure of the project: rooms and the direction of imports, sizes of files, names that speak the field's
-language.
+"""The structure of the project: rooms and the direction of imports, sizes of functions and classes, names that speak
+the field's language.
 """
 
 from __future__ import annotations
@@ -308,6 +308,137 @@ def test_every_room_has_a_docstring() -> None:
             if not file.is_file() or not ast.get_docstring(parse(file.read_text("utf-8"))):
                 mute.append(relative(folder))
     assert not mute, f"without a docstring in __init__.py: {', '.join(mute)}"
+
+
+# --------------------------------------------------------------------------------------------- small functions
+
+LIMITS = {"lines": 60, "branch points": 15, "local names": 20, "public members": 25, "constructor arguments": 8}
+"""What functions and classes of simulator/ may have at most."""
+
+ABOVE: dict[str, dict[str, int]] = {
+    "lines": {},
+    "branch points": {},
+    "local names": {},
+    "public members": {},
+    "constructor arguments": {},
+}
+"""What is above a limit all the same, with its value. Lists only shrink: at most 10 entries each, none grows, and one
+that is no longer needed leaves."""
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def branch_points(function: ast.AST) -> int:
+    """Returns the number of places at which a function goes one way or another."""
+    ways = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+    count = 0
+    for node in ast.walk(function):
+        count += isinstance(node, ways)
+        count += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+        count += len(node.ifs) if isinstance(node, ast.comprehension) else 0
+    return count
+
+
+def local_names(function: ast.AST) -> set[str]:
+    """Returns the names that a function binds, with those of functions inside it; variables of comprehensions live in
+    these alone."""
+    comprehended = {
+        name
+        for node in ast.walk(function)
+        if isinstance(node, ast.comprehension)
+        for name in ast.walk(node.target)
+        if isinstance(name, ast.Name)
+    }
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in comprehended:
+            names.add(node.id)
+        elif isinstance(node, (*FUNCTION, ast.ExceptHandler)) and node is not function and node.name:
+            names.add(node.name)
+    return names
+
+
+def public_members(owner: ast.ClassDef) -> set[str]:
+    """Returns the public methods and fields that a class states itself."""
+    members = {node.name for node in owner.body if isinstance(node, FUNCTION)}
+    for node in owner.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        members |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in members if not name.startswith("_")}
+
+
+def measure(path: str, source: str) -> Iterator[tuple[str, str, int]]:
+    """Yields (limit, name, value) of every function and class of a module.
+
+    A constructor is an `__init__` that is written out: the fields of a record have names wherever one is made.
+    """
+
+    def visit(node: ast.AST, name: str) -> Iterator[tuple[str, str, int]]:
+        for child in ast.iter_child_nodes(node):
+            inside = f"{name}.{child.name}" if isinstance(child, (*FUNCTION, ast.ClassDef)) else name
+            inside = inside.replace(":.", ":")
+            if isinstance(child, FUNCTION):
+                yield "lines", inside, (child.end_lineno or child.lineno) - child.lineno + 1
+                yield "branch points", inside, branch_points(child)
+                yield "local names", inside, len(local_names(child))
+            if isinstance(child, FUNCTION) and child.name == "__init__":
+                arguments = child.args
+                count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+                yield "constructor arguments", name, count - 1
+            if isinstance(child, ast.ClassDef):
+                yield "public members", inside, len(public_members(child))
+            yield from visit(child, inside)
+
+    yield from visit(parse(source), f"{path}:")
+
+
+@cache
+def above_limits() -> dict[str, dict[str, int]]:
+    """Returns by limit what is above it in simulator/."""
+    above: dict[str, dict[str, int]] = {limit: {} for limit in LIMITS}
+    for path in sorted((ROOT / "simulator").rglob("*.py")):
+        for limit, name, value in measure(relative(path), path.read_text("utf-8")):
+            if value > LIMITS[limit]:
+                above[limit][name] = max(value, above[limit].get(name, 0))
+    return above
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_functions_and_classes_of_the_simulator_are_small(limit: str) -> None:
+    excepted, found = ABOVE[limit], above_limits()[limit]
+    assert len(excepted) <= 10
+    grown = [f"{name}: {value} {limit}" for name, value in found.items() if value > excepted.get(name, LIMITS[limit])]
+    assert not grown, f"at most {LIMITS[limit]}:\n" + "\n".join(grown)
+    smaller = [f"{name}: {found.get(name, 'none')}" for name in excepted if found.get(name) != excepted[name]]
+    assert not smaller, f"ABOVE[{limit!r}] shrinks:\n" + "\n".join(smaller)
+
+
+def test_a_function_is_measured() -> None:
+    source = """
+class Shop:
+    size: int
+    _hidden = 1
+
+    def __init__(self, size, *, open=True):
+        self.size = size
+
+    def sell(self, goods):
+        if goods and self.size or not goods:
+            prices = [price for price in goods if price]
+        for good in goods:
+            def pay(coin): return coin
+        return 1 if prices else 2
+"""
+    measured = {(limit, name.removeprefix("shop.py:")): value for limit, name, value in measure("shop.py", source)}
+    assert measured["lines", "Shop.sell"] == 6
+    assert measured["branch points", "Shop.sell"] == 6  # if, and, or, if of the comprehension, for, the ternary
+    assert measured["local names", "Shop.sell"] == 6  # self, goods, prices, good, pay, coin
+    assert measured["public members", "Shop"] == 2
+    assert measured["constructor arguments", "Shop"] == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- names
