@@ -14,7 +14,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.capabilities import KeepsSecondaryShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, VShape
 from tests.contract.composed import SCHEMES, of_family
