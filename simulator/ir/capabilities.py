@@ -292,10 +292,3 @@ class RequiresRoles(Scheme):
 
     required_roles: ClassVar[tuple[str, ...]]
     """Roles (`Scheme.role`) that other schemes of the plan must have."""
-
-
-class NeedsPackage(Scheme):
-    """Needs a Python package that only an extra installs."""
-
-    package: ClassVar[str]
-    """The name of the package."""
