@@ -345,7 +345,6 @@ def test_every_room_has_a_docstring() -> None:
 
 
 SERVES_ONE = {
-    "meshcast.simulator.schemes.sequence.shared.attention_helpers": "to be joined with sequence/dist-flash-attn",
     "meshcast.simulator.schemes.tensor.shared.operator_tables": "a small language of its own, with its checks",
 }
 """Shared modules that one scheme uses all the same, each with its reason; this list only shrinks."""
