@@ -261,7 +261,7 @@ class _StepFlattening:
         if send is not None:
             table, device = self.table, self.table.device_of[action]
             kind = table.slots[table.slot[action]].kind
-            phase = "F" if kind in (ActionKind.F, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
+            phase = "F" if kind in (ActionKind.FORWARD, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
             op = Op(f"send {table.actions[action]}", send.stream, send.work, [], phase)
             instance = self.flat.add(op, send.seconds, send.latency, self.program.host, result, device)
             self.flat.sent.append((instance, device, send.target))
