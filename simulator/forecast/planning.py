@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,13 @@ from meshcast.simulator.forecast.resident_memory import resident_of_devices, sta
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stage_messages import choose_messages
 from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.ir.capabilities import MeasuresMemory, schemes_with
 from meshcast.simulator.ir.ops import COMPUTE, HostCopy, Op, StageOps, Work
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.lowering.offload import saved_activations
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.plan.partition import LayerCosts
-from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan, replace_scheme
 from meshcast.simulator.plan.resolve import resolve
 from meshcast.simulator.program.block import Price, Prices
 from meshcast.simulator.program.program import variants_of
@@ -68,7 +68,8 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
 
     parts = shared.parts_of_plans
     plan = resolve(job, layer_costs, work_seconds, slice_times, step_seconds, device_peaks, tensor_costs, parts)
-    return _place_states(plan, prices, shared) if any(one.measures_memory for one in plan.every_scheme) else plan
+    measures = any(scheme.measures_memory for scheme in schemes_with(plan.every_scheme, MeasuresMemory))
+    return _place_states(plan, prices, shared) if measures else plan
 
 
 def _stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[StageOps], shared: SharedWork) -> StageTensors:
@@ -110,15 +111,15 @@ def _place_states(plan: Plan, prices: Callable[[Plan], Sequence[Price]], shared:
 
     Raises PlanError where stages or replicas differ.
     """
-    check_alike(plan, next(scheme.use for scheme in plan.schemes if scheme.measures_memory))
+    check_alike(plan, schemes_with(plan.every_scheme, MeasuresMemory)[0].use)
     stages, program = build_program(plan, prices(plan), shared)
     used = [peak.total for peak in peaks(program, [{} for _ in range(plan.devices)])]
     states = [state_bytes(plan, params) for params in device_params(plan, stages)]
     # The device that has least room decides.
     tightest = max(range(plan.devices), key=lambda device: used[device] + sum(states[device].values()))
     memory = min(float(cluster.gpu.memory) for cluster in plan.clusters)
-    schemes = [
-        one.place_states(memory, used[tightest], states[tightest]) if one.measures_memory else one
-        for one in plan.schemes
-    ]
-    return replace(plan, schemes=tuple(schemes))
+
+    for scheme in schemes_with(plan.schemes, MeasuresMemory):
+        if scheme.measures_memory:
+            plan = replace_scheme(plan, scheme, scheme.place_states(memory, used[tightest], states[tightest]))
+    return plan

@@ -11,7 +11,7 @@ from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Head, Linear
 from meshcast.simulator.ir.ops import Fragment, Op, Param, TensorUse
 from meshcast.simulator.lowering.grad_accumulation import accumulate_separately
-from meshcast.simulator.lowering.scope import Scope, accumulation_shards
+from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.lowering.sharded_weights import gather_weights
 
 
@@ -98,8 +98,11 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
 def _unsharded_elements(scope: Scope, operator: Operator, at: LocalShapes, params: list[Param]) -> int:
     """Returns the elements of gradients that are stored as the operator makes them."""
     uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
-    kept = (param for param in params if scope.mesh.size(accumulation_shards(scope.schemes, param)) == 1)
-    return sum(param.size for param in kept if param.name in uncut)
+
+    def accumulates_shards(param: Param) -> bool:
+        return any(scope.mesh.size(scheme.accumulation_shards(param)) > 1 for scheme in scope.sharding)
+
+    return sum(param.size for param in params if param.name in uncut and not accumulates_shards(param))
 
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards, MeetsPeriodically, schemes_with
 from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param
 from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
@@ -13,24 +14,7 @@ from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_res
 
 def lower_update(scope: Scope, module: Update) -> Fragment:
     """All-reduces the gradients that no data scheme reduces, clips by the global norm, and updates the local shards."""
-    rest: dict[tuple[str, ...], int] = defaultdict(int)
-    copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
-    elements = shard = 0.0
-    for param, count in module.params:
-        if param.copies:
-            cut = scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
-            copied[param.copies] += count * param.size // cut
-    for param, size in by_axes(module.params):
-        summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised_axes)}
-        held = size / count_shards(scope.mesh, scope.schemes, shards_at_rest(scope.schemes, "gradients", param))
-        if axes := tuple(axis for axis in param.partial if axis not in summed):
-            rest[axes] += round(held)
-        elements += held
-        updated = [axis for scheme in scope.schemes for axis in scheme.update_shards(param)]
-        shard += size / count_shards(scope.mesh, scope.schemes, updated)
-    sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
-    for (axes, holders), n in sorted(copied.items()):
-        sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
+    sums, elements, shard = _sum_gradients(scope, module)
     ops = [scope.op("reduce", work, [], "U") for work in sums]
     for meeting, work, replicas in module.shared:
         ops.append(scope.op("reduce", work, [], "U"))
@@ -38,20 +22,50 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
         ops[-1].meeting = meeting
     if module.clipped:
         ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
-        apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised_axes}
+        apart = _unsynchronised_axes(scope)
         everyone = tuple(axis for axis in scope.mesh.axes if scope.mesh.size(axis) > 1 and axis not in apart)
         if everyone:
             work = Collective("all_reduce", 4, everyone, ranks=module.everyone)
             ops.append(Op("grad-norm", "compute", work, ops[-1:], "U", meeting="norm"))
     behind = ops[-1:] if module.clipped else ops
     if any(module.convert):
-        read, write = (round(shard * one) for one in module.convert)
+        read, write = (round(shard * nbytes) for nbytes in module.convert)
         behind = [scope.op("convert", Memory("convert", read, write), behind, "U")]
         ops += behind
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
     # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
     return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
+
+
+def _unsynchronised_axes(scope: Scope) -> set[str]:
+    return {axis for scheme in schemes_with(scope.schemes, MeetsPeriodically) for axis in scheme.unsynchronised_axes}
+
+
+def _sum_gradients(scope: Scope, module: Update) -> tuple[list[Collective], float, float]:
+    """Returns the all-reduces that no data scheme does, and the elements of gradients and of updated shards that a rank
+    holds."""
+    rest: dict[tuple[str, ...], int] = defaultdict(int)
+    copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
+    unequal = schemes_with(scope.schemes, HoldsUnequalShards)
+    apart = _unsynchronised_axes(scope)
+    elements = shard = 0.0
+    for param, count in module.params:
+        if param.copies:
+            cut = scope.mesh.size(shards_at_rest(scope.sharding, "gradients", param))
+            copied[param.copies] += count * param.size // cut
+    for param, size in by_axes(module.params):
+        summed = {axis for scheme in scope.sharding for axis in scheme.reduces(param)} | apart
+        held = size / count_shards(scope.mesh, unequal, shards_at_rest(scope.sharding, "gradients", param))
+        if axes := tuple(axis for axis in param.partial if axis not in summed):
+            rest[axes] += round(held)
+        elements += held
+        updated = [axis for scheme in scope.sharding for axis in scheme.update_shards(param)]
+        shard += size / count_shards(scope.mesh, unequal, updated)
+    sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
+    for (axes, holders), n in sorted(copied.items()):
+        sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
+    return sums, elements, shard
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:

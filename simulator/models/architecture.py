@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
+from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import (
     LOWEST,
@@ -31,8 +32,6 @@ from meshcast.simulator.ir.operators import (
     Norm,
     Residual,
 )
-from meshcast.simulator.ir.variants.cross_attention import KeepContext
-from meshcast.simulator.ir.variants.decoder import Softcap
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch

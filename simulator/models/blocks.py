@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext
 from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.linear_attention_operators import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, SSDScan
 from meshcast.simulator.ir.modules import (
     MLP,
@@ -32,9 +34,6 @@ from meshcast.simulator.ir.operators import (
     Norm,
     Rope,
 )
-from meshcast.simulator.ir.variants.cross_attention import ReadContext
-from meshcast.simulator.ir.variants.decoder import CappedAttention, NormOfHeads
-from meshcast.simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from meshcast.simulator.models.casts import cast_input, save_inputs
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from meshcast.simulator.models.shapes import Shapes

@@ -14,6 +14,14 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.simulator.ir.capabilities import (
+    AccumulatesByUnit,
+    AnnotatesOperators,
+    MeetsPeriodically,
+    PadsVocabulary,
+    VariesSteps,
+    schemes_with,
+)
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, Stage
 from meshcast.simulator.ir.registry import find_scheme
@@ -257,7 +265,7 @@ class Plan:
     def microbatches_of_unit(self) -> int:
         """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
         unit by unit; they are then one pass."""
-        if not any(scheme.accumulates_by_unit for scheme in self.schemes):
+        if not any(scheme.accumulates_by_unit for scheme in schemes_with(self.schemes, AccumulatesByUnit)):
             return 1
         batch = self.job.batch
         assert batch.total is not None
@@ -289,6 +297,7 @@ class Plan:
 
     def _architecture(self, model: Model) -> Architecture:
         job, framework = self.job, self.job.framework
+        annotated = schemes_with(self.schemes, AnnotatesOperators)
         assert job.batch.sequence is not None
         found = Architecture(
             model,
@@ -306,7 +315,7 @@ class Plan:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
-            borders=tuple(sorted({first for scheme in self.schemes for first in scheme.layer_borders})),
+            borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
         return self.architectures.setdefault(found, found)
 
@@ -380,7 +389,9 @@ class Plan:
         """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
         if self.stage_plans:
             return math.lcm(*(one.tensor_ranks for one in self.stage_plans))
-        return self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.vocabulary_axes)
+        tensor = self.family("tensor")
+        axes = (scheme.vocabulary_axes if isinstance(scheme, PadsVocabulary) else scheme.over for scheme in tensor)
+        return self.mesh.size(axis for of_scheme in axes for axis in of_scheme)
 
     # --------------------------------------------------------------------------------------------- steps
 
@@ -392,13 +403,13 @@ class Plan:
 
     @property
     def period(self) -> int:
-        """Steps after which the communication of all schemes repeats, see `Scheme.period`."""
-        return math.lcm(*(scheme.period for scheme in self.every_scheme))
+        """Steps after which the communication of all schemes repeats, see `MeetsPeriodically`."""
+        return math.lcm(*(scheme.period for scheme in schemes_with(self.every_scheme, MeetsPeriodically)))
 
     @property
     def steps(self) -> int:
-        """Steps that differ and are forecast one after another, see `Scheme.steps`."""
-        return max((scheme.steps for scheme in self.every_scheme), default=1)
+        """Steps that differ and are forecast one after another, see `VariesSteps`."""
+        return max((scheme.steps for scheme in schemes_with(self.every_scheme, VariesSteps)), default=1)
 
     @property
     def played_shape(self) -> PipelineShape:
@@ -425,3 +436,8 @@ def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
             return group, number
         number -= size
     raise IndexError(number)
+
+
+def replace_scheme(plan: Plan, scheme: Scheme, other: Scheme) -> Plan:
+    """Returns the plan with another scheme in place of one."""
+    return replace(plan, schemes=tuple(other if each is scheme else each for each in plan.schemes))

@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 from math import inf
 from typing import ClassVar, NamedTuple
 
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
     BYTES,
@@ -30,7 +31,6 @@ from meshcast.simulator.ir.ops import (
 )
 from meshcast.simulator.ir.scheme import LowerModule, LowerStage
 from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
-from meshcast.simulator.schemes.data.shared.arrivals import mark_arrival, relay_arrivals
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.data.shared.gather_plan import (
     Gather,
@@ -43,7 +43,6 @@ from meshcast.simulator.schemes.data.shared.gather_plan import (
     plan_pass,
     whole_pass,
 )
-from meshcast.simulator.schemes.data.shared.layer_groups import group_layers
 
 
 @dataclass
@@ -121,10 +120,9 @@ class ShardedScheme(DataScheme):
         """
         phase = "F" if forward else "B"
         ops = [self.gather(axes, elements, phase, "every")] if axes else []
-        if place := self.offloaded_to("parameters"):
+        for place, share in self.offloaded_to("parameters").items():
             dtype = self.framework.main_weights if self.updates_weights and axes else self.framework.weights
-            share = self.offloaded_share("parameters") * BYTES[dtype]
-            shard = HostCopy(round(share * elements / self.mesh.size(axes)), True, place)
+            shard = HostCopy(round(share * BYTES[dtype] * elements / self.mesh.size(axes)), True, place)
             ops.insert(0, Op("copy shard", IN, shard, [], phase))
         return GatherOps(ops)
 
@@ -133,10 +131,10 @@ class ShardedScheme(DataScheme):
         them, then all-reduce of the shards over replica axes, then a copy to where they are offloaded to.
         """
         ops = self.reductions(axes, elements, "W", "every")
-        if place := self.offloaded_to("gradients"):
+        for place, share in self.offloaded_to("gradients").items():
             ranks = self.mesh.size(self.split_replica_axes(axes)[0])
-            share = self.offloaded_share("gradients") * BYTES[self.framework.gradients]
-            shard = HostCopy(round(share * elements / ranks), False, place)
+            nbytes = share * BYTES[self.framework.gradients] * elements / ranks
+            shard = HostCopy(round(nbytes), False, place)
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
         return ops
 
@@ -144,12 +142,13 @@ class ShardedScheme(DataScheme):
     """Whether the host updates the states during the passes of the next step."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment, place = super().lower(module, inner), self.offloaded_to("optimizer")
-        if not isinstance(module, Update) or not place:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, Update):
             return fragment
-        back = BYTES[self.framework.weights] * (1 - self.offloaded_share("parameters"))
-        share = self.offloaded_share("optimizer")
-        return update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        for place, share in self.offloaded_to("optimizer").items():
+            back = BYTES[self.framework.weights] * (1 - sum(self.offloaded_to("parameters").values()))
+            fragment = update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        return fragment
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
@@ -270,7 +269,7 @@ def _gathered_params(
     for param in fragment.params:
         axes = scheme.shards_at_rest("parameters", param)
         if axes or away:
-            second = None if stays else scheme.secondary_shards(param)
+            second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             if second is not None and not forward:
                 axes = second
             groups = ((axes, param.size),) if forward or axes or away else ()
@@ -571,3 +570,75 @@ def _pack_gradients(fragment: Fragment, key: str, nbytes: int, params: list[Para
 
 def _lifetime(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:
     return [TensorUse(key, round(nbytes), op, op is begin, category) for op in (begin, end)]
+
+
+def relay_arrivals(reach: int, phase: str) -> list[Op]:
+    """Ops without work that pass on to later units that their weights have arrived; the next unit waits for the first.
+
+    Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
+    from unit to unit on a stream of its own, arrivals for units further on on other streams; every unit hands them to
+    the stream before.
+    """
+    marks = [mark_arrival(phase, 1, [])] if reach else []
+    for stream in range(1, reach):
+        marks.append(mark_arrival(phase, stream + 1, []))
+        marks.append(mark_arrival(phase, stream, marks[-1:]))
+    return marks
+
+
+def mark_arrival(phase: str, stream: int, after: list[Op]) -> Op:
+    """A mark, on one of the streams of arrivals, that weights are there."""
+    name = "data-forward" if phase == "F" else "data-backward"
+    return Op("weights arrived", f"{name}-{stream}", None, after, phase)
+
+
+def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
+    """`stage_ops` in which each run has units of `layers` copies, and the remainder in a run of its own."""
+    if layers == 1:
+        return stage_ops
+    unit_runs: list[UnitRun] = []
+    for unit_run in stage_ops.unit_runs:
+        whole, rest = divmod(unit_run.count, layers)
+        unit_runs += [_join_copies(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
+    return replace(stage_ops, unit_runs=unit_runs)
+
+
+def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
+    """A run of `count` units, each of `n` copies in one fragment."""
+    if n == 1:
+        return replace(unit_run, count=count)
+    copies = [unit_run.fragment.copy() for _ in range(n)]
+    takes, gives = unit_run.residual_in or "", unit_run.residual_out or ""
+    for one, other in pairwise(copies):
+        other.entry[takes].after.append(one.exit[gives])
+        if takes in other.grad_exit:
+            one.grad_entry[gives].after.append(other.grad_exit[takes])
+
+    def key(old: str, i: int) -> str:
+        """Memory keys of copy i: neighbouring copies share the residual stream between them."""
+        back, (come, go) = old.removeprefix("d:"), unit_run.keys
+        at = {come: i, go: i + 1}.get(back)
+        if at is None:
+            return f"{old} of {i}"
+        return old if at in (0, n) else f"{old.removesuffix(back)}between {at}"
+
+    fragment = Fragment(
+        [op for one in copies for op in one.forward],
+        [op for one in reversed(copies) for op in one.backward],
+        copies[0].entry,
+        copies[-1].exit,
+        copies[-1].grad_entry,
+        copies[0].grad_exit,
+        [param for one in copies for param in one.params],
+        [name for one in copies for name in one.shared_weights],
+        [
+            replace(tensor_use, key=key(tensor_use.key, i))
+            for i, one in enumerate(copies)
+            for tensor_use in one.tensor_uses
+        ],
+    )
+    found, left = (
+        tuple(key(old, i) for i in range(n) for old in keys)
+        for keys in (unit_run.allocated_before, unit_run.freed_later)
+    )
+    return replace(unit_run, fragment=fragment, count=count, layers=n, allocated_before=found, freed_later=left)

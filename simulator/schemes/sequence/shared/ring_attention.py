@@ -77,8 +77,10 @@ class RingScheme(SequenceScheme):
         """Raises PlanError where sequences cannot be split so, and for masks and kernels that it does not support."""
         if self.ranks == 1:
             return
-        plan = job.plan
-        schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
+        if self.passes_keys and job.batch.documents is not None:
+            rule = f"{self.use} brings the keys of a sequence part by part, whatever documents are in it"
+            raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+        schemes = [(entry, find_scheme(entry.use)) for entry in job.plan.schemes]
         ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
         for shape, tokens in job.model.stacks(job.batch.sequence):
             self._check_shape(job, shape, tokens / (shape.frames or 1), ranks)
