@@ -383,17 +383,16 @@ class _TimetableMaker:
         if all(len(others) <= 1 for others in (*self.predecessors, *self.successors)):
             return need, further_needs, extra_results, more
         total = self.count
-        forwards = ActionKind.FORWARD, ActionKind.AHEAD
-        ways = {NUMBER[kind]: (self.predecessors, self.successors, self._actions(kind)) for kind in forwards}
-        ways |= {NUMBER[kind]: (self.successors, self.predecessors, self._gradient_action) for kind in GRADIENT_PASSES}
-        actions = zip(range(self.count), self.kind.tolist(), self.stage.tolist(), strict=True)
-        passes = [(i, kind, stage) for i, kind, stage in actions if kind in ways]
-        for i, kind, stage in passes:
-            if (others := len(ways[kind][1][stage])) > 1:
+        down, up = self.predecessors, self.successors
+        ways = {NUMBER[kind]: (down, up, self._actions(kind)) for kind in (ActionKind.FORWARD, ActionKind.AHEAD)}
+        ways |= {NUMBER[kind]: (up, down, self._gradient_action) for kind in GRADIENT_PASSES}
+        passes = np.flatnonzero(np.isin(self.kind, [*ways])).tolist()
+        for i in passes:
+            if (others := len(ways[self.kind[i]][1][self.stage[i]])) > 1:
                 extra_results[i] = range(total, total + others - 1)
                 total += others - 1
-        for i, kind, stage in passes:
-            takes, gives, numbers = ways[kind]
+        for i in passes:
+            stage, (takes, gives, numbers) = int(self.stage[i]), ways[self.kind[i]]
             results = []
             for other in takes[stage]:
                 at, turn = int(numbers[other, self.unit[i]]), gives[other].index(stage)

@@ -90,15 +90,17 @@ class RingScheme(SequenceScheme):
             rule = f"{self.use} {self.kernels_reason}, and the framework has {job.framework.attention} attention"
             raise PlanError("framework.set.attention", rule, f"Use {self.kernels}", job.framework.attention)
         for entry, kind in schemes:
-            if not issubclass(kind, Schedule | RingScheme):
-                continue
-            other = kind(entry.over, kind.Options(**(entry.model_extra or {})), self.mesh)
-            if isinstance(other, Schedule) and len(other.slices) != 1:
-                rule = f"{self.use} needs all keys of a sequence at once, and {other.use} splits sequences into slices"
-                raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
-            if isinstance(other, RingScheme) and other.token_order != self.token_order:
-                rule = f"{self.use} orders tokens {self.token_order}, and {other.use} {other.token_order}"
-                raise PlanError("plan.schemes", rule, "Give all rings of a plan one token order")
+            if issubclass(kind, Schedule | RingScheme):
+                self._check_beside(kind(entry.over, kind.Options(**(entry.model_extra or {})), self.mesh))
+
+    def _check_beside(self, other: Schedule | RingScheme) -> None:
+        """Raises PlanError where another scheme of the plan orders or splits sequences differently."""
+        if isinstance(other, Schedule) and len(other.slices) != 1:
+            rule = f"{self.use} needs all keys of a sequence at once, and {other.use} splits sequences into slices"
+            raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
+        if isinstance(other, RingScheme) and other.token_order != self.token_order:
+            rule = f"{self.use} orders tokens {self.token_order}, and {other.use} {other.token_order}"
+            raise PlanError("plan.schemes", rule, "Give all rings of a plan one token order")
 
     def _check_shape(self, job: Any, shape: Any, tokens: float, ranks: int) -> None:
         """Raises PlanError where `tokens` of a model or of a branch cannot be split over `ranks`, or it has a mask
