@@ -9,13 +9,14 @@ fewer bytes than recomputation, so tensors are swapped only as long as recomputi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from meshcast.simulator.plan.by_memory import DevicePeaks, check_one_stage_a_device
+from meshcast.simulator.plan.by_memory import check_one_stage_a_device
 from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.pricing import JobPricing, SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import FEWEST_HELD, Stripe, TensorChoice
 
 ROUNDS = 8
@@ -23,35 +24,6 @@ ROUNDS = 8
 
 NEAR = 0.5
 """Rate of a link to a keeper over that to the nearest one, from which on it keeps stripes."""
-
-
-class SavedTensors(NamedTuple):
-    """Tensors that one op makes in every layer of a stage and that are saved together.
-
-    nbytes: of one micro-batch, in all layers of the stage.
-    seconds: of making them again; infinite where no op of the layer makes them.
-    """
-
-    names: tuple[str, ...]
-    nbytes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StageTensors:
-    """The saved tensors of a stage, and how fast they move.
-
-    pass_s: of the shorter one of its passes [s].
-    device_s: of a byte to every device [s]; infinite to its own.
-    host_s: of a byte to the host, or back [s].
-    own_links: whether every pair of devices has links of its own, so that stripes move at the same time.
-    """
-
-    tensors: tuple[SavedTensors, ...]
-    pass_s: float
-    device_s: tuple[float, ...]
-    host_s: float
-    own_links: bool
 
 
 class Budget(NamedTuple):
@@ -77,10 +49,6 @@ class Budget(NamedTuple):
         if way == "swap":
             return self.held - min(self.held, FEWEST_HELD)
         return self.held - min({"host": 2, "recompute": 1}[way] / self.layers, 1)
-
-
-TensorCosts = Callable[[Plan], Sequence[StageTensors]]
-"""Returns the saved tensors of every stage of a plan with layers."""
 
 
 def choose(tensors: Sequence[SavedTensors], budget: Budget) -> TensorChoice:
@@ -137,7 +105,7 @@ def swap_budget(stage: StageTensors, shares: dict[int, float], room: Sequence[fl
     return min(stage.pass_s / slowest, *(room[j] / (share * away) for j, share in shares.items()))
 
 
-def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: Sequence[float]) -> Plan:
+def choose_tensors(plan: Plan, pricing: JobPricing, memory: Sequence[float]) -> Plan:
     """The plan whose stages fit, or else free as much as they can, with what becomes of their tensors chosen.
 
     Stages choose one after another, the first one first, since it holds most micro-batches. Where a stage still misses,
@@ -159,12 +127,12 @@ def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: S
         return with_choices(scheme.tensor_choices)
     nothing = [TensorChoice()] * stages
     plain = with_choices(nothing)
-    before = peaks(plain)
+    before = pricing.measure_peaks(plain)
     excess = [peak - limit for peak, limit in zip(before, memory, strict=True)]
     if max(excess) <= 0:
         return plain
     short, spare = [one > 0 for one in excess], [max(-one, 0.0) for one in excess]
-    tensors, found = costs(plain), nothing
+    tensors, found = pricing.price_tensors(plain), nothing
     for _ in range(ROUNDS):
         room, choices = list(spare), list[TensorChoice]()
         for i, stage in enumerate(tensors):
@@ -185,7 +153,7 @@ def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: S
         if choices == found:
             break
         found = choices
-        after = peaks(with_choices(found))
+        after = pricing.measure_peaks(with_choices(found))
         # A peak that does not fall has another cause, such as the logits.
         for i, (peak, now) in enumerate(zip(before, after, strict=True)):
             if short[i] and now >= peak:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
@@ -35,27 +34,11 @@ from meshcast.simulator.plan.checks import (
 )
 from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.scheduling.schedule import PipelineShape, SliceDuration
-
-if TYPE_CHECKING:
-    from meshcast.simulator.plan.by_memory import DevicePeaks
-    from meshcast.simulator.plan.by_tensor import TensorCosts
+from meshcast.simulator.plan.pricing import JobPricing
+from meshcast.simulator.scheduling.schedule import PipelineShape
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
-
-StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
-given plan has no layers yet."""
-
-WorkSeconds = Callable[[Plan, Work], float]
-"""Returns the duration of some work on the first device of a plan, for schemes that measure before training."""
-
-SliceSeconds = Callable[[Plan], SliceDuration]
-"""Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
-
-StepSeconds = Callable[[Plan], float]
-"""Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
 
 
 @dataclass
@@ -87,12 +70,7 @@ class Resolver:
     known: parts of the plans of earlier jobs; new ones are added.
     """
 
-    layer_costs: StageLayerCosts
-    work_seconds: WorkSeconds
-    slice_seconds: SliceSeconds
-    step_seconds: StepSeconds
-    device_peaks: DevicePeaks
-    tensor_costs: TensorCosts
+    pricing: JobPricing
     known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
@@ -125,9 +103,9 @@ class Resolver:
         with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
-            return sum(sum(costs.layers) for costs in self.layer_costs(candidate))
+            return sum(sum(costs.layers) for costs in self.pricing.price_layers(candidate))
 
-        schemes = (scheme.fit_models(plan.job, partial(self.work_seconds, plan)) for scheme in plan.schemes)
+        schemes = (scheme.fit_models(plan.job, partial(self.pricing.price_work, plan)) for scheme in plan.schemes)
         plan = replace(plan, schemes=tuple(schemes))
         for i, scheme in enumerate(plan.schemes):
             if found := scheme.alternatives():
@@ -141,7 +119,7 @@ class Resolver:
 
         def costs() -> Sequence[LayerCosts]:
             self.check_divisible(plan)
-            return self.layer_costs(plan)
+            return self.pricing.price_layers(plan)
 
         if partition == "by-memory":
             from meshcast.simulator.plan.by_memory import partition_by_memory
@@ -153,7 +131,7 @@ class Resolver:
 
     def sliced_peaks(self, plan: Plan) -> Sequence[float]:
         """Peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
-        return self.device_peaks(self.slice_sequences(plan))
+        return self.pricing.measure_peaks(self.slice_sequences(plan))
 
     def adapt_recompute(self, plan: Plan) -> Plan:
         """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
@@ -164,7 +142,7 @@ class Resolver:
         memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
         partition = plan.job.plan.partition
         stated = None if partition == "even" else self.layers(plan, partition)
-        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory, stated)
+        return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
@@ -179,7 +157,7 @@ class Resolver:
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
-        return _slice_sequences(plan, self.slice_seconds, self.step_seconds)
+        return _slice_sequences(plan, self.pricing)
 
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
@@ -198,7 +176,7 @@ class Resolver:
 
         stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
         memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
-        return choose_tensors(plan, self.device_peaks, self.tensor_costs, memory)
+        return choose_tensors(plan, self.pricing, memory)
 
 
 @contextmanager
@@ -299,7 +277,7 @@ def _place_devices(plan: Plan) -> Mesh:
     return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
 
 
-def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: StepSeconds) -> Plan:
+def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
     """Slices the sequences of a plan as its schedule states.
 
     Raises PlanError if the slices are not whole numbers of tokens.
@@ -315,9 +293,9 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: Step
     granule = plan.slice_granularity
     fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, slice_seconds(plan))
+    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, pricing.price_slices(plan))
     plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
     for one in plans:
         check_size(one)
         check_noisy_steps(one)
-    return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)
+    return plans[0] if len(plans) == 1 else min(plans, key=pricing.play_step)
