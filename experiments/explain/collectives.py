@@ -67,8 +67,8 @@ def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = F
     """
     plan, flat = report.play.plan, report.play.step.flat
     device = report.device if stage is None else stage
-    if not 0 <= device < plan.devices:
-        raise PlanError("--stage", f"the plan has stages 0 to {plan.devices - 1}", "Name one of them", stage)
+    if not 0 <= device < plan.ranks.devices:
+        raise PlanError("--stage", f"the plan has stages 0 to {plan.ranks.devices - 1}", "Name one of them", stage)
     found: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
     for number, op in enumerate(flat.ops):
         if flat.device[number] == device and (key := _key(report, device, op)):
@@ -94,7 +94,7 @@ def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tup
     work, plan = op.work, report.play.plan
     if isinstance(work, Transfer):
         ends = (work.source, work.target)
-        ranks = tuple(int(plan.device_ranks(end).min()) for end in ends) if max(ends) < plan.devices else ()
+        ranks = tuple(int(plan.ranks.of_device(end).min()) for end in ends) if max(ends) < plan.ranks.devices else ()
         return ("send_recv", (work.axis,), ranks, "") if work.nbytes and len(set(ranks)) == 2 else None
     if not isinstance(work, Collective | Exchange) or not work.nbytes:
         return None

@@ -49,7 +49,7 @@ class ForecastPricing:
 
     def price_work(self, plan: Plan, work: Work) -> float:
         """Returns the duration of some work on the first device [s]."""
-        return self._shared.costs(plan.on(0), plan.clusters[0]).estimate(work).seconds
+        return self._shared.costs(plan.on(0), plan.ranks.clusters[0]).estimate(work).seconds
 
     def price_slices(self, plan: Plan) -> SliceTimes:
         """Returns the durations of slices on a stage in the middle of the pipeline."""
@@ -89,11 +89,11 @@ def _place_states(plan: Plan, pricing: ForecastPricing) -> Plan:
     """
     check_alike(plan, next(scheme.use for scheme in plan.schemes if scheme.measures_memory))
     stages, program = pricing.build(plan)
-    used = [peak.total for peak in peaks(program, [{} for _ in range(plan.devices)])]
+    used = [peak.total for peak in peaks(program, [{} for _ in range(plan.ranks.devices)])]
     states = [state_bytes(plan, params) for params in device_params(plan, stages)]
     # The device that has least room decides.
-    tightest = max(range(plan.devices), key=lambda device: used[device] + sum(states[device].values()))
-    memory = min(float(cluster.gpu.memory) for cluster in plan.clusters)
+    tightest = max(range(plan.ranks.devices), key=lambda device: used[device] + sum(states[device].values()))
+    memory = min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters)
     schemes = [
         one.place_states(memory, used[tightest], states[tightest]) if one.measures_memory else one
         for one in plan.schemes

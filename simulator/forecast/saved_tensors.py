@@ -24,14 +24,15 @@ def price_stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[Stag
     def byte_seconds(work: Work) -> float:
         return costs.estimate(work).seconds / MOVED
 
-    unit_runs, cluster = variants_of(stage)[0].unit_runs, plan.clusters[device]
+    unit_runs, cluster = variants_of(stage)[0].unit_runs, plan.ranks.clusters[device]
     forward_s = sum(_compute_seconds(run.fragment.forward, costs) * run.count for run in unit_runs)
     backward_s = sum(_compute_seconds(run.fragment.backward, costs) * run.count for run in unit_runs)
     messages, fabric = choose_messages(plan), cluster.node.scale_up
     device_s = (
-        inf if other == device else byte_seconds(messages.plain(MOVED, device, other)) for other in range(plan.devices)
+        inf if other == device else byte_seconds(messages.plain(MOVED, device, other))
+        for other in range(plan.ranks.devices)
     )
-    own_links = fabric is not None and not fabric.switched.value and plan.devices <= cluster.gpus_per_node
+    own_links = fabric is not None and not fabric.switched.value and plan.ranks.devices <= cluster.gpus_per_node
     return StageTensors(
         _saved_tensors(unit_runs, costs),
         min(forward_s, backward_s),

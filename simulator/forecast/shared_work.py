@@ -73,7 +73,7 @@ class SharedWork:
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
-        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.ranks.clusters)]
         distinct = {(id(own), id(cluster)): (own, cluster) for own, cluster in pairs}
         known = {key: self.costs(*pair) for key, pair in distinct.items()}
         return [known[id(own), id(cluster)] for own, cluster in pairs]

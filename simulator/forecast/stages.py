@@ -87,29 +87,31 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
     stages = []
     # What plans of equal stages have in common.
     schemes: Hashable = ()
-    own, repeats = plan, 1 if plan.stage_plans else plan.microbatches_of_unit
+    own, repeats = plan, 1 if plan.stage_plans else plan.passes.microbatches_of_unit
     for index in range(plan.shape.stages):
-        part, device = plan.part(index), plan.device(index)
+        part, device = plan.model_parts.of_stage(index), plan.model_parts.device(index)
         if plan.stage_plans:
             own = plan.on(device)
-            repeats = own.microbatches_of_unit
+            repeats = own.passes.microbatches_of_unit
         if plan.positions:
             schemes = tuple(scheme.lowering_key for scheme in own.schemes)
-        embeds = part in plan.table_parts and device in plan.holders(plan.embedding_part)
-        slices = [own.stage(part, blocks) for blocks in own.slices]
+        embeds = part in plan.model_parts.with_table and device in plan.model_parts.holders(
+            plan.model_parts.with_embedding
+        )
+        slices = [own.model_parts.stage(part, blocks) for blocks in own.passes.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
         early = plan.schedule.sums_early(plan.shape, index)
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
         key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
         if key not in known:
-            loss = own.batch_loss(part) if index in ends else None
+            loss = own.model_parts.batch_loss(part) if index in ends else None
             in_any_plan = (_units_of(slices), embeds, idle, gathers[index], early, loss, repeats, _traits(own))
             if in_any_plan not in shared.stages:
                 lowering = make_lowering(own, units, idle)
                 # Classes of micro-batches that differ in padding alone have the same ops.
                 lowered = {
                     blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
-                    for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
+                    for blocks, stage in dict(zip(own.passes.slices, slices, strict=True)).items()
                 }
                 for one in lowered.values():
                     if loss is not None:
@@ -117,7 +119,7 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
                     if early:
                         elements = count_elements(own, one.params(), "optimizer")
                         one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
-                stage_ops = [lowered[blocks] for blocks in own.slices]
+                stage_ops = [lowered[blocks] for blocks in own.passes.slices]
                 shared.stages[in_any_plan] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
             known[key] = shared.stages[in_any_plan]
         stages.append(known[key])
@@ -143,7 +145,7 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
     axis, _ = plan.pipelines[0].positions
     found = list[list[Op]]()
     for number, pipeline in enumerate(plan.pipelines):
-        own = [stage for index, stage in enumerate(stages) if plan.pipeline_of_stage(index)[0] == number]
+        own = [stage for index, stage in enumerate(stages) if plan.model_parts.pipeline_of(index)[0] == number]
         passes = [[variants_of(stage)[which] for stage in own] for which in pipeline.shape.classes or (0,)]
         found.append([op for one in passes for op in _meeting_ops(one, axis)])
     if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
@@ -172,16 +174,16 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
         for index in range(plan.shape.stages):
             for before in plan.schedule.predecessors(plan.shape, index):
-                if plan.device(before) != plan.device(index):
+                if plan.model_parts.device(before) != plan.model_parts.device(index):
                     found[index][0] = found[before][1] = True
     return [(first, last) for first, last in found]
 
 
 def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]]:
     """The ops of the stages on every pipeline device, in their first variant."""
-    held: list[list[StageOps]] = [[] for _ in range(plan.devices)]
+    held: list[list[StageOps]] = [[] for _ in range(plan.ranks.devices)]
     for index, stage in enumerate(stages):
-        held[plan.device(index)].append(one_of(stage))
+        held[plan.model_parts.device(index)].append(one_of(stage))
     return [tuple(own) for own in held]
 
 

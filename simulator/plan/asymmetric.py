@@ -128,7 +128,7 @@ def _make_pipeline(
         with _locate_in_stage(f"{where}[{i}]", len(schedule)):
             plan = resolver.prepare(whole_job.model_copy(update={"plan": own, "batch": share}), CHECKS)
             plan = resolver.choose_alternatives(plan)
-        mesh = plan.mesh if equal else plan.mesh.of_stage(plan.pipeline_axis, first)
+        mesh = plan.mesh if equal else plan.mesh.of_stage(plan.ranks.pipeline_axis, first)
         found.append(replace(plan, mesh=mesh))
         first += math.prod(stage.mesh.values())
     _check_holders(whole, stages, where)
@@ -137,8 +137,8 @@ def _make_pipeline(
 
 def _check_holders(plan: Plan, stages: Sequence[StagePlan], where: str) -> None:
     """Stages that hold the same layers (bidirectional schedules) have equal degrees."""
-    for part in range(plan.parts):
-        one, *others = plan.holders(part)
+    for part in range(plan.model_parts.count):
+        one, *others = plan.model_parts.holders(part)
         for other in others:
             if stages[one].model_dump(exclude={"layers"}) != stages[other].model_dump(exclude={"layers"}):
                 rule = f"{plan.schedule.use} holds the same layers on stages {one} and {other}, whose degrees differ"
@@ -164,10 +164,10 @@ def _agree_on_model(pipelines: Sequence[Plan]) -> list[Plan]:
     """The pipelines with one size of the embedding, and one number of padded heads, on all stages."""
     every = [one for pipeline in pipelines for one in pipeline.stage_plans]
     job = every[0].job
-    tensor = math.lcm(*(one.tensor_ranks for one in every))
+    tensor = math.lcm(*(one.ranks.tensor_ranks for one in every))
     rows = job.model.vocab
     rows = rows if rows % tensor == 0 else job.model.padded_vocab(job.framework.vocab_multiple * tensor)
-    heads = math.lcm(*(one.head_ranks for one in every)) if job.plan.pad_heads else 1
+    heads = math.lcm(*(one.ranks.head_ranks for one in every)) if job.plan.pad_heads else 1
 
     def set_sizes(plan: Plan) -> Plan:
         model = plan.job.model.pad_heads(heads) if job.plan.pad_heads else plan.job.model
@@ -192,7 +192,11 @@ def _finish(plan: Plan, stages: Sequence[StagePlan], where: str, resolver: Resol
 def _check_stages(plan: Plan, where: str, resolver: Resolver) -> None:
     """The ranks of every stage divide the dims of the layers that they hold; before these are known, of all layers."""
     for device, one in enumerate(plan.stage_plans):
-        held = tuple(part for part in range(plan.parts) if device in plan.holders(part)) if plan.layers else None
+        held = (
+            tuple(part for part in range(plan.model_parts.count) if device in plan.model_parts.holders(part))
+            if plan.layers
+            else None
+        )
         with _locate_in_stage(f"{where}[{device}]", len(plan.job.plan.schemes)):
             resolver.check_held_divisible(one, held)
 
@@ -201,9 +205,11 @@ def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[
     """The layers of every part of the model that the stages state; empty if they state none."""
     if all(one.layers is None for one in stages):
         return []
-    found = [0] * plan.parts
+    found = [0] * plan.model_parts.count
     for device, stage in enumerate(stages):
-        parts = sorted({plan.part(s) for s in range(plan.shape.stages) if plan.device(s) == device})
+        parts = sorted(
+            {plan.model_parts.of_stage(s) for s in range(plan.shape.stages) if plan.model_parts.device(s) == device}
+        )
         key = f"{where}[{device}].layers"
         if stage.layers is None:
             raise PlanError(key, "every stage states its layers, or none", "Add it")
@@ -242,7 +248,7 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
         ends.append(range(begin, begin := begin + one.dp // inner))
     if any(one.microbatches is None for one in replicas):
         assert job.batch.total is not None
-        each = base.replicas // size
+        each = base.ranks.replicas // size
         count, rest = divmod(job.batch.total, one_each := job.batch.micro * each)
         if rest:
             rule = f"it must be a multiple of batch.micro x ranks that share a replica = {job.batch.micro} x {each}"
@@ -265,7 +271,7 @@ def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of unlike replicas with the shards of the states that their schemes give the ranks of each."""
     positions = [plan.positions for plan in plans if plan.positions is not None]
     axis, counts = positions[0][0], [len(places) for _, places in positions]
-    memory = [min(float(cluster.gpu.memory) for cluster in plan.clusters) for plan in plans]
+    memory = [min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters) for plan in plans]
     schemes = [list(plan.schemes) for plan in plans]
     for number, scheme in enumerate(plans[0].schemes):
         if sizes := scheme.shard_sizes(axis, memory):
@@ -296,7 +302,7 @@ def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, 
     """Neighbouring replicas on the same kinds of nodes."""
 
     def kinds(place: int) -> list[str]:
-        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).clusters]
+        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).ranks.clusters]
 
     return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
 
@@ -363,7 +369,7 @@ def _slowest_stage(plan: Plan, resolver: Resolver) -> float:
     """Seconds of a micro-batch on the stage that takes longest."""
     costs, stages = resolver.pricing.price_layers(plan), [0.0] * plan.shape.p
     for part, (begin, layers, end) in enumerate(costs):
-        device = plan.holders(part)[0]
-        stages[device] += sum(layers[layer] for layer in plan.layers_of(part))
-        stages[device] += begin * (part == 0) + end * (part == plan.parts - 1)
+        device = plan.model_parts.holders(part)[0]
+        stages[device] += sum(layers[layer] for layer in plan.model_parts.layers_of(part))
+        stages[device] += begin * (part == 0) + end * (part == plan.model_parts.count - 1)
     return max(stages)

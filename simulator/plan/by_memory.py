@@ -34,7 +34,12 @@ class StageMemory(NamedTuple):
 
 def check_one_stage_a_device(plan: Plan, what: str) -> None:
     """Raises PlanError unless every device holds one part of a chain of layers, all under the same schemes."""
-    if plan.parts != plan.shape.p or plan.shape.stages != plan.shape.p or plan.stage_plans or plan.job.model.branches:
+    if (
+        plan.model_parts.count != plan.shape.p
+        or plan.shape.stages != plan.shape.p
+        or plan.stage_plans
+        or plan.job.model.branches
+    ):
         rule = f"{what} gives every device one stage, and all stages the same degrees"
         raise PlanError("plan.partition", rule, "Use a schedule with one chunk a device, or by-cost")
 
@@ -45,7 +50,7 @@ def partition_by_memory(plan: Plan, peaks: DevicePeaks) -> tuple[int, ...]:
     The profile is made at an even partition and, as long as that helps, again around the one that was found.
     """
     check_one_stage_a_device(plan, "partition: by-memory")
-    layers, stages = len(plan.job.model.every_layer), plan.parts
+    layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
     best, least = spread_layers(layers, stages), inf
     tried = best
     for _ in range(ROUNDS):
@@ -116,7 +121,7 @@ def adapt_recompute(
     (which,) = (i for i, scheme in enumerate(plan.schemes) if scheme.adapts_recompute)
     scheme = plan.schemes[which]
     check_one_stage_a_device(plan, scheme.use)
-    layers, stages = len(plan.job.model.every_layer), plan.parts
+    layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
 
     def recomputing(counts: Sequence[int], parts: Sequence[int] = ()) -> Plan:
         """The plan whose stages recompute so many layers each. parts: layers of every stage, once they are known."""

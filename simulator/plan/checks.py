@@ -110,11 +110,11 @@ def check_batch(plan: Plan) -> None:
     if batch.micro * joint % parts:
         rule = f"{plan.schedule.use} runs {parts} backward passes, each of a part of {batch.micro * joint} samples"
         raise PlanError("batch.micro", rule, f"{nearest_multiple(batch.micro, parts)} would work", batch.micro)
-    one = batch.micro * joint * plan.replicas
+    one = batch.micro * joint * plan.ranks.replicas
     if batch.total % one:
         near = max(1, round(batch.total / one)) * one
         joined = f", {joint} to a forward pass" if joint > 1 else ""
-        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.replicas)))
+        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.ranks.replicas)))
         rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {one}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
@@ -256,12 +256,14 @@ def check_noise(plan: Plan) -> None:
 def check_period(plan: Plan) -> None:
     """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
     each."""
-    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
+    if plan.passes.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
         index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         if plan.job.forward_only:
             rule = "a period counts updates of the weights, and a forward-only job has none"
-        raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
+        raise PlanError(
+            f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.passes.period
+        )
 
 
 def check_steps(plan: Plan) -> None:
@@ -272,7 +274,7 @@ def check_steps(plan: Plan) -> None:
     reasons = {
         "noise": plan.job.noise is not None,
         f"{plan.schedule.use}, which has no flush": not plan.schedule.flush,
-        "a period of several steps": plan.period > 1,
+        "a period of several steps": plan.passes.period > 1,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -282,11 +284,11 @@ def check_steps(plan: Plan) -> None:
 
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
-    shape = plan.played_shape
+    shape = plan.passes.played_shape
     backward = 0 if shape.forward_only else plan.schedule.backwards_per_forward
     each = (1 + backward) * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
-        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
+        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.ranks.replicas
         most *= plan.schedule.microbatches_per_forward
         if shape.classes:
             rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
@@ -308,7 +310,7 @@ def check_noisy_steps(plan: Plan) -> None:
         rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
         remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
         raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
-    ranks = max(len(plan.device_ranks(device)) for device in range(plan.devices))
+    ranks = max(len(plan.ranks.of_device(device)) for device in range(plan.ranks.devices))
     most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
     if noise.steps > most:
         rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"
@@ -354,7 +356,7 @@ def check_experts(plan: Plan) -> None:
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
     for name, view in plan.mesh.views.items():
         for axis in list(view)[1:]:
-            if view[axis] > 1 and axis not in plan.claimed_axes:
+            if view[axis] > 1 and axis not in plan.ranks.claimed_axes:
                 remedy = (
                     f"Add {{use: expert/all-to-all, over: {axis}}}; experts are replicated along the first axis only"
                 )
@@ -369,14 +371,14 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     """
     # The samples of all replicas are divisible by any number of replicas.
     key = (
-        replace(plan.backward_architecture, replicas=1),
+        replace(plan.model_parts.backward_architecture, replicas=1),
         tuple(plan.mesh.views),
         held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
     if key in known:
         return
-    operators = [operator for unit in plan.backward_architecture.units for operator in unit.operators()]
+    operators = [operator for unit in plan.model_parts.backward_architecture.units for operator in unit.operators()]
     for i, scheme in enumerate(plan.schemes):
         scheme.check_operators(operators, len(plan.job.model.every_layer), f"plan.schemes[{i}]")
     scope = Scope(plan.mesh, plan.stage_schemes)
@@ -384,7 +386,7 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     def visit(operator: Operator, called: Mapping[str, str]) -> None:
         for tensor, dim, sharding in scope.sharded_dims(operator):
             size, count = tensor.dims[dim], plan.mesh.size(sharding)
-            axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
+            axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
             if isinstance(operator, Scan) and dim == "s":
                 _refuse_divided_scan(plan, axes)
             if not size.is_divisible_by(count):
@@ -394,11 +396,15 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     of_branches = {
         unit.children: BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
         # Equal branches share their units, and errors name the first.
-        for branch, own in reversed([*zip(plan.model.branches, plan.backward_architecture.branches, strict=True)])
+        for branch, own in reversed(
+            [*zip(plan.model_parts.model.branches, plan.model_parts.backward_architecture.branches, strict=True)]
+        )
         for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
     }
-    stages = [plan.stage(part, plan.backward_architecture) for part in held or ()]
-    for unit in plan.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]:
+    stages = [plan.model_parts.stage(part, plan.model_parts.backward_architecture) for part in held or ()]
+    for unit in (
+        plan.model_parts.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]
+    ):
         mixers: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
         names = next((mixers[type(module)] for module in unit.children if type(module) in mixers), None)
         walk(unit, partial(visit, called=names or of_branches.get(unit.children, DIM_NAMES)))
@@ -407,7 +413,7 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
 
 def check_slices(plan: Plan) -> None:
     """Every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
-    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
+    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.passes.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     if model.linear_attention:

@@ -83,7 +83,7 @@ class Resolver:
         shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
         plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
-        for number, one in enumerate(plan.classes):
+        for number, one in enumerate(plan.passes.classes):
             with _locate_in_class(plan, number):
                 for check in checks:
                     check(one)
@@ -115,7 +115,7 @@ class Resolver:
         return plan
 
     def layers(self, plan: Plan, partition: str | tuple[int, ...]) -> tuple[int, ...]:
-        """The number of layers of every part of the model (`Plan.parts`)."""
+        """The number of layers of every part of the model (`ModelParts`)."""
 
         def costs() -> Sequence[LayerCosts]:
             self.check_divisible(plan)
@@ -126,7 +126,7 @@ class Resolver:
 
             self.check_divisible(plan)
             return partition_by_memory(plan, self.sliced_peaks)
-        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
+        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.model_parts.count)]
         return tuple(layers_of_graph(partition, plan.job.model, before, plan.schedule.use, costs))
 
     def sliced_peaks(self, plan: Plan) -> Sequence[float]:
@@ -139,7 +139,7 @@ class Resolver:
         from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
-        memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
+        memory = [float(cluster.gpu.memory) for cluster in plan.ranks.clusters]
         partition = plan.job.plan.partition
         stated = None if partition == "even" else self.layers(plan, partition)
         return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
@@ -147,7 +147,7 @@ class Resolver:
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
         for stage in dict.fromkeys(plan.stage_plans or (plan,)):
-            for number, one in enumerate(stage.classes):
+            for number, one in enumerate(stage.passes.classes):
                 with _locate_in_class(stage, number):
                     check_divisible(one, self.known.divisible)
 
@@ -175,7 +175,7 @@ class Resolver:
         from meshcast.simulator.plan.by_tensor import choose_tensors
 
         stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
-        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
+        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.ranks.clusters]
         return choose_tensors(plan, self.pricing, memory)
 
 
@@ -259,10 +259,10 @@ def _check_axes(
 
 
 def _shape(plan: Plan) -> PipelineShape:
-    batch, p = plan.job.batch, plan.mesh.size(plan.pipeline_axis)
+    batch, p = plan.job.batch, plan.mesh.size(plan.ranks.pipeline_axis)
     assert batch.total is not None
-    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
-    microbatches //= plan.microbatches_of_unit
+    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.ranks.replicas)
+    microbatches //= plan.passes.microbatches_of_unit
     if batch.lengths:
         microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))
@@ -274,7 +274,7 @@ def _shape(plan: Plan) -> PipelineShape:
 def _place_devices(plan: Plan) -> Mesh:
     """The mesh with the pipeline's devices where the schedule places them."""
     places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
-    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
+    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.ranks.pipeline_axis, places)
 
 
 def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
@@ -290,7 +290,7 @@ def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
     if shares:
         return plan.with_slices(tuple(round(share * sequence) for share in shares))
     # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    granule = plan.slice_granularity
+    granule = plan.passes.slice_granularity
     fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
     proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, pricing.price_slices(plan))

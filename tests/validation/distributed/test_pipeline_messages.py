@@ -44,7 +44,7 @@ def plan_of(schedule: str, p: int, m: int, **degrees: Any) -> Plan:
 
 
 def devices_of(plan: Plan) -> list[int]:
-    return [plan.device(stage) for stage in range(plan.shape.stages)]
+    return [plan.model_parts.device(stage) for stage in range(plan.shape.stages)]
 
 
 def orders_of(plan: Plan, ranks: Any) -> list[Order]:
