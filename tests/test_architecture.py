@@ -33,10 +33,12 @@ FLOORS = [
     "meshcast.simulator.models",
     "meshcast.simulator.scheduling",
     "meshcast.simulator.lowering",
-    "meshcast.simulator.bridges",
+    "meshcast.simulator.formats",
     "meshcast.simulator.schemes",
     "meshcast.simulator.costs",
     "meshcast.simulator.job",
+    "meshcast.simulator.formats.launch",
+    "meshcast.simulator.loading",
     "meshcast.simulator.plan",
     "meshcast.simulator.program",
     "meshcast.simulator.engine",
@@ -75,7 +77,7 @@ FLOORS = [
 
 DENIED = {
     "meshcast.simulator.costs": tuple(
-        f"meshcast.simulator.{room}" for room in ("models", "scheduling", "lowering", "bridges", "schemes")
+        f"meshcast.simulator.{room}" for room in ("models", "scheduling", "lowering", "formats", "schemes")
     ),
     "meshcast.simulator.schemes": (
         "meshcast.simulator.models",
@@ -356,7 +358,7 @@ def test_shared_code_asks_for_the_name_of_no_scheme() -> None:
     names |= {name.partition("/")[2] for name in names if name.startswith("pipeline/")}
     free = (
         "simulator/schemes/",
-        "simulator/bridges/",
+        "simulator/formats/",
         "simulator/job/",
         "validation/",
     )

@@ -488,7 +488,10 @@ class PlanPasses:
 
 
 def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Returns the group of consecutive numbers that has `number`, and its place in the group. sizes: of the groups in order."""
+    """Returns the group of consecutive numbers that has `number`, and its place in the group.
+
+    sizes: of the groups in order.
+    """
     for group, size in enumerate(sizes):
         if number < size:
             return group, number
