@@ -130,12 +130,14 @@ def tables_of_cluster(
 
 def _price(cluster: Cluster, costs: Costs, operation: str, ranks: tuple[int, ...], nbytes: int) -> Estimate:
     if operation != "send_recv":
-        return collective.price(Collective(operation, nbytes, ("all",)), reach(cluster, ranks), costs.links)
+        return collective.price(
+            Collective(operation, nbytes, ("all",)), reach(cluster, ranks), costs.communication.links
+        )
     # Every rank sends to the next one: the slowest pair sets the time.
     pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
     reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
-    prices = [p2p.price(nbytes, one, costs.links) for one in reaches]
+    prices = [p2p.price(nbytes, one, costs.communication.links) for one in reaches]
     return max(prices, key=lambda one: one.seconds + one.latency)
 
 

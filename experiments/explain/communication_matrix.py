@@ -188,9 +188,9 @@ class MessagesOfPlan:
         if work.operation == "shift":
             return ""
         costs = self.costs[device]
-        return choose_algorithm(work.nbytes, find_group(work.operation, _reach(costs.cluster, ranks), costs.links))[1][
-            0
-        ]
+        return choose_algorithm(
+            work.nbytes, find_group(work.operation, _reach(costs.cluster, ranks), costs.communication.links)
+        )[1][0]
 
     def groups(self, device: int, work: Work) -> list[np.ndarray]:
         """The groups of a collective with ranks of a device: their ranks in the order of positions."""

@@ -185,7 +185,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
     plan = metrics.play.plan
     cluster = plan.ranks.clusters[owner]
     traits = plan.on(owner).job.framework.kernel_traits
-    kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits["attention"]))
+    kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits.attention))
     peaks = {one.dtype: one.peak for one in kernels if one.dtype}
     flops, most = sum(one.flops * one.count for one in kernels), max(peaks.values(), default=0.0)
     links = link_rates(cluster)

@@ -126,10 +126,10 @@ def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[S
 
 def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:
     """What the prices of a step had to assume, a sentence each."""
-    assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
+    assumed = (*costs.assumed, *(costs.kernels.assumed_experts if plan.job.model.moe else ()))
     variants = (one for stage in stages for one in variants_of(stage))
     forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
-    assumed += costs.assumed_exchanges(op.work for op in forward)
+    assumed += costs.communication.assumed_exchanges(op.work for op in forward)
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)
     return assumed + ((CONTENTION,) if engine == "shared" else ())
