@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from meshcast.simulator.engine.peak_memory import peaks
 from meshcast.simulator.engine.play import play
@@ -13,11 +12,12 @@ from meshcast.simulator.forecast.resident_memory import resident_of_devices, sta
 from meshcast.simulator.forecast.saved_tensors import price_stage_tensors
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.ir.capabilities import MeasuresMemory, schemes_with
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.plan.partition import LayerCosts
-from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan, replace_scheme
 from meshcast.simulator.plan.pricing import StageTensors
 from meshcast.simulator.plan.resolve import resolve
 from meshcast.simulator.program.block import Price, Prices
@@ -33,7 +33,8 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     shared = shared_work or SharedWork()
     pricing = ForecastPricing(shared, price)
     plan = resolve(job, pricing, shared.parts_of_plans)
-    return _place_states(plan, pricing) if any(scheme.measures_memory for scheme in plan.every_scheme) else plan
+    measures = any(scheme.measures_memory for scheme in schemes_with(plan.every_scheme, MeasuresMemory))
+    return _place_states(plan, pricing) if measures else plan
 
 
 class ForecastPricing:
@@ -87,15 +88,15 @@ def _place_states(plan: Plan, pricing: ForecastPricing) -> Plan:
 
     Raises PlanError where stages or replicas differ.
     """
-    check_alike(plan, next(scheme.use for scheme in plan.schemes if scheme.measures_memory))
+    check_alike(plan, schemes_with(plan.every_scheme, MeasuresMemory)[0].use)
     stages, program = pricing.build(plan)
     used = [peak.total for peak in peaks(program, [{} for _ in range(plan.ranks.devices)])]
     states = [state_bytes(plan, params) for params in device_params(plan, stages)]
     # The device that has least room decides.
     tightest = max(range(plan.ranks.devices), key=lambda device: used[device] + sum(states[device].values()))
     memory = min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters)
-    schemes = [
-        one.place_states(memory, used[tightest], states[tightest]) if one.measures_memory else one
-        for one in plan.schemes
-    ]
-    return replace(plan, schemes=tuple(schemes))
+
+    for scheme in schemes_with(plan.schemes, MeasuresMemory):
+        if scheme.measures_memory:
+            plan = replace_scheme(plan, scheme, scheme.place_states(memory, used[tightest], states[tightest]))
+    return plan

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.stage_messages import CrossMeshMessages, choose_messages
+from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.modules import GradientSum
 from meshcast.simulator.ir.ops import BYTES, Param
 from meshcast.simulator.lowering.lower import LoweredUnits
@@ -21,8 +22,9 @@ Holders = tuple[int, ...]
 
 def count_elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) -> int:
     """Elements of gradients on one rank, in the shards that hold a state of the trained parameters at rest."""
+    sharding = schemes_with(plan.schemes, ShardsStates)
     trained = ((param, n) for param, n in params if param.trained)
-    return sum(n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained)
+    return sum(n * param.size // plan.mesh.size(shards_at_rest(sharding, state, param)) for param, n in trained)
 
 
 def sum_shared_gradients(

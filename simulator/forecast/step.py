@@ -18,6 +18,7 @@ from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.ir.capabilities import VariesSteps, schemes_with
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job
@@ -86,7 +87,8 @@ def play_job(
     given, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
     if plan.passes.steps == 1:
         return _play_plan(plan, engine, skip, shared)
-    if numbers := sorted({scheme.steps for scheme in plan.every_scheme} - {1, plan.passes.steps}):
+    varying = schemes_with(plan.every_scheme, VariesSteps)
+    if numbers := sorted({scheme.steps for scheme in varying} - {1, plan.passes.steps}):
         rule = f"the routing of one stage has {plan.passes.steps} steps, that of another {numbers[0]}"
         raise PlanError("plan", rule, "Give all stages routing of as many steps")
     every = [

@@ -11,7 +11,7 @@ from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Head, Linear
 from meshcast.simulator.ir.ops import Fragment, Op, Param, TensorUse
 from meshcast.simulator.lowering.grad_accumulation import accumulate_separately
-from meshcast.simulator.lowering.scope import Scope, accumulation_shards
+from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.lowering.sharded_weights import gather_weights
 
 
@@ -69,11 +69,15 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     frag.tensor_uses = list(_tensor_uses(scope, operator, at, frag, inputs, weights))
     if not fused_gradients and params and not operator.frozen:
         uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
-        kept = (param for param in params if scope.mesh.size(accumulation_shards(scope.schemes, param)) == 1)
-        whole = sum(param.size for param in kept if param.name in uncut)
+        whole = sum(param.size for param in params if param.name in uncut and not _accumulates_shards(scope, param))
         accumulate_separately(frag, operator, at, weights, ready, whole, accumulated)
     gather_weights(scope, operator, at, frag, inputs, weights)
     return frag
+
+
+def _accumulates_shards(scope: Scope, param: Param) -> bool:
+    """Returns whether micro-batches add to a gradient that is sharded."""
+    return any(scope.mesh.size(scheme.accumulation_shards(param)) > 1 for scheme in scope.sharding)
 
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from math import inf
 from operator import attrgetter
 
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
@@ -35,6 +36,7 @@ class Scope:
     """Sharded dims, producers and readers of one unit under the `schemes` of a plan (outermost first).
 
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
+    sharding: those of the schemes that may shard states.
     incoming_gradient: the memory key of the gradient that enters the unit.
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
     copies_table: the stage has a copy of its table, for the tokens of a decoder, which a tied output layer reads too.
@@ -59,8 +61,9 @@ class Scope:
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
         self._rest_divisions: dict[Operator, dict[str, str]] = {}
-        self._gathered = {axis for one in self.schemes for axis in one.gathered_axes}
-        self._families = {axis: one.family for one in self.schemes if not one.view for axis in one.over}
+        self.sharding = schemes_with(schemes, ShardsStates)
+        self._gathered = {axis for scheme in self.sharding for axis in scheme.gathered_axes}
+        self._families = {axis: scheme.family for scheme in self.schemes if not scheme.view for axis in scheme.over}
         self._same_gradient: dict[str, Tensor] = {}
         self._renamed_from: dict[str, Tensor] = {}
         self._without_gradient: set[str] = set()
@@ -234,20 +237,15 @@ traits_of: Callable[[Param], Hashable] = attrgetter(
 """Returns all of a parameter but its ops: what schemes, updates and states depend on."""
 
 
-def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
+def shards_at_rest(schemes: Iterable[ShardsStates], state: str, param: Param) -> tuple[str, ...]:
     """Returns the axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between uses."""
     return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))
 
 
-def count_shards(mesh: Mesh, schemes: Iterable[Scheme], axes: Sequence[str]) -> float:
+def count_shards(mesh: Mesh, schemes: Iterable[HoldsUnequalShards], axes: Sequence[str]) -> float:
     """Returns what a tensor that is sharded over `axes` divides by on these ranks: their number, where all shards are
     equal, fewer where theirs are larger, infinite where they hold none."""
     count: float = mesh.size(axes)
     for size in (scheme.shard_size(axes) for scheme in schemes):
         count = count if size == 1.0 else count / size if size else inf
     return count
-
-
-def accumulation_shards(schemes: Iterable[Scheme], param: Param) -> tuple[str, ...]:
-    """Returns the axes over which the gradient of a parameter is sharded while micro-batches add to it."""
-    return tuple(axis for scheme in schemes for axis in scheme.accumulation_shards(param))

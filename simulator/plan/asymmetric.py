@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards, schemes_with
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
 from meshcast.simulator.job.shorthand import family_degree
@@ -273,12 +274,13 @@ def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
     axis, counts = positions[0][0], [len(places) for _, places in positions]
     memory = [min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters) for plan in plans]
     schemes = [list(plan.schemes) for plan in plans]
-    for number, scheme in enumerate(plans[0].schemes):
+    for scheme in schemes_with(plans[0].schemes, HoldsUnequalShards):
         if sizes := scheme.shard_sizes(axis, memory):
             mean = sum(size * count for size, count in zip(sizes, counts, strict=True)) / sum(counts)
-            for own, size in zip(schemes, sizes, strict=True):
-                own[number] = own[number].with_shards(axis, max(sizes) / mean, size / mean)
-    return [replace(plan, schemes=tuple(own)) for plan, own in zip(plans, schemes, strict=True)]
+            number = plans[0].schemes.index(scheme)
+            for of_kind, size in zip(schemes, sizes, strict=True):
+                of_kind[number] = scheme.with_shards(axis, max(sizes) / mean, size / mean)
+    return [replace(plan, schemes=tuple(of_kind)) for plan, of_kind in zip(plans, schemes, strict=True)]
 
 
 def _check_flush(plan: Plan) -> None:

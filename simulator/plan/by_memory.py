@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import AdaptsRecompute, schemes_with
 from meshcast.simulator.plan.partition import LayerCosts, is_reachable, minimise_largest, minimise_step, stage_costs
-from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan, replace_scheme
 
 ROUNDS = 4
 """Most times that memory is profiled again around the partition that was found."""
@@ -118,18 +119,14 @@ def adapt_recompute(
     memory: of every device [bytes].
     stated: layers of every stage that are given; None: to be found.
     """
-    (which,) = (i for i, scheme in enumerate(plan.schemes) if scheme.adapts_recompute)
-    scheme = plan.schemes[which]
+    (scheme,) = schemes_with(plan.schemes, AdaptsRecompute)
     check_one_stage_a_device(plan, scheme.use)
     layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
 
     def recomputing(counts: Sequence[int], parts: Sequence[int] = ()) -> Plan:
         """The plan whose stages recompute so many layers each. parts: layers of every stage, once they are known."""
         schemes = {count: scheme.recompute_layers(count) for count in counts}
-        every = [
-            replace(plan, layers=tuple(parts), schemes=(*plan.schemes[:which], one, *plan.schemes[which + 1 :]))
-            for one in (schemes[count] for count in counts)
-        ]
+        every = [replace(replace_scheme(plan, scheme, schemes[count]), layers=tuple(parts)) for count in counts]
         return replace(every[0], stage_plans=tuple(every)) if len(schemes) > 1 else every[0]
 
     even = spread_layers(layers, stages)

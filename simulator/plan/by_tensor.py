@@ -14,8 +14,9 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from meshcast.simulator.ir.capabilities import ChoosesTensors, schemes_with
 from meshcast.simulator.plan.by_memory import check_one_stage_a_device
-from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan, replace_scheme
 from meshcast.simulator.plan.pricing import JobPricing, SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import FEWEST_HELD, Stripe, TensorChoice
 
@@ -113,14 +114,13 @@ def choose_tensors(plan: Plan, pricing: JobPricing, memory: Sequence[float]) -> 
 
     memory: of every device [bytes].
     """
-    (which,) = (i for i, scheme in enumerate(plan.schemes) if scheme.chooses_tensors)
-    scheme = plan.schemes[which]
+    (scheme,) = schemes_with(plan.schemes, ChoosesTensors)
     check_one_stage_a_device(plan, scheme.use)
     stages = plan.shape.p
 
     def with_choices(choices: Sequence[TensorChoice]) -> Plan:
         schemes = [scheme.with_tensors(tuple(choices), stage) for stage in range(stages)]
-        every = [replace(plan, schemes=(*plan.schemes[:which], one, *plan.schemes[which + 1 :])) for one in schemes]
+        every = [replace_scheme(plan, scheme, of_stage) for of_stage in schemes]
         return replace(every[0], stage_plans=tuple(every)) if len({*choices}) > 1 else every[0]
 
     if scheme.tensor_choices:

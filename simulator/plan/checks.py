@@ -8,11 +8,22 @@ from functools import partial
 from typing import get_args
 
 from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator.ir.capabilities import (
+    AccumulatesByUnit,
+    AnnotatesOperators,
+    HoldsStates,
+    MeetsPeriodically,
+    PassesKeys,
+    RequiresRoles,
+    TakesProjectedKeys,
+    VariesSteps,
+    schemes_with,
+)
 from meshcast.simulator.ir.mamba_operators import Mamba, Scan
 from meshcast.simulator.ir.modules import Operator, walk
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
-from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.ir.scheme import Scheme, SequenceScheme
 from meshcast.simulator.ir.variants.linear_attention import LinearMixer
 from meshcast.simulator.job.framework import Format
 from meshcast.simulator.lowering.scope import Scope
@@ -90,9 +101,9 @@ def check_axes(plan: Plan) -> None:
     owners: dict[str, Scheme] = {}
     for scheme in plan.schemes:
         for axis in scheme.axes:
-            if axis in owners and not (scheme.shares_axes and owners[axis].family == "data"):
+            if axis in owners and not (isinstance(scheme, AnnotatesOperators) and owners[axis].family == "data"):
                 rule = f"{owners[axis].use} and {scheme.use} both have the axis {axis!r}"
-                shared = owners[axis].shares_axes and scheme.family == "data"
+                shared = isinstance(owners[axis], AnnotatesOperators) and scheme.family == "data"
                 remedy = f"Name {scheme.use} first" if shared else "Give each scheme an axis of its own"
                 raise PlanError("plan.schemes", rule, remedy)
             owners[axis] = scheme
@@ -179,8 +190,8 @@ def check_attention(plan: Plan) -> None:
 
 def check_documents(plan: Plan) -> None:
     """Attention within documents is computed where a rank has all keys of a sequence."""
-    several = [scheme for scheme in plan.schemes if plan.mesh.size(scheme.over) > 1]
-    rings = [scheme.use for scheme in several if getattr(scheme, "passes_keys", False)]
+    passing = (scheme for scheme in schemes_with(plan.schemes, PassesKeys) if scheme.passes_keys)
+    rings = [scheme.use for scheme in passing if plan.mesh.size(scheme.over) > 1]
     sliced = [plan.schedule.use] if len(plan.schedule.slices) != 1 else []
     if plan.job.batch.documents is not None and (rings or sliced):
         rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
@@ -200,7 +211,8 @@ def check_projected_keys(plan: Plan) -> None:
     for scheme in plan.schemes:
         if isinstance(scheme, Schedule) and len(scheme.slices) != 1:
             raise PlanError("plan.schemes", f"{rule} at once, and {scheme.use} slices them", "Use 1f1b", scheme.use)
-        if plan.mesh.size(scheme.axes) > 1 and not scheme.takes_projected_keys:
+        shards = isinstance(scheme, SequenceScheme) and plan.mesh.size(scheme.axes) > 1
+        if shards and not isinstance(scheme, TakesProjectedKeys):
             remedy = "Use sequence/rsa or tensor/megatron, or leave model.projected_keys out"
             raise PlanError("plan.schemes", f"{rule}, and {scheme.use} shards them otherwise", remedy, scheme.use)
 
@@ -231,8 +243,9 @@ def check_classes(plan: Plan) -> None:
         rule = f"micro-batches are of at most {MAX_CLASSES} classes"
         raise PlanError("batch.lengths", rule, "Round lengths up to a larger multiple (batch.samples.multiple)", count)
     schedule = plan.schedule
-    if whole := next((scheme for scheme in plan.schemes if scheme.accumulates_by_unit), None):
-        rule = f"micro-batches of unlike length do not go with {whole.use}, whose layers run all of a step as one pass"
+    whole = [scheme.use for scheme in schemes_with(plan.schemes, AccumulatesByUnit) if scheme.accumulates_by_unit]
+    if whole:
+        rule = f"micro-batches of unlike length do not go with {whole[0]}, whose layers run all of a step as one pass"
         raise PlanError("batch.lengths", rule, "Set layered: false, or use micro-batches that are alike")
     reasons = {
         "slices sequences of one length": len(schedule.slices) != 1,
@@ -257,7 +270,8 @@ def check_period(plan: Plan) -> None:
     """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
     each."""
     if plan.passes.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
-        index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
+        meeting = schemes_with(plan.schemes, MeetsPeriodically)
+        index = next(plan.schemes.index(scheme) for scheme in meeting if scheme.period > 1)
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         if plan.job.forward_only:
             rule = "a period counts updates of the weights, and a forward-only job has none"
@@ -268,8 +282,8 @@ def check_period(plan: Plan) -> None:
 
 def check_steps(plan: Plan) -> None:
     """Steps that differ are forecast one by one, each from an empty to an empty pipeline, by equal ranks."""
-    index = next((i for i, scheme in enumerate(plan.schemes) if scheme.steps > 1), None)
-    if index is None:
+    varying = [scheme for scheme in schemes_with(plan.schemes, VariesSteps) if scheme.steps > 1]
+    if not varying:
         return
     reasons = {
         "noise": plan.job.noise is not None,
@@ -279,6 +293,7 @@ def check_steps(plan: Plan) -> None:
     for reason, holds in reasons.items():
         if holds:
             rule = f"routing that changes from step to step does not go with {reason}"
+            index = plan.schemes.index(varying[0])
             raise PlanError(f"plan.schemes[{index}].routing", rule, "Give the routing of one step, or leave that out")
 
 
@@ -331,7 +346,7 @@ def check_roles(plan: Plan) -> None:
         found = [scheme.use for scheme in plan.schemes if scheme.role == role]
         if len(found) > 1:
             raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
-    for scheme in plan.schemes:
+    for scheme in schemes_with(plan.schemes, RequiresRoles):
         for role in scheme.required_roles:
             if not any(other.role == role for other in plan.schemes):
                 found = [use for use in scheme_names() if find_scheme(use).role == role]
@@ -342,11 +357,11 @@ def check_roles(plan: Plan) -> None:
 def check_offloading(plan: Plan) -> None:
     """One scheme at most offloads a state."""
     for state in ("parameters", "gradients", "optimizer"):
-        found = [scheme.use for scheme in plan.schemes if scheme.offloaded_to(state)]
-        if len(found) > 1:
+        uses = [scheme.use for scheme in schemes_with(plan.schemes, HoldsStates) if scheme.offloaded_to(state)]
+        if len(uses) > 1:
             what = "optimizer states" if state == "optimizer" else state
-            rule = f"{found[0]} offloads {what} already"
-            raise PlanError("plan.schemes", rule, "Let one of them offload them", found[1])
+            rule = f"{uses[0]} offloads {what} already"
+            raise PlanError("plan.schemes", rule, "Let one of them offload them", uses[1])
 
 
 def check_experts(plan: Plan) -> None:
@@ -379,8 +394,9 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     if key in known:
         return
     operators = [operator for unit in plan.model_parts.backward_architecture.units for operator in unit.operators()]
-    for i, scheme in enumerate(plan.schemes):
-        scheme.check_operators(operators, len(plan.job.model.every_layer), f"plan.schemes[{i}]")
+    for scheme in schemes_with(plan.schemes, AnnotatesOperators):
+        where = f"plan.schemes[{plan.schemes.index(scheme)}]"
+        scheme.check_operators(operators, len(plan.job.model.every_layer), where)
     scope = Scope(plan.mesh, plan.stage_schemes)
 
     def visit(operator: Operator, called: Mapping[str, str]) -> None:

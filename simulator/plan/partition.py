@@ -35,7 +35,7 @@ AskLayerCosts = Callable[[], Sequence[LayerCosts]]
 """Returns the layer costs on every stage; called only for `partition: by-cost`."""
 
 
-class Chain(NamedTuple):
+class LayerChain(NamedTuple):
     """A chain of layers, a branch of a model or its trunk, and the chain of stages that holds it."""
 
     name: str
@@ -63,7 +63,7 @@ def layers_of_graph(
     _check_graph(model, branches, before, lines, use)
     layers = [(f"branch {branch.name}", branch.layers) for branch in model.branches if branch.layers]
     layers += [("the trunk", model.layers)] if model.layers else []
-    chains = [Chain(*item, stages) for item, stages in zip(layers, lines, strict=True)]
+    chains = [LayerChain(*item, stages) for item, stages in zip(layers, lines, strict=True)]
     if partition == "even":
         return [count for chain in chains for count in _spread_chain(chain)]
     if isinstance(partition, str):
@@ -96,7 +96,7 @@ def _check_graph(
     raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {layers}", remedy, use)
 
 
-def _spread_chain(chain: Chain) -> list[int]:
+def _spread_chain(chain: LayerChain) -> list[int]:
     """Returns equal numbers of layers. Raises PlanError where there are none."""
     count = len(chain.stages)
     if chain.layers % count:
@@ -106,7 +106,7 @@ def _spread_chain(chain: Chain) -> list[int]:
     return [chain.layers // count] * count
 
 
-def _check_listed_chains(partition: tuple[int, ...], chains: Sequence[Chain], has_trunk: bool) -> None:
+def _check_listed_chains(partition: tuple[int, ...], chains: Sequence[LayerChain], has_trunk: bool) -> None:
     """Raises PlanError unless a list has the layers of every chain, and no stage without any but the last of a trunk,
     which has the output layer."""
     last = chains[-1].stages.stop

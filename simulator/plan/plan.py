@@ -19,6 +19,14 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.simulator.ir.capabilities import (
+    AccumulatesByUnit,
+    AnnotatesOperators,
+    MeetsPeriodically,
+    PadsVocabulary,
+    VariesSteps,
+    schemes_with,
+)
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, Stage
 from meshcast.simulator.ir.registry import find_scheme
@@ -163,7 +171,9 @@ class PlanRanks:
         """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
         if self._plan.stage_plans:
             return math.lcm(*(stage.ranks.tensor_ranks for stage in self._plan.stage_plans))
-        return self._plan.mesh.size(axis for scheme in self._plan.family("tensor") for axis in scheme.vocabulary_axes)
+        tensor = self._plan.family("tensor")
+        axes = (scheme.vocabulary_axes if isinstance(scheme, PadsVocabulary) else scheme.over for scheme in tensor)
+        return self._plan.mesh.size(axis for of_scheme in axes for axis in of_scheme)
 
     @property
     def head_ranks(self) -> int:
@@ -373,6 +383,7 @@ class ModelParts:
     def architecture_of(self, model: Model) -> Architecture:
         """Returns the same for another variant of the model of the job."""
         plan, job, framework = self._plan, self._plan.job, self._plan.job.framework
+        annotated = schemes_with(plan.schemes, AnnotatesOperators)
         assert job.batch.sequence is not None
         architecture = Architecture(
             model,
@@ -390,7 +401,7 @@ class ModelParts:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
-            borders=tuple(sorted({first for scheme in plan.schemes for first in scheme.layer_borders})),
+            borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
         return plan.architectures.setdefault(architecture, architecture)
 
@@ -412,7 +423,7 @@ class PlanPasses:
         """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
         unit by unit; they are then one pass."""
         plan = self._plan
-        if not any(scheme.accumulates_by_unit for scheme in plan.schemes):
+        if not any(scheme.accumulates_by_unit for scheme in schemes_with(plan.schemes, AccumulatesByUnit)):
             return 1
         batch = plan.job.batch
         assert batch.total is not None
@@ -478,13 +489,13 @@ class PlanPasses:
 
     @property
     def period(self) -> int:
-        """Steps after which the communication of all schemes repeats, see `Scheme.period`."""
-        return math.lcm(*(scheme.period for scheme in self._plan.every_scheme))
+        """Steps after which the communication of all schemes repeats, see `MeetsPeriodically`."""
+        return math.lcm(*(scheme.period for scheme in schemes_with(self._plan.every_scheme, MeetsPeriodically)))
 
     @property
     def steps(self) -> int:
-        """Steps that differ and are forecast one after another, see `Scheme.steps`."""
-        return max((scheme.steps for scheme in self._plan.every_scheme), default=1)
+        """Steps that differ and are forecast one after another, see `VariesSteps`."""
+        return max((scheme.steps for scheme in schemes_with(self._plan.every_scheme, VariesSteps)), default=1)
 
 
 def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
@@ -497,3 +508,8 @@ def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
             return group, number
         number -= size
     raise IndexError(number)
+
+
+def replace_scheme(plan: Plan, scheme: Scheme, other: Scheme) -> Plan:
+    """Returns the plan with another scheme in place of one."""
+    return replace(plan, schemes=tuple(other if each is scheme else each for each in plan.schemes))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.plan.plan import Plan
@@ -30,4 +30,4 @@ def resolve(job: Job, pricing: JobPricing, known: KnownParts | None = None) -> P
 def _has_unlike_shards(job: Job) -> bool:
     """Whether a scheme may give ranks on unlike nodes unlike shards of the states."""
     kinds = [find_scheme(entry.use) for entry in job.plan.schemes] if job.cluster.groups else []
-    return any(kind.shard_sizes is not Scheme.shard_sizes for kind in kinds)
+    return any(issubclass(kind, HoldsUnequalShards) for kind in kinds)

@@ -15,6 +15,15 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.capabilities import (
+    AdaptsModel,
+    AdaptsRecompute,
+    ChoosesTensors,
+    FitsModels,
+    TriesAlternatives,
+    VariesSteps,
+    schemes_with,
+)
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme
@@ -33,9 +42,9 @@ from meshcast.simulator.plan.checks import (
     check_stated_chunks,
 )
 from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
-from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.plan import Plan, replace_scheme
 from meshcast.simulator.plan.pricing import JobPricing
-from meshcast.simulator.scheduling.schedule import PipelineShape
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
@@ -77,8 +86,8 @@ class Resolver:
         """The checked plan of `job` with the shape of its pipeline, without layers and slices."""
         mesh = _mesh(job, self.known)
         schemes = tuple(_scheme(job, mesh, index, self.known) for index in range(len(job.plan.schemes)))
-        for scheme in schemes:
-            job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
+        for adapting in schemes_with(schemes, AdaptsModel):
+            job = job.model_copy(update={"model": adapting.adapt_model(job.model)})
         assert job.batch.sequence is not None
         shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
         plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
@@ -105,13 +114,13 @@ class Resolver:
         def seconds(candidate: Plan) -> float:
             return sum(sum(costs.layers) for costs in self.pricing.price_layers(candidate))
 
-        schemes = (scheme.fit_models(plan.job, partial(self.pricing.price_work, plan)) for scheme in plan.schemes)
-        plan = replace(plan, schemes=tuple(schemes))
-        for i, scheme in enumerate(plan.schemes):
-            if found := scheme.alternatives():
+        measure = partial(self.pricing.price_work, plan)
+        for scheme in schemes_with(plan.schemes, FitsModels):
+            plan = replace_scheme(plan, scheme, scheme.fit_models(plan.job, measure))
+        for trying in schemes_with(plan.schemes, TriesAlternatives):
+            if alternatives := trying.alternatives():
                 check_divisible(plan, self.known.divisible)
-                before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
-                plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
+                plan = min((replace_scheme(plan, trying, scheme) for scheme in alternatives), key=seconds)
         return plan
 
     def layers(self, plan: Plan, partition: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -162,19 +171,20 @@ class Resolver:
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
         plan = self.choose_alternatives(self.prepare(job))
-        if any(scheme.adapts_recompute for scheme in plan.schemes):
+        if any(scheme.adapts_recompute for scheme in schemes_with(plan.schemes, AdaptsRecompute)):
             return self.slice_sequences(self.adapt_recompute(plan))
         plan = replace(plan, layers=self.layers(plan, job.plan.partition))
         self.check_divisible(plan)
         plan = self.slice_sequences(plan)
-        chooses = any(scheme.chooses_tensors for scheme in plan.schemes) and not plan.shape.classes
-        return self.choose_tensors(plan) if chooses else plan
+        chooses = any(scheme.chooses_tensors for scheme in schemes_with(plan.schemes, ChoosesTensors))
+        return self.choose_tensors(plan) if chooses and not plan.shape.classes else plan
 
     def choose_tensors(self, plan: Plan) -> Plan:
         """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
         from meshcast.simulator.plan.by_tensor import choose_tensors
 
-        stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
+        limits = [scheme.memory_limit for scheme in schemes_with(plan.schemes, ChoosesTensors)]
+        stated = [limit for limit in limits if limit is not None]
         memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.ranks.clusters]
         return choose_tensors(plan, self.pricing, memory)
 
@@ -223,16 +233,21 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
-    pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
+    pipelined = any(issubclass(one, Schedule) and one.flush and mesh.size(e.over) > 1 for e, one in pipelines)
     made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
     made_from = kind, made_of, job.step
+
+    def make() -> Scheme:
+        scheme = kind(*made_of)
+        return scheme.at_step(job.step) if isinstance(scheme, VariesSteps) else scheme
+
     try:
-        found = known.schemes.get(made_from)
+        scheme = known.schemes.get(made_from)
     except TypeError:  # options that are tables have no hash
-        return kind(*made_of).at_step(job.step)
-    if found is None:
-        found = known.schemes[made_from] = kind(*made_of).at_step(job.step)
-    return found
+        return make()
+    if scheme is None:
+        scheme = known.schemes[made_from] = make()
+    return scheme
 
 
 def _check_axes(

@@ -21,6 +21,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.capabilities import NeedsPackage
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
@@ -84,8 +85,8 @@ def stored(name: str) -> Golden:
 
 def playable(name: str) -> bool:
     """Whether the packages are installed that the schemes of a job need."""
-    needed = (find_scheme(entry.use).needs_package for entry in load_job(stored(name).job).plan.schemes)
-    return all(importlib.util.find_spec(package) is not None for package in needed if package)
+    kinds = (find_scheme(entry.use) for entry in load_job(stored(name).job).plan.schemes)
+    return all(importlib.util.find_spec(kind.package) for kind in kinds if issubclass(kind, NeedsPackage))
 
 
 def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -34,6 +34,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import AccumulatesByUnit, HoldsUnequalShards
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import Collective, Op, StageOps
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
@@ -47,7 +48,7 @@ UNEVEN = 1.25
 """Time of a collective of unequal shards over that of equal ones (split_workload.py of Cephalo's repository)."""
 
 
-class Cephalo(ShardedScheme):
+class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
     paper = Paper(
         "arXiv:2411.01075", "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformer Models", 2025
     )
@@ -61,7 +62,7 @@ class Cephalo(ShardedScheme):
         """Off: a micro-batch runs through all layers before the next one, and is gathered and reduced by itself.
         Default: on without a pipeline. With one all micro-batches pass its stages together."""
 
-    largest = own = 1.0
+    largest = size = 1.0
     """The largest shard along the axis of unlike ranks, and that of its ranks, over the mean."""
     uneven_axis = ""
 
@@ -72,7 +73,7 @@ class Cephalo(ShardedScheme):
 
     @property
     def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.uneven_axis, self.largest, self.own
+        return super().lowering_key, self.uneven_axis, self.largest, self.size
 
     def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
         if self.options.shards == "even" or axis not in self.over:
@@ -87,13 +88,13 @@ class Cephalo(ShardedScheme):
             raise PlanError(f"{self.use}.shards", "no rank would hold any state", "Give one more than 0", [0.0])
         return tuple(self.options.shards)
 
-    def with_shards(self, axis: str, largest: float, own: float) -> "Cephalo":
-        found = copy(self)
-        found.uneven_axis, found.largest, found.own = axis, largest, own
-        return found
+    def with_shards(self, axis: str, largest: float, size: float) -> "Cephalo":
+        scheme = copy(self)
+        scheme.uneven_axis, scheme.largest, scheme.size = axis, largest, size
+        return scheme
 
     def shard_size(self, axes: Sequence[str]) -> float:
-        return self.own if self.uneven_axis in axes else 1.0
+        return self.size if self.uneven_axis in axes else 1.0
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: repeat_units(inner(part), stage.microbatches))

@@ -31,11 +31,12 @@ References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 20
 PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import Param, StageOps
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
@@ -44,7 +45,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
-class FSDP(ShardedScheme):
+class FSDP(ShardedScheme, KeepsSecondaryShards):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
     names_axes = ("replicate",)
 
@@ -77,8 +78,8 @@ class FSDP(ShardedScheme):
         if self.options.across_microbatches:
             check_gathers_once(self, job)
 
-    def offloaded_to(self, state: str) -> str:
-        return "cpu" if self.options.offload else ""
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        return {"cpu": 1.0} if self.options.offload else {}
 
     @property
     def lowering_key(self) -> Hashable:

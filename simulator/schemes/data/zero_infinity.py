@@ -25,7 +25,7 @@ Not modelled: the host's accumulation over micro-batches.
 References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -53,9 +53,9 @@ class ZeroInfinity(CoordinatedScheme):
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: tile_linear_layers(inner(part), self.options.tiles))
 
-    def offloaded_to(self, state: str) -> str:
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
         place = self.options.parameters if state == "parameters" else self.options.optimizer
-        return "" if place == "gpu" else place
+        return {} if place == "gpu" else {place: 1.0}
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

@@ -21,6 +21,7 @@ parallel_sequence/_operation.py; projection: Wang et al. 2020 (Linformer), arXiv
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import TakesProjectedKeys
 from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.operators import CoreAttention
 from meshcast.simulator.ir.ops import Fragment
@@ -30,9 +31,8 @@ from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 from meshcast.simulator.schemes.sequence.shared.score_ring import attend_by_scores
 
 
-class Rsa(RingScheme):
+class Rsa(RingScheme, TakesProjectedKeys):
     kernels, kernels_reason = "unfused", "keeps the scores, which flash kernels never write"
-    takes_projected_keys = True
     role = "ring of scores"
     paper = Paper("arXiv:2105.13120", "Sequence Parallelism: Long Sequence Training from System Perspective", 2021)
 

@@ -16,9 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
-from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Scheme
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage
 from meshcast.simulator.ir.settings import OptionValues
 from meshcast.simulator.lowering.scope import traits_of
 
@@ -75,7 +76,7 @@ MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
 """Makes the ops of a bucket over axes, one after another."""
 
 
-class DataScheme(Scheme):
+class DataScheme(ShardsStates):
     """Base of the data schemes; many only state which states they shard."""
 
     family = "data"
@@ -125,6 +126,12 @@ class DataScheme(Scheme):
         return (
             tuple(axis for axis in self.reduces(param) if axis not in self.replica_axes) if state in self.shards else ()
         )
+
+    def accumulation_shards(self, param: Param) -> tuple[str, ...]:
+        return self.shards_at_rest("gradients", param)
+
+    def update_shards(self, param: Param) -> tuple[str, ...]:
+        return self.shards_at_rest("optimizer", param)
 
     @property
     def overlaps_backward(self) -> bool:

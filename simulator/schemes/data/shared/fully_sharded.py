@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 from math import inf
 from typing import ClassVar
 
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
     BYTES,
@@ -120,10 +121,9 @@ class ShardedScheme(DataScheme):
         """
         phase = "F" if forward else "B"
         ops = [self.gather(axes, elements, phase, "every")] if axes else []
-        if place := self.offloaded_to("parameters"):
+        for place, share in self.offloaded_to("parameters").items():
             dtype = self.framework.main_weights if self.updates_weights and axes else self.framework.weights
-            share = self.offloaded_share("parameters") * BYTES[dtype]
-            shard = HostCopy(round(share * elements / self.mesh.size(axes)), True, place)
+            shard = HostCopy(round(share * BYTES[dtype] * elements / self.mesh.size(axes)), True, place)
             ops.insert(0, Op("copy shard", IN, shard, [], phase))
         return GatherOps(ops)
 
@@ -132,10 +132,10 @@ class ShardedScheme(DataScheme):
         them, then all-reduce of the shards over replica axes, then a copy to where they are offloaded to.
         """
         ops = self.reductions(axes, elements, "W", "every")
-        if place := self.offloaded_to("gradients"):
+        for place, share in self.offloaded_to("gradients").items():
             ranks = self.mesh.size(self.split_replica_axes(axes)[0])
-            share = self.offloaded_share("gradients") * BYTES[self.framework.gradients]
-            shard = HostCopy(round(share * elements / ranks), False, place)
+            nbytes = share * BYTES[self.framework.gradients] * elements / ranks
+            shard = HostCopy(round(nbytes), False, place)
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
         return ops
 
@@ -143,12 +143,13 @@ class ShardedScheme(DataScheme):
     """Whether the host updates the states during the passes of the next step."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment, place = super().lower(module, inner), self.offloaded_to("optimizer")
-        if not isinstance(module, Update) or not place:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, Update):
             return fragment
-        back = BYTES[self.framework.weights] * (1 - self.offloaded_share("parameters"))
-        share = self.offloaded_share("optimizer")
-        return update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        for place, share in self.offloaded_to("optimizer").items():
+            back = BYTES[self.framework.weights] * (1 - sum(self.offloaded_to("parameters").values()))
+            fragment = update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        return fragment
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
@@ -245,7 +246,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
     for param in fragment.params:
         axes, away = scheme.shards_at_rest("parameters", param), bool(scheme.offloaded_to("parameters"))
         if axes or away:
-            second = None if stays else scheme.secondary_shards(param)
+            second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             live = param.size if second != () else 0
             forward.append((param, GatheredWeights(((axes, param.size),), live)))
             again = axes if second is None else second

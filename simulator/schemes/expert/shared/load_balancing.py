@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.modules import Module, MoE, Stage, Unit, every_module
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
 from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing
@@ -73,7 +74,7 @@ class LayerTimes:
 Policy = Callable[[Any, Placement, Sequence[Routing], LayerTimes], Placement]
 
 
-class BalancedScheme(ExpertScheme):
+class BalancedScheme(ExpertScheme, FitsModels):
     """Base of the expert schemes that place experts by the loads of earlier steps.
 
     Customise by: `decide`. Seldom: `reserved_replicas`.

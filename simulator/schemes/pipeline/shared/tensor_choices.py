@@ -10,6 +10,7 @@ from math import inf
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import ChoosesTensors
 from meshcast.simulator.ir.modules import Layer, Module, Stage
 from meshcast.simulator.ir.ops import Fragment, StageOps
 from meshcast.simulator.ir.scheme import LowerModule, LowerStage
@@ -19,7 +20,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, Stri
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
-class TensorSchedule(Schedule):
+class TensorSchedule(Schedule, ChoosesTensors):
     """Base of schedules that choose for every saved tensor. Customise by: `orders`, with the transfers of
     `options.tensors`.
 
@@ -48,10 +49,9 @@ class TensorSchedule(Schedule):
         return None if self.options.memory_gib is None else self.options.memory_gib * 2**30
 
     def with_tensors(self, choices: Sequence[TensorChoice], stage: int) -> TensorSchedule:
-        found = self.with_options(tensors=tuple(choices))
-        assert isinstance(found, TensorSchedule)
-        found.stage = stage
-        return found
+        schedule = self.with_options(tensors=tuple(choices))
+        schedule.stage = stage
+        return schedule
 
     @property
     def _own(self) -> TensorChoice:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.attention_mask import ScoreBlock
+from meshcast.simulator.ir.capabilities import PassesKeys
 from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.operators import CoreAttention
 from meshcast.simulator.ir.ops import Fragment, Op
@@ -16,7 +17,7 @@ from meshcast.simulator.scheduling.schedule import Schedule
 from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
 
 
-class RingScheme(SequenceScheme):
+class RingScheme(SequenceScheme, PassesKeys):
     """Base of the schemes that bring keys and values to the queries, block by block."""
 
     kernels: ClassVar[str] = ""
