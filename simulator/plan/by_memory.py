@@ -125,19 +125,18 @@ def adapt_recompute(
     check_one_stage_a_device(plan, scheme.use)
     recompute = partial(_recompute_layers, plan, scheme)
     layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
-    none, every = (recompute([count] * stages) for count in (0, layers))
+    none, every = recompute([0] * stages), recompute([layers] * stages)
     kept, freed = (profile_stages(extreme, spread_layers(layers, stages), peaks) for extreme in (none, every))
     saved = [max(before.layer - after.layer, 1.0) for before, after in zip(kept, freed, strict=True)]
     needed = _needed_counts(memory_costs(kept, layers), memory, saved)
     costs = _recompute_costs(layer_costs(none), layer_costs(every), needed)
     partition = list(stated or minimise_step(costs, plan.shape.m))
-    ends = enumerate(accumulate(partition))
-    counts = [min(int(needed[stage][end - partition[stage], end]), partition[stage]) for stage, end in ends]
+    counts = _least_counts(needed, partition)
 
     def measure_excess(counts: Sequence[int]) -> list[float]:
         """Returns by how many layers more to recompute every stage would fit."""
-        now = peaks(recompute(counts, partition))
-        return [(peak - limit) / nbytes for peak, limit, nbytes in zip(now, memory, saved, strict=True)]
+        each = zip(peaks(recompute(counts, partition)), memory, saved, strict=True)
+        return [(peak - limit) / nbytes for peak, limit, nbytes in each]
 
     return recompute(_correct_counts(counts, partition, measure_excess), partition)
 
@@ -176,6 +175,12 @@ def _needed_counts(peaks: Sequence[np.ndarray], memory: Sequence[float], saved: 
         np.ceil(np.maximum(peak - limit, 0.0) / nbytes)
         for peak, limit, nbytes in zip(peaks, memory, saved, strict=True)
     ]
+
+
+def _least_counts(needed: Sequence[np.ndarray], partition: Sequence[int]) -> list[int]:
+    """Returns how many of the layers of every stage have to be recomputed, all of them at most."""
+    ends = enumerate(accumulate(partition))
+    return [min(int(needed[stage][end - partition[stage], end]), partition[stage]) for stage, end in ends]
 
 
 def _recompute_costs(

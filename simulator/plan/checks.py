@@ -51,6 +51,9 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 LINEAR_NAMES = {**DIM_NAMES, "a": "model.linear_attention.key_heads (and heads)"}
 """Names of dims for operators of layers with linear attention."""
 
+MIXER_NAMES: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
+"""The same by the class of the module that mixes tokens."""
+
 BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
 """Names of dims for operators of branches."""
 
@@ -384,47 +387,56 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     known: keys of plans that were found divisible before; new findings are added.
     held: the parts of the model that the ranks of the plan hold; default: all.
     """
+    architecture = plan.model_parts.backward_architecture
     # The samples of all replicas are divisible by any number of replicas.
     key = (
-        replace(plan.model_parts.backward_architecture, replicas=1),
+        replace(architecture, replicas=1),
         tuple(plan.mesh.views),
         held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
     if key in known:
         return
-    operators = [operator for unit in plan.model_parts.backward_architecture.units for operator in unit.operators()]
+    operators = [operator for unit in architecture.units for operator in unit.operators()]
     for scheme in schemes_with(plan.schemes, AnnotatesOperators):
         where = f"plan.schemes[{plan.schemes.index(scheme)}]"
         scheme.check_operators(operators, len(plan.job.model.every_layer), where)
-    scope = Scope(plan.mesh, plan.stage_schemes)
-
-    def visit(operator: Operator, called: Mapping[str, str]) -> None:
-        for tensor, dim, sharding in scope.sharded_dims(operator):
-            size, count = tensor.dims[dim], plan.mesh.size(sharding)
-            axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
-            if isinstance(operator, Scan) and dim == "s":
-                _refuse_divided_scan(plan, axes)
-            if not size.is_divisible_by(count):
-                names = EXPERT_NAMES if operator.view else called
-                _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
-
-    of_branches = {
-        unit.children: BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
-        # Equal branches share their units, and errors name the first.
-        for branch, own in reversed(
-            [*zip(plan.model_parts.model.branches, plan.model_parts.backward_architecture.branches, strict=True)]
-        )
-        for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
-    }
-    stages = [plan.model_parts.stage(part, plan.model_parts.backward_architecture) for part in held or ()]
-    for unit in (
-        plan.model_parts.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]
-    ):
-        mixers: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
-        names = next((mixers[type(module)] for module in unit.children if type(module) in mixers), None)
-        walk(unit, partial(visit, called=names or of_branches.get(unit.children, DIM_NAMES)))
+    units = architecture.units
+    if held is not None:
+        units = [unit for part in held for unit in plan.model_parts.stage(part, architecture).units]
+    scope, of_branches = Scope(plan.mesh, plan.stage_schemes), _names_in_branches(plan)
+    for unit in units:
+        mixers = [MIXER_NAMES[type(module)] for module in unit.children if type(module) in MIXER_NAMES]
+        names = mixers[0] if mixers else of_branches.get(unit.children, DIM_NAMES)
+        walk(unit, partial(_check_operator, plan, scope, names))
     known.add(key)
+
+
+def _names_in_branches(plan: Plan) -> dict[Hashable, Mapping[str, str]]:
+    """Returns the names of dims for the units of branches, by the modules of a unit."""
+    names: dict[Hashable, Mapping[str, str]] = {}
+    builders = plan.model_parts.backward_architecture.branches
+    # Equal branches share their units, and errors name the first.
+    for branch, builder in reversed([*zip(plan.model_parts.model.branches, builders, strict=True)]):
+        called = BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
+        for unit in builder.branch_units(range(branch.layers)) if branch.layers else ():
+            names[unit.children] = called
+    return names
+
+
+def _check_operator(plan: Plan, scope: Scope, called: Mapping[str, str], operator: Operator) -> None:
+    """Raises PlanError unless every dim of an operator is divisible by the axes that shard it.
+
+    called: names of dims.
+    """
+    for tensor, dim, sharding in scope.sharded_dims(operator):
+        size, count = tensor.dims[dim], plan.mesh.size(sharding)
+        axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
+        if isinstance(operator, Scan) and dim == "s":
+            _refuse_divided_scan(plan, axes)
+        if not size.is_divisible_by(count):
+            names = EXPERT_NAMES if operator.view else called
+            _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
 
 def check_slices(plan: Plan) -> None:
