@@ -267,25 +267,28 @@ def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
 
 
 def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    model, net, level = links.models_within_node(reach).all_to_all, links.models.network, _simple_level(reach, links)
+    share, between = model.simple_share * model.rate_ratio, net.all_to_all_share
+    ll = Protocol(0.0, 0.0, net.ll_level, model.ll_share, between, 0.0)
+    simple = Protocol(model.simple_setup, 0.0, level, share, between, model.exposed_fill)
+    return (
+        _exchange_messages(reach, links, LL, ll, LL_MESSAGE * reach.members),
+        _exchange_messages(reach, links, SIMPLE, simple, math.inf),
+    )
+
+
+def _exchange_messages(reach: Reach, links: Links, name: str, protocol: Protocol, max_bytes: float) -> Algorithm:
     n, (k, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).all_to_all
-    net, slowdown = links.models.network, fabric.all_to_all(reach) if k > 1 else 1.0
-    inner, out = (d - 1 + model.self_copy) / n if d > 1 else 0.0, (n - g) / n * slowdown
-    simple, channels = model.simple_share * model.rate_ratio, tuner.generation(links.scale_up.kind).channels
-    protocols = {
-        LL: Protocol(0.0, 0.0, net.ll_level, model.ll_share, net.all_to_all_share, 0.0),
-        SIMPLE: Protocol(
-            model.simple_setup, 0.0, _simple_level(reach, links), simple, net.all_to_all_share, model.exposed_fill
-        ),
-    }
-    algorithms = []
-    for name, protocol in protocols.items():
-        shares, max_bytes = (protocol.share, protocol.network_share), LL_MESSAGE * n if name == LL else math.inf
-        byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, shares, links.node_gpus)
-        between = RING_STEP * protocol.level + links.wire_latency(reach) if k > 1 else 0.0
-        latency, delay = model.peer_latency * (n - 1) + protocol.setup + between, fabric.message_delay(reach)
-        fill = protocol.exposed_fill
-        algorithms.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy, delay))
-    return tuple(algorithms)
+    inner, out = (
+        (d - 1 + model.self_copy) / n if d > 1 else 0.0,
+        (n - g) / n * (fabric.all_to_all(reach) if k > 1 else 1.0),
+    )
+    shares = protocol.share, protocol.network_share
+    byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, shares, links.node_gpus)
+    between = RING_STEP * protocol.level + links.wire_latency(reach) if k > 1 else 0.0
+    latency, delay = model.peer_latency * (n - 1) + protocol.setup + between, fabric.message_delay(reach)
+    channels, fill = tuner.generation(links.scale_up.kind).channels, protocol.exposed_fill
+    return Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy, delay)
 
 
 def _push_pull(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
