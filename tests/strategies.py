@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.ir.capabilities import NeedsPackage, RequiresRoles
+from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
@@ -160,10 +160,13 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 
 
+PACKAGES = {"pipeline/tessel": "ortools"}
+"""Packages that only an extra installs, by the scheme that needs them."""
+
+
 def installed(use: str) -> bool:
     """Whether the package of an extra that a scheme needs is there; most need none."""
-    kind = find_scheme(use)
-    return not issubclass(kind, NeedsPackage) or importlib.util.find_spec(kind.package) is not None
+    return use not in PACKAGES or importlib.util.find_spec(PACKAGES[use]) is not None
 
 
 def complete(use: str) -> bool:

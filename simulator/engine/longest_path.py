@@ -38,30 +38,33 @@ class OpTimes:
 def longest_path(
     flat: FlatProgram, free: Mapping[tuple[int, str], float] | None = None, host: Sequence[float] = ()
 ) -> OpTimes:
-    """The times of all ops. free, host: when each stream and each host become free [s]; 0 by default."""
-    count = len(flat.ops)
-    begin, end, arrival = [0.0] * count, [0.0] * count, [0.0] * count
-    streams = {key: i for i, key in enumerate(flat.queues)}
-    queue = [0] * count
-    for key, numbers in flat.queues.items():
-        for number in numbers:
-            queue[number] = streams[key]
+    """Returns the times of all ops. free, host: when each stream and each host become free [s]; 0 by default."""
+    begin, end, arrival = ([0.0] * len(flat.ops) for _ in range(3))
     ready = [free[key] if free else 0.0 for key in flat.queues]
     launched: dict[int, float] = {}
     unissued: dict[int, float] = {}
     clock = list(host) if host else [0.0] * (max(flat.device, default=0) + 1)
-    rows = zip(flat.seconds, flat.latency, flat.issue, flat.after, flat.device, queue, strict=True)
+    rows = zip(flat.seconds, flat.latency, flat.issue, flat.after, flat.device, _stream_numbers(flat), strict=True)
     for number, (seconds, latency, issue, after, device, stream) in enumerate(rows):
         at = ready[stream]
         for other in after:
             if arrival[other] > at:
                 at = arrival[other]
         if issue:
-            clock[device] = launched[number] = issued = clock[device] + issue
-            if issued > at:
+            clock[device] = launched[number] = clock[device] + issue
+            if clock[device] > at:
                 unissued[number] = at
-                at = issued
+                at = clock[device]
         begin[number] = at
         end[number] = ready[stream] = at = at + seconds
         arrival[number] = at + latency
     return OpTimes(begin, end, arrival, launched, unissued)
+
+
+def _stream_numbers(flat: FlatProgram) -> list[int]:
+    """Returns by op the number of its stream, in the order of the queues."""
+    streams = [0] * len(flat.ops)
+    for stream, numbers in enumerate(flat.queues.values()):
+        for number in numbers:
+            streams[number] = stream
+    return streams

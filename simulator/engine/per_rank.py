@@ -96,70 +96,91 @@ def unfold(
     flat: the program op by op, where that is known.
     track: shows the progress over the ops.
     """
-    flat = flat or flatten(program)
-    owner = _owners(program, flat)
-    last = _last_readers(flat)
-    shapes = [grid.ranks.shape for grid in grids]
-    always = pace.always(shapes, step)
-    meetings = Meetings(grids)
-    draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
-    queue: dict[int, int] = {}
-    for i, numbers in enumerate(flat.queues.values()):
-        queue.update(dict.fromkeys(numbers, i))
-    ready = [np.zeros(shapes[device]) for device, _ in flat.queues]
-    seen: dict[int, np.ndarray] = {}
-    clock = [0.0] * program.devices
-    busy, waited = ([np.zeros(shape) for shape in shapes] for _ in range(2))
-    ends: list[float] = []
-    action, factor = Key(), np.ones(())
-    rows = zip(
-        track(range(len(flat.ops))),
-        flat.ops,
-        flat.seconds,
-        flat.latency,
-        flat.issue,
-        flat.after,
-        flat.device,
-        strict=True,
-    )
-    for number, op, seconds, latency, issue, after, device in rows:
-        at, shape = ready[queue[number]], shapes[device]
-        joined = _over(op.work, grids[device].axes)
-        for other in after:
+    unfolding = _Unfolding(program, grids, pace, step, flat or flatten(program))
+    ends = [unfolding.play(number) for number in track(range(len(unfolding.flat.ops)))]
+    return Unfolded(max(ends, default=0.0), ends, unfolding.busy, unfolding.waited)
+
+
+class _Unfolding:
+    """A step while it is played rank by rank.
+
+    owner: by op, the action that it belongs to.
+    last: by op, the ops whose results nobody needs behind it.
+    shapes: by device, the shape of its ranks.
+    always: by device, the factors of its ranks in all actions.
+    draws: by action, where the factors of its collectives and messages come from.
+    queue: by op, the number of its stream.
+    ready: by stream, when it is free on each rank [s].
+    seen: by op whose result somebody still needs, when each rank's is seen [s].
+    clock: by device, when its host has launched all ops so far [s].
+    action, factor: the last action with kernels, and the factors of the ranks in it.
+    """
+
+    def __init__(self, program: Program, grids: Sequence[RankGrid], pace: Pace, step: int, flat: FlatProgram) -> None:
+        self.flat, self.grids, self.pace, self.step = flat, grids, pace, step
+        self.owner, self.last = _owners(program, flat), _last_readers(flat)
+        self.shapes = [grid.ranks.shape for grid in grids]
+        self.always, self.meetings = pace.always(self.shapes, step), Meetings(grids)
+        self.draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
+        self.queue: dict[int, int] = {}
+        for i, numbers in enumerate(flat.queues.values()):
+            self.queue.update(dict.fromkeys(numbers, i))
+        self.ready = [np.zeros(self.shapes[device]) for device, _ in flat.queues]
+        self.seen: dict[int, np.ndarray] = {}
+        self.clock = [0.0] * program.devices
+        self.busy, self.waited = ([np.zeros(shape) for shape in self.shapes] for _ in range(2))
+        self.action, self.factor = Key(), np.ones(())
+
+    def play(self, number: int) -> float:
+        """Plays an op and returns when the last rank ends it [s]."""
+        begin, joined = self._begin(number)
+        end = begin + self._duration(number, joined)
+        self.ready[self.queue[number]] = end
+        latency = self.flat.latency[number]
+        self.seen[number] = end + latency if latency else end
+        for other in self.last[number]:
+            del self.seen[other]
+        return float(end.max())
+
+    def _begin(self, number: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Returns when each rank begins an op [s], and the axes along which ranks wait for each other."""
+        flat, device = self.flat, self.flat.device[number]
+        begin, joined = self.ready[self.queue[number]], _over(flat.ops[number].work, self.grids[device].axes)
+        for other in flat.after[number]:
             sender, sent = flat.device[other], flat.ops[other].work
-            if sender == device or (meetings.are_alike(sender, device) and not _is_resharding(sent)):
-                at = np.maximum(at, seen[other])
+            if sender == device or (self.meetings.are_alike(sender, device) and not _is_resharding(sent)):
+                begin = np.maximum(begin, self.seen[other])
             else:
-                at = np.maximum(at, meetings.arrivals(sent, seen[other], sender, device))
-                joined = joined if isinstance(sent, Transfer) else tuple(range(len(shape)))
-        if issue:
-            clock[device] += issue
-            at = np.maximum(at, clock[device])
+                begin = np.maximum(begin, self.meetings.arrivals(sent, self.seen[other], sender, device))
+                joined = joined if isinstance(sent, Transfer) else tuple(range(len(self.shapes[device])))
+        if flat.issue[number]:
+            self.clock[device] += flat.issue[number]
+            begin = np.maximum(begin, self.clock[device])
         if joined:
-            come, at = at, np.broadcast_to(at.max(axis=joined, keepdims=True), shape)
-            waited[device] += at - come
-        if seconds and op.stream == COMPUTE and not isinstance(op.work, Communication):
-            if owner[number] != action:
-                action = owner[number]
-                factor = always[device] * pace.once(shape, step, action)
-            own = seconds * factor
-            busy[device] += own
-            end = at + own
-        elif pace.communication and seconds and isinstance(op.work, Communication):
-            key = owner[number]
-            if key not in draws:
-                draws[key] = pace.transfers(step, key)
+            reached = begin
+            begin = np.broadcast_to(reached.max(axis=joined, keepdims=True), self.shapes[device])
+            self.waited[device] += begin - reached
+        return begin, joined
+
+    def _duration(self, number: int, joined: tuple[int, ...]) -> np.ndarray | float:
+        """Returns how long an op takes on each rank [s]."""
+        op, seconds = self.flat.ops[number], self.flat.seconds[number]
+        device, action = self.flat.device[number], self.owner[number]
+        communicates = isinstance(op.work, Communication)
+        if seconds and op.stream == COMPUTE and not communicates:
+            if action != self.action:
+                self.action = action
+                self.factor = self.always[device] * self.pace.once(self.shapes[device], self.step, action)
+            duration = seconds * self.factor
+            self.busy[device] += duration
+            return duration
+        if self.pace.communication and seconds and communicates:
+            if action not in self.draws:
+                self.draws[action] = self.pace.transfers(self.step, action)
             # All ranks of a group are in its collective for as long.
-            group = tuple(1 if i in joined else n for i, n in enumerate(shape))
-            end = at + seconds * draws[key](group)
-        else:
-            end = at + seconds
-        ready[queue[number]] = end
-        seen[number] = end + latency if latency else end
-        ends.append(float(end.max()))
-        for other in last[number]:
-            del seen[other]
-    return Unfolded(max(ends, default=0.0), ends, busy, waited)
+            group = tuple(1 if i in joined else n for i, n in enumerate(self.shapes[device]))
+            return seconds * self.draws[action](group)
+        return seconds
 
 
 class Meetings:

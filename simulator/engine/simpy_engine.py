@@ -30,64 +30,77 @@ def play(
 
     Raises ScheduleError for a deadlock.
     """
-    env = simpy.Environment()
-    count = len(flat.ops)
-    begin, end, arrival = [0.0] * count, [0.0] * count, [0.0] * count
-    launched: dict[int, float] = {}
-    unissued: dict[int, float] = {}
-    seen, issued = bytearray(count), bytearray(1 if not issue else 0 for issue in flat.issue)
-    waiting: dict[int, simpy.Event] = {}
-    called: dict[int, simpy.Event] = {}
-    after, seconds, latency = flat.after, flat.seconds, flat.latency
-    run = running(env) if running else lambda number: env.timeout(seconds[number])
-
-    def show(number: int) -> None:
-        seen[number], arrival[number] = 1, env.now
-        if (event := waiting.pop(number, None)) is not None:
-            event.succeed()
-
-    def walk(queue: list[int]) -> Generator[simpy.Event, object, None]:
-        for number in queue:
-            for other in after[number]:
-                if not seen[other]:
-                    if other not in waiting:
-                        waiting[other] = env.event()
-                    yield waiting[other]
-            if not issued[number]:
-                ready = env.now
-                called[number] = env.event()
-                yield called[number]
-                if env.now > ready:
-                    unissued[number] = ready
-            begin[number] = env.now
-            if seconds[number]:
-                yield run(number)
-            end[number] = env.now
-            if latency[number]:
-                arrival = env.timeout(latency[number], number)
-                arrival.callbacks.append(lambda event: show(event.value))
-            else:
-                show(number)
-
-    def issue(numbers: list[int]) -> Generator[simpy.Event, object, None]:
-        for number in numbers:
-            yield env.timeout(flat.issue[number])
-            issued[number], launched[number] = 1, env.now
-            if (event := called.pop(number, None)) is not None:
-                event.succeed()
-
-    walks = [env.process(walk(queue)) for queue in flat.queues.values()]
+    simulation = _Simulation(flat, running)
+    env = simulation.env
+    walks = [env.process(simulation.walk(queue)) for queue in flat.queues.values()]
     for device in sorted(set(flat.device)):
-        if own := [n for n in range(count) if flat.device[n] == device and flat.issue[n]]:
-            env.process(issue(own))
+        if launches := [n for n in range(len(flat.ops)) if flat.device[n] == device and flat.issue[n]]:
+            env.process(simulation.issue(launches))
     for moment in moments:
         env.run(moment)
     env.run()
     if any(process.is_alive for process in walks):
-        stuck = next(n for n in range(count) if not seen[n])
+        stuck = next(n for n in range(len(flat.ops)) if not simulation.seen[n])
         raise ScheduleError(
             f"op {flat.ops[stuck].name!r}",
             "it waits for something that never happens",
             "A scheme issues an op ahead of what it depends on; see the order with `meshcast validate pipeline`",
         )
-    return OpTimes(begin, end, arrival, launched, unissued)
+    return simulation.times
+
+
+class _Simulation:
+    """A program while it is played.
+
+    seen: by op, whether its result is seen.
+    issued: by op, whether the host has launched it.
+    waiting: by op, the event that its result is seen, if somebody waits for it.
+    called: by op, the event that it is launched, if its stream waits for it.
+    """
+
+    def __init__(self, flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None) -> None:
+        self.flat, self.env, count = flat, simpy.Environment(), len(flat.ops)
+        self.times = OpTimes([0.0] * count, [0.0] * count, [0.0] * count, {}, {})
+        self.seen, self.issued = bytearray(count), bytearray(not issue for issue in flat.issue)
+        self.waiting: dict[int, simpy.Event] = {}
+        self.called: dict[int, simpy.Event] = {}
+        self.run: Run = running(self.env) if running else lambda number: self.env.timeout(flat.seconds[number])
+
+    def walk(self, queue: list[int]) -> Generator[simpy.Event, object, None]:
+        """Runs the ops of a stream."""
+        env, flat, times, seen, waiting = self.env, self.flat, self.times, self.seen, self.waiting
+        for number in queue:
+            for other in flat.after[number]:
+                if not seen[other]:
+                    if other not in waiting:
+                        waiting[other] = env.event()
+                    yield waiting[other]
+            if not self.issued[number]:
+                ready = env.now
+                self.called[number] = env.event()
+                yield self.called[number]
+                if env.now > ready:
+                    times.unissued[number] = ready
+            times.begin[number] = env.now
+            if flat.seconds[number]:
+                yield self.run(number)
+            times.end[number] = env.now
+            if flat.latency[number]:
+                arrival = env.timeout(flat.latency[number], number)
+                arrival.callbacks.append(lambda event: self.show(event.value))
+            else:
+                self.show(number)
+
+    def show(self, number: int) -> None:
+        """Lets others see the result of an op."""
+        self.seen[number], self.times.arrival[number] = 1, self.env.now
+        if (event := self.waiting.pop(number, None)) is not None:
+            event.succeed()
+
+    def issue(self, numbers: list[int]) -> Generator[simpy.Event, object, None]:
+        """Launches the ops of a device."""
+        for number in numbers:
+            yield self.env.timeout(self.flat.issue[number])
+            self.issued[number], self.times.launched[number] = 1, self.env.now
+            if (event := self.called.pop(number, None)) is not None:
+                event.succeed()

@@ -80,7 +80,7 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
 
 def _passes(plan: Plan) -> list[ActionKind]:
     """The passes of a micro-batch through a stage."""
-    return [ActionKind.F] if plan.job.forward_only else [ActionKind.F, ActionKind.BW]
+    return [ActionKind.FORWARD] if plan.job.forward_only else [ActionKind.FORWARD, ActionKind.BACKWARD]
 
 
 class SliceTimes:

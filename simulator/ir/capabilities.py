@@ -191,15 +191,6 @@ class PadsVocabulary(Scheme):
         """Axes to whose ranks the vocabulary is padded."""
 
 
-class PassesKeys(Scheme):
-    """Brings the keys of a sequence to a rank part by part."""
-
-    @property
-    @abstractmethod
-    def passes_keys(self) -> bool:
-        """Whether its options make it do so; otherwise ranks have all keys at once."""
-
-
 class TakesProjectedKeys(Scheme):
     """Shards a sequence although its keys and values are projected along it, which all ranks then have whole."""
 
@@ -292,10 +283,3 @@ class RequiresRoles(Scheme):
 
     required_roles: ClassVar[tuple[str, ...]]
     """Roles (`Scheme.role`) that other schemes of the plan must have."""
-
-
-class NeedsPackage(Scheme):
-    """Needs a Python package that only an extra installs."""
-
-    package: ClassVar[str]
-    """The name of the package."""

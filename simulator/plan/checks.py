@@ -13,18 +13,17 @@ from meshcast.simulator.ir.capabilities import (
     AnnotatesOperators,
     HoldsStates,
     MeetsPeriodically,
-    PassesKeys,
     RequiresRoles,
     TakesProjectedKeys,
     VariesSteps,
     schemes_with,
 )
+from meshcast.simulator.ir.linear_attention_operators import LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, Scan
 from meshcast.simulator.ir.modules import Operator, walk
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme, SequenceScheme
-from meshcast.simulator.ir.variants.linear_attention import LinearMixer
 from meshcast.simulator.job.framework import Format
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.branches import share_tokens
@@ -193,12 +192,9 @@ def check_attention(plan: Plan) -> None:
 
 def check_documents(plan: Plan) -> None:
     """Attention within documents is computed where a rank has all keys of a sequence."""
-    passing = (scheme for scheme in schemes_with(plan.schemes, PassesKeys) if scheme.passes_keys)
-    rings = [scheme.use for scheme in passing if plan.mesh.size(scheme.over) > 1]
-    sliced = [plan.schedule.use] if len(plan.schedule.slices) != 1 else []
-    if plan.job.batch.documents is not None and (rings or sliced):
-        rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
-        raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+    if plan.job.batch.documents is not None and len(plan.schedule.slices) != 1:
+        rule = f"{plan.schedule.use} brings the keys of a sequence part by part, whatever documents are in it"
+        raise PlanError("batch.documents", rule, "Use a schedule of whole sequences, or leave it out")
 
 
 def check_projected_keys(plan: Plan) -> None:

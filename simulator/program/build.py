@@ -8,7 +8,7 @@ same ops.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from meshcast.hardware.errors import ScheduleError
@@ -107,7 +107,7 @@ class _Builder:
         self.updates = updates
         # Devices whose prices are equal share their tasks.
         self.price_groups = [prices.index(price) for price in prices]
-        self.again = any(slot.kind == "R" for slot in timetable.slots)
+        self.again = any(slot.kind == ActionKind.RECOMPUTATION for slot in timetable.slots)
         self.ahead = {slot.stage for slot in timetable.slots if slot.kind == ActionKind.AHEAD}
         self._tasks: dict[Hashable, Task] = {}
         self._passes: dict[Hashable, Task] = {}
@@ -123,7 +123,9 @@ class _Builder:
         found = self.stages[stage]
         if isinstance(found, StageOps):
             return found
-        return found[slot.variant if self.timetable.backwards_per_forward == 1 else int(slot.kind != "F")]
+        return found[
+            slot.variant if self.timetable.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
+        ]
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -150,7 +152,11 @@ class _Builder:
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
-        stream = "pipeline-backward" if slot.kind in ("BW", "B", ActionKind.LOSS) else "pipeline-forward"
+        stream = (
+            "pipeline-backward"
+            if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.LOSS)
+            else "pipeline-forward"
+        )
         work = self._message(slot, slot.stage, receiver)
         ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
         # What goes from one kind of GPU to another is as slow as the slower one.
@@ -161,9 +167,9 @@ class _Builder:
 
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """The message from one stage to another that carries the result of a slot's kind of action."""
-        if slot.kind == "O":
+        if slot.kind == ActionKind.UPDATE:
             return self.messages.plain(NORM_BYTES, self.timetable.device(sender), self.timetable.device(receiver))
-        forward = slot.kind in (ActionKind.F, ActionKind.AHEAD)
+        forward = slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD)
         key = slot.kind in BATCH_LOSS, forward, sender, receiver, slot.variant
         if key not in self._messages:
             source, target = (
@@ -216,7 +222,7 @@ class _Builder:
         return self._tasks[key]
 
     def _alone(self, slot: Slot) -> Task:
-        if slot.kind == "O":
+        if slot.kind == ActionKind.UPDATE:
             return self._update(self.timetable.device(slot.stage))
         stage_ops = self.stage_ops(slot.stage, slot)
         price = self.price_groups[self.timetable.device(slot.stage)]
@@ -256,7 +262,10 @@ class _Builder:
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
-        forward, gradients = slot.kind in (ActionKind.F, ActionKind.AHEAD), slot.kind in ("BW", "W")
+        forward, gradients = (
+            slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD),
+            slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS),
+        )
         whole = bool(stage_ops.whole_weights or stage_ops.whole_gradients)
         opening = self._kind_that_gathers_again(slot.stage) if stage_ops.again else ""
         return PlaceInStep(
@@ -273,9 +282,18 @@ class _Builder:
         if stage not in self._opening:
             table = self.timetable
             own = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
-            last = [i for i, slot in own if slot.kind == "F" and slot.last]
-            first = [(i, slot.kind) for i, slot in own if slot.kind in ("BW", "B", "R") and slot.first]
-            single = any(slot.first and slot.last for _, slot in own if slot.kind in ("BW", "W"))
+            last = [i for i, slot in own if slot.kind == ActionKind.FORWARD and slot.last]
+            first = [
+                (i, slot.kind)
+                for i, slot in own
+                if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.RECOMPUTATION)
+                and slot.first
+            ]
+            single = any(
+                slot.first and slot.last
+                for _, slot in own
+                if slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
+            )
             apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
             self._opening[stage] = first[0][1] if apart and first else ""
         return self._opening[stage]
@@ -283,9 +301,9 @@ class _Builder:
     def _place_outputs(self, task: Task, slot: Slot, loss: UnitRun) -> Task:
         """A pass of a stage whose outputs a loss of the batch reads: they stay in memory until the loss, which makes
         room for the gradients of all of them. The outputs of a pass that repeats one are dropped."""
-        if slot.kind in ("BW", "B"):
+        if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
             return replace(task, inputs=())
-        repeated = slot.kind == ActionKind.F and slot.stage in self.ahead
+        repeated = slot.kind == ActionKind.FORWARD and slot.stage in self.ahead
         return replace(
             task,
             results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else (),
@@ -385,14 +403,8 @@ class _Builder:
             self._together[key] = interleave(*self._separate(first, second, device))
         part, where = self._together[key]
         i = int(bool(other.ahead or other.behind))
-        counting, copies = (one, other)[i], both[i][1]
-        marks: dict[int, tuple[int, ...]] = {}
-        for number, (each, own) in enumerate(zip(counting.marks, copies, strict=True)):
-            for copy, places in enumerate(own):
-                for at, some in enumerate(each, counting.copy_of(number, copy)):
-                    # What a pass waits for before it begins is no place of the pair.
-                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != INPUT)
-        made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
+        made.parts, made.numbers = (part,), [0]
+        made.marks = [_marks_of_pair((one, other)[i], both[i][1], where[i])]
         return made
 
     def _separate(self, one: PricedBlock, other: PricedBlock, device: int) -> tuple[PricedBlock, PricedBlock]:
@@ -452,3 +464,20 @@ def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[t
         own[op] = ops[-1]
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
     return Task((price_block(block, 1, price),), [], []), met
+
+
+def _marks_of_pair(
+    task: Task, copies: Sequence[Sequence[Mapping[int, tuple[int, ...]]]], where: Mapping[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the marks of a pair of passes: those of the task that has side ops.
+
+    copies: by part and copy, for each op of a copy its places in the whole pass.
+    where: the places of these in the pair.
+    """
+    marks: dict[int, tuple[int, ...]] = {}
+    for number, (part_marks, part_copies) in enumerate(zip(task.marks, copies, strict=True)):
+        for copy, places in enumerate(part_copies):
+            for param, marked in enumerate(part_marks, task.copy_of(number, copy)):
+                # What a pass waits for before it begins is no place of the pair.
+                marks[param] = tuple(where[j] for place in marked for j in places[place] if j != INPUT)
+    return tuple(marks[param] for param in range(len(marks)))

@@ -170,7 +170,7 @@ def make_task(
     blocks: blocks that were compiled before, also at these prices.
     """
     compiled = blocks if blocks is not None else CompiledBlocks()
-    forward = kind in (ActionKind.F, ActionKind.AHEAD)
+    forward = kind in (ActionKind.FORWARD, ActionKind.AHEAD)
     starts = np.cumsum(
         [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
     ).tolist()
@@ -185,20 +185,28 @@ def make_task(
         found.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
-    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
-    ends = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
-    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
-    back = ends[1] * bool(last.fragment.backward), ends[0] * (first.residual_in in first.fragment.grad_exit)
+    inputs, results = _bytes_at_ends(stage_ops, kind)
     category = "activations" if forward else "workspace"
-    inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
-    if kind == ActionKind.B and inputs and not any(part.block.ops for part in found):
+    if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in found):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
         found.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))
         task.marks.insert(0, ())
         task.numbers.insert(0, 0)
     task.parts = tuple(found)
     return task
+
+
+def _bytes_at_ends(stage_ops: StageOps, kind: str) -> tuple[float, float]:
+    """Returns the bytes of the input and of the result of a pass of a stage."""
+    if kind in (ActionKind.WEIGHT_GRADIENTS, ActionKind.RECOMPUTATION):
+        return 0, 0
+    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
+    begin, end = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
+    if kind in (ActionKind.FORWARD, ActionKind.AHEAD):
+        return begin, end
+    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
+    return end * bool(last.fragment.backward), begin * (first.residual_in in first.fragment.grad_exit)
 
 
 def price_side_ops(

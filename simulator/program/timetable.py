@@ -39,8 +39,11 @@ from meshcast.simulator.scheduling.schedule import (
     actions_of,
 )
 
-F, BW, B, W, R, O, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS = range(10)
-EVICT, KEEP, GIVE_BACK, LOAD, COMPLETE, SUM = range(10, len(ACTION_KINDS))
+NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)}
+"""The numbers that stand for kinds in arrays."""
+
+GRADIENT_PASSES = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS)
+"""Passes that compute the gradients of a stage's inputs."""
 
 
 class Slot(NamedTuple):
@@ -148,7 +151,7 @@ class Timetable:
     @cached_property
     def updates(self) -> list[list[int]]:
         """By device, the numbers of the actions that are updates."""
-        which = np.array([slot.kind == "O" for slot in self.slots], bool)[self.slot_array]
+        which = np.array([slot.kind == ActionKind.UPDATE for slot in self.slots], bool)[self.slot_array]
         return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
 
     @property
@@ -167,13 +170,21 @@ class Timetable:
         """Returns the stages whose results a slot needs; an update needs that of the device before (`chained`)."""
         if slot.kind in BATCH_LOSS[1:]:
             return self.coupled.get(slot.stage, ())
-        return self._chain(slot, -1) if slot.kind == "O" else _by_kind(slot, self.predecessors, self.successors)
+        return (
+            self._chain(slot, -1)
+            if slot.kind == ActionKind.UPDATE
+            else _by_kind(slot, self.predecessors, self.successors)
+        )
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages that need the result of a slot."""
         if slot.kind in BATCH_LOSS[:-1]:
             return self.coupled.get(slot.stage, ())
-        return self._chain(slot, 1) if slot.kind == "O" else _by_kind(slot, self.successors, self.predecessors)
+        return (
+            self._chain(slot, 1)
+            if slot.kind == ActionKind.UPDATE
+            else _by_kind(slot, self.successors, self.predecessors)
+        )
 
     def _chain(self, slot: Slot, step: int) -> tuple[int, ...]:
         """Returns the first stage of the device before or after that of an update."""
@@ -185,9 +196,9 @@ class Timetable:
 
 
 def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[int, ...]]) -> tuple[int, ...]:
-    if slot.kind in (ActionKind.F, ActionKind.AHEAD):
+    if slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD):
         return forward[slot.stage]
-    return backward[slot.stage] if slot.kind in ("BW", "B") else ()
+    return backward[slot.stage] if slot.kind in GRADIENT_PASSES else ()
 
 
 def timetable(
@@ -229,8 +240,8 @@ class _TimetableMaker:
         self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
         self.chained = schedule.flush and interval > 0
         self.parts = schedule.backwards_per_forward
-        self.pieces = pieces = shape.slices * self.parts
-        self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
+        self.pieces = shape.slices * self.parts
+        self.orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
         self.successors: list[tuple[int, ...]] = [()] * shape.stages
@@ -238,51 +249,70 @@ class _TimetableMaker:
             for other in others:
                 self.successors[other] = (*self.successors[other], stage)
         self.coupled = coupled_stages(schedule, shape)
-        flat = [actions_of(order) for order in orders]
+        self._read_actions()
+        self._number_actions()
+        if not self._is_complete():
+            raise self._incomplete()
+        # One forward pass serves the backward passes of all its parts.
+        forward = self._actions(ActionKind.FORWARD)
+        forward[:] = np.repeat(forward[:, :: self.parts], self.parts, axis=1)
+        self._check_moves()
+        self.leads = self._leads()
+
+    def _read_actions(self) -> None:
+        """Makes an array of each field of the actions. Raises ScheduleError for a field out of its range."""
+        flat = [actions_of(order) for order in self.orders]
         self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
         self.count = self.starts[-1]
         columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
-        code = {kind: i for i, kind in enumerate(ACTION_KINDS)}
-        self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
-        self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
-        microbatch = np.array(columns[2], int)
-        moves = (self.kind >= EVICT) & (self.kind <= LOAD)
-        self.stripe = np.where(moves & (pieces == 1), self.slice, 0)
-        self.unit = microbatch * pieces + self.slice - self.stripe
-        self.microbatch = microbatch
-        self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
-        ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
-        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
-        ok &= (self.slice >= 0) & (self.slice - self.stripe < pieces) & (self.stripe < shape.p)
+        self.stage, self.microbatch, self.slice = (np.array(columns[i], int) for i in (0, 2, 3))
+        self.kind = np.array([NUMBER.get(name, -1) for name in columns[1]], int)
+        self.moves = self._is(*ACTIVATION_TRANSFERS)
+        self.stripe = np.where(self.moves & (self.pieces == 1), self.slice, 0)
+        self.unit = self.microbatch * self.pieces + self.slice - self.stripe
+        self.owner = np.repeat(np.arange(self.shape.p), np.diff(self.starts))
+        self.ranges = [self.schedule.microbatches(self.shape, stage) for stage in range(self.shape.stages)]
+        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < self.shape.stages)
+        ok &= (self.slice >= 0) & (self.slice - self.stripe < self.pieces) & (self.stripe < self.shape.p)
         if ok.all():
-            low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
-            ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
-            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
+            low, high = np.array([r.start for r in self.ranges]), np.array([r.stop for r in self.ranges])
+            ok &= (self.microbatch >= low[self.stage]) & (self.microbatch < high[self.stage])
+            ok &= (np.array(self.devices)[self.stage] == self.owner) | self._is(ActionKind.KEEP, ActionKind.GIVE_BACK)
         if not ok.all():
             raise self._incomplete()
-        self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * pieces), -1)
+
+    def _number_actions(self) -> None:
+        """Makes `action_at` and `move_at`."""
+        shape, units = self.shape, self.shape.m * self.pieces
+        self.action_at = np.full((shape.stages, len(NUMBER), units), -1)
         self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
-        has = self.action_at >= 0
-        stripes = 1 + int(self.stripe.max(initial=0))
-        self.move_at = np.full((shape.stages, 4, shape.m * pieces, stripes), -1)
-        self.move_at[self.stage[moves], self.kind[moves] - EVICT, self.unit[moves], self.stripe[moves]] = (
-            np.flatnonzero(moves)
+        self.move_at = np.full((shape.stages, 4, units, 1 + int(self.stripe.max(initial=0))), -1)
+        moved = (
+            self.stage[self.moves],
+            self.kind[self.moves] - NUMBER[ActionKind.EVICT],
+            self.unit[self.moves],
+            self.stripe[self.moves],
         )
-        placed = has.sum() - has[:, EVICT : LOAD + 1].sum() + (self.move_at >= 0).sum()
-        passing = np.zeros((shape.stages, shape.m * pieces), bool)
-        for stage, some in enumerate(ranges):
-            passing[stage, some.start * pieces : some.stop * pieces] = True
-        entering = passing & (np.arange(shape.m * pieces) % self.parts == 0)
+        self.move_at[moved] = np.flatnonzero(self.moves)
+
+    def _is_complete(self) -> bool:
+        """Whether every pass of every micro-batch occurs, and occurs once."""
+        shape, has = self.shape, self.action_at >= 0
+        transfers = [NUMBER[kind] for kind in ACTIVATION_TRANSFERS]
+        placed = has.sum() - has[:, transfers].sum() + (self.move_at >= 0).sum()
+        passing = np.zeros((shape.stages, shape.m * self.pieces), bool)
+        for stage, microbatches in enumerate(self.ranges):
+            passing[stage, microbatches.start * self.pieces : microbatches.stop * self.pieces] = True
+        entering = passing & (np.arange(shape.m * self.pieces) % self.parts == 0)
         back = passing & (not shape.forward_only)
-        ahead = has[:, AHEAD] == (entering & has[:, AHEAD].any(axis=1, keepdims=True))
-        whole = ahead & (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
-        updates = shape.p * shape.m // interval if interval else 0
-        if not whole.all() or placed != self.count or has[:, O].sum() != updates:
-            raise self._incomplete()
-        # One forward pass serves the backward passes of all its parts.
-        self.action_at[:, F] = np.repeat(self.action_at[:, F, :: self.parts], self.parts, axis=1)
-        self._check_moves()
-        self.leads = self._leads()
+        kinds = ActionKind.FORWARD, ActionKind.AHEAD, ActionKind.BACKWARD
+        forward, ahead, backward = (self._actions(kind) >= 0 for kind in kinds)
+        halves = ActionKind.INPUT_GRADIENTS, ActionKind.WEIGHT_GRADIENTS
+        inputs, weights = (self._actions(kind) >= 0 for kind in halves)
+        whole = ahead == (entering & ahead.any(axis=1, keepdims=True))
+        whole &= (forward == entering) & ((backward ^ inputs) == back) & (weights == inputs)
+        updates = shape.p * shape.m // self.update_interval if self.update_interval else 0
+        return bool(whole.all() and placed == self.count and np.count_nonzero(self._is(ActionKind.UPDATE)) == updates)
 
     def _leads(self) -> np.ndarray:
         """Marks the actions that lead an overlapped pair."""
@@ -312,27 +342,38 @@ class _TimetableMaker:
     @cached_property
     def _gradient_action(self) -> np.ndarray:
         """Numbers of the actions that compute the gradient of a stage's input [stage, micro-batch x slice]."""
-        return np.where(self.action_at[:, BW] >= 0, self.action_at[:, BW], self.action_at[:, B])
+        backward = self._actions(ActionKind.BACKWARD)
+        return np.where(backward >= 0, backward, self._actions(ActionKind.INPUT_GRADIENTS))
+
+    def _is(self, *kinds: ActionKind) -> np.ndarray:
+        """Returns which actions are of some kinds."""
+        mask = np.zeros(self.count, bool)
+        for kind in kinds:
+            mask |= self.kind == NUMBER[kind]
+        return mask
+
+    def _actions(self, kind: ActionKind) -> np.ndarray:
+        """Returns the numbers of the actions of a kind [stage, micro-batch x piece]."""
+        return self.action_at[:, NUMBER[kind]]
 
     @cached_property
     def _first_needs(self) -> list[int]:
         """By action, the (first) action on another stage that must precede it; -1: none."""
         need = np.full(self.count, -1)
-        gradient = (self.kind == BW) | (self.kind == B)
         coupled = [self.coupled.get(stage, ()) for stage in range(self.shape.stages)]
-        for mask, tables, made in (
-            (self.kind == F, self.predecessors, self.action_at[:, F]),
-            (self.kind == AHEAD, self.predecessors, self.action_at[:, AHEAD]),
-            (self.kind == LOSS, coupled, self.action_at[:, OUTPUTS]),
-            (self.kind == OUTPUT_GRADIENTS, coupled, self.action_at[:, LOSS]),
-            (gradient, self.successors, self._gradient_action),
+        for kinds, tables, results in (
+            ((ActionKind.FORWARD,), self.predecessors, self._actions(ActionKind.FORWARD)),
+            ((ActionKind.AHEAD,), self.predecessors, self._actions(ActionKind.AHEAD)),
+            ((ActionKind.LOSS,), coupled, self._actions(ActionKind.OUTPUTS)),
+            ((ActionKind.OUTPUT_GRADIENTS,), coupled, self._actions(ActionKind.LOSS)),
+            (GRADIENT_PASSES, self.successors, self._gradient_action),
         ):
             first = np.array([others[0] if others else -1 for others in tables])[self.stage]
-            need = np.where(mask & (first >= 0), made[first, self.unit], need)
+            need = np.where(self._is(*kinds) & (first >= 0), results[first, self.unit], need)
         if self.chained:
             # An update is an action of the first stage of its device, and stages go down the devices.
-            chain = (self.kind == O) & (self.stage > 0)
-            need = np.where(chain, self.action_at[self.stage - 1, O, self.unit], need)
+            chain = self._is(ActionKind.UPDATE) & (self.stage > 0)
+            need = np.where(chain, self._actions(ActionKind.UPDATE)[self.stage - 1, self.unit], need)
         return need.tolist()
 
     def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
@@ -342,24 +383,24 @@ class _TimetableMaker:
         if all(len(others) <= 1 for others in (*self.predecessors, *self.successors)):
             return need, further_needs, extra_results, more
         total = self.count
-        ways = {F: (self.predecessors, self.successors, self.action_at[:, F])}
-        ways[AHEAD] = (self.predecessors, self.successors, self.action_at[:, AHEAD])
-        ways |= dict.fromkeys((BW, B), (self.successors, self.predecessors, self._gradient_action))
-        kinds_and_stages = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
-        passes = [(i, kind, stage) for i, (kind, stage) in kinds_and_stages if kind in ways]
+        forwards = ActionKind.FORWARD, ActionKind.AHEAD
+        ways = {NUMBER[kind]: (self.predecessors, self.successors, self._actions(kind)) for kind in forwards}
+        ways |= {NUMBER[kind]: (self.successors, self.predecessors, self._gradient_action) for kind in GRADIENT_PASSES}
+        actions = zip(range(self.count), self.kind.tolist(), self.stage.tolist(), strict=True)
+        passes = [(i, kind, stage) for i, kind, stage in actions if kind in ways]
         for i, kind, stage in passes:
             if (others := len(ways[kind][1][stage])) > 1:
                 extra_results[i] = range(total, total + others - 1)
                 total += others - 1
         for i, kind, stage in passes:
-            takes, gives, made = ways[kind]
-            found = []
+            takes, gives, numbers = ways[kind]
+            results = []
             for other in takes[stage]:
-                at, turn = int(made[other, self.unit[i]]), gives[other].index(stage)
-                found.append(extra_results[at][turn - 1] if turn else at)
+                at, turn = int(numbers[other, self.unit[i]]), gives[other].index(stage)
+                results.append(extra_results[at][turn - 1] if turn else at)
                 more[i] = (*more.get(i, ()), at)
-            if found:
-                need[i], further_needs[i] = found[0], tuple(found[1:])
+            if results:
+                need[i], further_needs[i] = results[0], tuple(results[1:])
         return need, {i: others for i, others in further_needs.items() if others}, extra_results, more
 
     def _check_moves(self) -> None:
@@ -379,7 +420,7 @@ class _TimetableMaker:
     def _need_moves(self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
         """Adds the dependencies of activation transfers: EVICT needs KEEP, GIVE_BACK needs EVICT and LOAD, and the
         backward pass needs GIVE_BACK."""
-        for evict in np.flatnonzero(self.kind == EVICT).tolist():
+        for evict in np.flatnonzero(self._is(ActionKind.EVICT)).tolist():
             stage, unit = self.stage[evict], self.unit[evict]
             _, keep, give, load = self.move_at[stage, :, unit, self.stripe[evict]].tolist()
             back = int(self._gradient_action[stage, unit])
@@ -396,9 +437,9 @@ class _TimetableMaker:
     ) -> None:
         """Adds the dependencies of sums of gradients: SUM needs COMPLETE of all copies of its stage."""
         complete: dict[int, tuple[int, ...]] = defaultdict(tuple)
-        for action in np.flatnonzero(self.kind == COMPLETE).tolist():
+        for action in np.flatnonzero(self._is(ActionKind.COMPLETE)).tolist():
             complete[self.schedule.model_part(self.shape, self.stage[action])] += (action,)
-        for action in np.flatnonzero(self.kind == SUM).tolist():
+        for action in np.flatnonzero(self._is(ActionKind.SUM)).tolist():
             need[action], *others = more[action] = complete[self.schedule.model_part(self.shape, self.stage[action])]
             rest[action] = tuple(others)
 
@@ -412,18 +453,22 @@ class _TimetableMaker:
 
     def _needs_on_own_stage(self) -> np.ndarray:
         """Returns for each action the last action on its own stage that must precede it; -1: none."""
-        action_at, kind, stage, unit, count = self.action_at, self.kind, self.stage, self.unit, self.shape.slices
-        forward, again = action_at[stage, F, unit], action_at[stage, R, unit]
-        known = [-1, action_at[stage, B, unit], forward, self.move_at[stage, 0, unit, self.stripe]]
-        begins = np.isin(kind, (F, KEEP, AHEAD, OUTPUTS, LOSS, OUTPUT_GRADIENTS))
-        kinds = [begins, kind == W, kind == R, kind == LOAD]
-        own = np.select(kinds, known, np.maximum(forward, again))
+        stage, unit, count = self.stage, self.unit, self.shape.slices
+        forwards = self._actions(ActionKind.FORWARD)
+        forward, again = forwards[stage, unit], self._actions(ActionKind.RECOMPUTATION)[stage, unit]
+        inputs = self._actions(ActionKind.INPUT_GRADIENTS)[stage, unit]
+        begins = self._is(ActionKind.FORWARD, ActionKind.KEEP, ActionKind.AHEAD, *BATCH_LOSS)
+        others = ActionKind.WEIGHT_GRADIENTS, ActionKind.RECOMPUTATION, ActionKind.LOAD
+        needs = [-1, inputs, forward, self.move_at[stage, 0, unit, self.stripe]]
+        last = np.select([begins, *map(self._is, others)], needs, np.maximum(forward, again))
         if count > 1:
             # Keys and values come from the slice before, their gradients from the slice after.
-            previous = np.where(self.slice > 0, action_at[stage, F, unit - 1], -1)
-            behind = np.where(self.slice < count - 1, self._gradient_action[stage, (unit + 1) % action_at.shape[2]], -1)
-            own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
-        return own
+            before = np.where(self.slice > 0, forwards[stage, unit - 1], -1)
+            following = self._gradient_action[stage, (unit + 1) % forwards.shape[1]]
+            behind = np.where(self.slice < count - 1, following, -1)
+            of_slices = [self._is(ActionKind.FORWARD), self._is(*GRADIENT_PASSES)]
+            last = np.maximum(last, np.select(of_slices, [before, behind], -1))
+        return last
 
     def _sequence(self, more: dict[int, tuple[int, ...]]) -> list[int]:
         """Sorts the actions so that each follows those that it needs. Raises ScheduleError for a deadlock."""
@@ -468,24 +513,14 @@ class _TimetableMaker:
     # ------------------------------------------------------------------------------------------ slots
 
     def _slots(self) -> tuple[list[Slot], list[int]]:
-        numbers, kind = np.arange(self.count), self.kind
-        # Gradients of weights are complete after the last pass of either kind that makes them.
-        merged = np.where(kind == W, BW, np.where(kind == AHEAD, F, kind))
-        turn = self.stage * len(ACTION_KINDS) + merged
-        if self.update_interval:
-            done = np.cumsum(kind == O) - (kind == O)
-            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
-            turn += done * self.shape.stages * len(ACTION_KINDS)
-        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
-        # Where an index occurs several times, the last assignment stays.
-        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
-        first, last = first_of[turn] == numbers, last_of[turn] == numbers
+        kind = self.kind
+        first, last = self._first_and_last()
         variant = np.array(self.shape.classes)[self.microbatch] if self.shape.classes else self.slice - self.stripe
         variants = 1 + int(variant.max(initial=0))
-        code = (((self.stage * len(ACTION_KINDS) + kind) * variants + variant) * 2 + first) * 2 + last
+        code = (((self.stage * len(NUMBER) + kind) * variants + variant) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
-        keeper = np.where(kind >= EVICT, self.owner[self.move_at[self.stage, 1, self.unit, self.stripe]], -1)
+        keeper = np.where(self.moves, self.owner[self.move_at[self.stage, 1, self.unit, self.stripe]], -1)
         # One number that differs between slots.
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
@@ -495,6 +530,23 @@ class _TimetableMaker:
             return Slot(*plain, make_slot(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+
+    def _first_and_last(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns whether each action is the first, and the last, of its kind on its stage between two updates."""
+        numbers, kind = np.arange(self.count), self.kind
+        # Gradients of weights are complete after the last pass of either kind that makes them.
+        merged = np.where(self._is(ActionKind.WEIGHT_GRADIENTS), NUMBER[ActionKind.BACKWARD], kind)
+        merged = np.where(self._is(ActionKind.AHEAD), NUMBER[ActionKind.FORWARD], merged)
+        turn = self.stage * len(NUMBER) + merged
+        if self.update_interval:
+            updates = self._is(ActionKind.UPDATE)
+            done = np.cumsum(updates) - updates
+            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
+            turn += done * self.shape.stages * len(NUMBER)
+        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
+        # Where an index occurs several times, the last assignment stays.
+        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
+        return first_of[turn] == numbers, last_of[turn] == numbers
 
     def _incomplete(self) -> ScheduleError:
         return incomplete_error(self.schedule, self.shape, self.stated, self.devices, self.pieces)

@@ -331,20 +331,26 @@ class _Trace:
         ends = np.array([done, max(done, int(to_ns(self.play.step.span + overhead)))])
         (ts, step), (dur,) = self.us(ends), self.us(np.diff(ends))
         lines = [_slice_event(STEP, "user_annotation", device, tid, 0.0, step, {})]
-        issue = np.asarray(self.flat.issue)
-        own = np.flatnonzero((np.asarray(self.flat.device) == device) & (issue > 0))
-        if len(own):
-            first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
-            last = np.append(first[1:], len(own)) - 1
-            begin, end = self.launch_begin[own[first]], self.launch_end[own[last]]
-            rows = zip(self.us(begin), self.us(end - begin), (last - first + 1).tolist(), strict=True)
-            for (start, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
-                name = self.actions[action]
-                args = {"action": name, "ops": count}
-                lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, start, lasts, args))
+        lines += self.issue_slices(device)
         lines += self.launches(device)
         if overhead:
             lines.append(_slice_event("host: data, logging", "user_annotation", device, tid, ts, dur, {}))
+        return lines
+
+    def issue_slices(self, device: int) -> list[str]:
+        """Slices of the host for issuing the ops of one action after another."""
+        own = np.flatnonzero((np.asarray(self.flat.device) == device) & (np.asarray(self.flat.issue) > 0))
+        if not len(own):
+            return []
+        first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
+        last = np.append(first[1:], len(own)) - 1
+        begin, end = self.launch_begin[own[first]], self.launch_end[own[last]]
+        rows = zip(self.us(begin), self.us(end - begin), (last - first + 1).tolist(), strict=True)
+        lines = []
+        for (start, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
+            name, tid = self.actions[action], self.tid(device, HOST)
+            args = {"action": name, "ops": count}
+            lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, start, lasts, args))
         return lines
 
     def launches(self, device: int) -> list[str]:

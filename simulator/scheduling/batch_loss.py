@@ -44,7 +44,7 @@ def insert_batch_loss(
         own = [
             (at, action.kind) for at, item in enumerate(order) for action in actions_of([item]) if action.stage == stage
         ]
-        kind = ActionKind.AHEAD if any(kind == ActionKind.AHEAD for _, kind in own) else ActionKind.F
+        kind = ActionKind.AHEAD if any(kind == ActionKind.AHEAD for _, kind in own) else ActionKind.FORWARD
         last = max(at for at, one in own if one == kind)
         if any(one in ("BW", "B") and at < last for at, one in own):
             rule = f"{schedule.use} runs backward passes before all outputs of a batch are made, which its loss couples"

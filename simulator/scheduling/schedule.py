@@ -22,19 +22,20 @@ from meshcast.simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions
 
 
 class ActionKind(StrEnum):
-    """Kind of an action. Passes have the letters of the zero-bubble papers (arXiv 2401.10241)."""
+    """Kind of an action. Its value is how orders write it: passes by the letters of the zero-bubble papers (arXiv
+    2401.10241)."""
 
-    F = "F"
+    FORWARD = "F"
     """Forward pass."""
-    BW = "BW"
+    BACKWARD = "BW"
     """Whole backward pass: gradients of inputs and of weights."""
-    B = "B"
+    INPUT_GRADIENTS = "B"
     """First half of a split backward pass: gradients of inputs."""
-    W = "W"
+    WEIGHT_GRADIENTS = "W"
     """Second half of a split backward pass: gradients of weights."""
-    R = "R"
+    RECOMPUTATION = "R"
     """Recomputation: the forward pass again, for a backward pass that needs its activations."""
-    O = "O"
+    UPDATE = "O"
     """Optimizer update of a device's weights in a schedule without a flush: put in by `no_flush.insert_updates`."""
     AHEAD = "N"
     """Forward pass before the loss of the batch, of which the output alone is kept; an F runs it again later."""
@@ -183,7 +184,7 @@ class PassDurations:
     def of(self, action: Action) -> float:
         """Duration of an action; 0 if it does not compute."""
         own, stage = self.of_microbatch(action.microbatch), action.stage
-        if action.kind == ActionKind.BW:
+        if action.kind == ActionKind.BACKWARD:
             return own.input_gradients[stage] + own.weight_gradients[stage]
         kinds = {"F": own.forward, "B": own.input_gradients, "W": own.weight_gradients, "R": own.recomputation}
         return kinds[action.kind][stage] if action.kind in kinds else 0.0

@@ -26,7 +26,6 @@ from typing import Literal
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.ir.capabilities import NeedsPackage
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.activation_transfer import equal_durations
 from meshcast.simulator.scheduling.building_block import reorder_both_ends
@@ -41,14 +40,13 @@ from meshcast.simulator.scheduling.schedule import (
 )
 
 
-class Tessel(Schedule, NeedsPackage):
+class Tessel(Schedule):
     paper = Paper(
         "arXiv:2311.15269",
         "Tessel: Boosting Distributed Execution of Large DNN Models via Flexible Schedule Search",
         2023,
     )
     needs_durations = True
-    package = "ortools"
 
     class Options(Schedule.Options):
         placement: Literal["chain", "v"] = "chain"
