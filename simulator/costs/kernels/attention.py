@@ -115,15 +115,7 @@ def seconds(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float =
 
     speed: rate of GEMMs and softmax against the calibrated one (clock, or older kernels).
     """
-    rate = model.peak_share * peak(gpu, work.dtype) / gpu.multiprocessors
-    if work.backward:
-        columns = 3 * _tile_columns(work.qk_dim) + 2 * _tile_columns(work.v_dim)
-        rate *= model.backward_rate
-    else:
-        columns = ceil_div(work.v_dim, 256) * work.qk_dim + work.v_dim
-    gemms, softmax = 2 * columns / rate, model.softmax_cost / (EXPONENTIALS * (gpu.clock or CLOCK))
-    score = (gemms**model.softmax_overlap + softmax**model.softmax_overlap) ** (1 / model.softmax_overlap) / speed
-
+    score = _score_seconds(work, gpu, model) / speed
     most = query_rows(gpu, maximum(work.qk_dim, work.v_dim)) if not work.backward else TILE
     split = ceil_div(work.q, most)
     queries = minimum(ceil_div(ceil_div(work.q, 64), split) * 64, most)  # whole groups of 64, evenly on the blocks
@@ -139,18 +131,36 @@ def seconds(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float =
     compute = maximum(waves * block + tail, model.idle_gpu_time * longest_block + model.block_overhead)
     compute *= 1 + model.power_limit_slowdown * compute / (compute + LIMITER_DELAY)
 
-    element, both = BYTES[work.dtype], work.qk_dim + work.v_dim
-    rows, keys_and_values = work.batch * work.q * work.heads, work.batch * work.kv * work.kv_heads * both
-    moved, written, cached = (rows * both + keys_and_values) * element, 0.0, 0.0
-    if work.backward:
-        moved = 2 * moved + rows * work.qk_dim * QUERY_GRADIENT
-    elif model.cache_writes:
-        written = keys_and_values * (2 + element)
-        cached = model.cache_writes * (written + model.cache_write_bytes * work.batch * work.kv) / STREAM
+    moved, written, cached = _traffic_bytes(work, model)
     missed = 1 / (1 + (model.l2_resident * gpu.l2 / (moved + written)) ** 2) / gpu.memory_bandwidth
     operands = moved / model.memory_share * missed
     total = combine(compute, operands) + model.exposed_traffic * operands + cached * missed + model.launch
     return total, model.launch
+
+
+def _score_seconds(work: Attention, gpu: GPU, model: AttentionCostModel) -> Any:
+    """Seconds of a multiprocessor for one score: its share of the GEMMs, and its exponential."""
+    rate = model.peak_share * peak(gpu, work.dtype) / gpu.multiprocessors
+    if work.backward:
+        columns = 3 * _tile_columns(work.qk_dim) + 2 * _tile_columns(work.v_dim)
+        rate *= model.backward_rate
+    else:
+        columns = ceil_div(work.v_dim, 256) * work.qk_dim + work.v_dim
+    gemms, softmax = 2 * columns / rate, model.softmax_cost / (EXPONENTIALS * (gpu.clock or CLOCK))
+    return (gemms**model.softmax_overlap + softmax**model.softmax_overlap) ** (1 / model.softmax_overlap)
+
+
+def _traffic_bytes(work: Attention, model: AttentionCostModel) -> tuple[Any, Any, Any]:
+    """Bytes of the operands and results, of the cache that is written, and of the latter at the rate of a stream."""
+    element, both = BYTES[work.dtype], work.qk_dim + work.v_dim
+    rows, keys_and_values = work.batch * work.q * work.heads, work.batch * work.kv * work.kv_heads * both
+    moved = (rows * both + keys_and_values) * element
+    if work.backward:
+        return 2 * moved + rows * work.qk_dim * QUERY_GRADIENT, 0.0, 0.0
+    if not model.cache_writes:
+        return moved, 0.0, 0.0
+    written = keys_and_values * (2 + element)
+    return moved, written, model.cache_writes * (written + model.cache_write_bytes * work.batch * work.kv) / STREAM
 
 
 def _tile_columns(width: Any) -> Any:

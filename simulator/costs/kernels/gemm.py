@@ -185,35 +185,55 @@ def _busy(
     shapes: Sequence[tuple[int, int]],
 ) -> Any:
     """Computes the seconds of the tensor cores, with the best tile and split."""
-    m, n, k, batch = work.m, work.n, work.k, work.batch
-    arrays = any(isinstance(one, np.ndarray) for one in (m, n, k, batch))
-    low: Any = np.minimum if arrays else min
-    high: Any = np.maximum if arrays else max
+    m, n, k, number = work.m, work.n, work.k, gpu.multiprocessors
+    low, high = bounds = _bounds(work)
+    element, read, partial = _unit_seconds(work, gpu, model, speed)
+    best: Any = None
+    for tm, tn in shapes:
+        rows, columns = low(m, tm), low(n, tn)
+        step = high((tm * tn + model.tile_overhead) * element, (rows + columns) * read)
+        tiles, peer = -(-m // tm) * -(-n // tn) * work.batch, rows * columns * partial
+        if decomposition is None:
+            taken = _split_seconds(tiles, k, number, step, peer, model, bounds)
+        else:
+            of_model = model.pipeline_depth, model.split_overhead
+            taken = loop_seconds(tiles, k, number, decomposition, step, *of_model, peer)
+        best = taken if best is None else low(best, taken)
+    return best
+
+
+def _bounds(work: Gemm) -> tuple[Any, Any]:
+    """Chooses the functions for the smaller and the larger of two numbers, or arrays."""
+    arrays = any(isinstance(size, np.ndarray) for size in (work.m, work.n, work.k, work.batch))
+    return (np.minimum, np.maximum) if arrays else (min, max)
+
+
+def _unit_seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> tuple[float, float, float]:
+    """Computes the seconds of a multiprocessor for one element of a tile, of an operand, and of a partial sum."""
     number = gpu.multiprocessors
     layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
     rate = model.peak_share * layout_rate * speed * peak(gpu, work.dtype)
     element = 2 * LARGEST_TILE / (LARGEST_TILE + model.tile_overhead) * number / rate
     read = BYTES[work.dtype] / READ_RATE * number / gpu.memory_bandwidth
-    partial = PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
-    best: Any = None
-    for tm, tn in shapes:
-        own_m, own_n = low(m, tm), low(n, tn)
-        step = high((tm * tn + model.tile_overhead) * element, (own_m + own_n) * read)
-        tiles = -(-m // tm) * -(-n // tn) * batch
-        if decomposition is not None:
-            peer, overhead = own_m * own_n * partial, model.split_overhead
-            taken = loop_seconds(tiles, k, number, decomposition, step, model.pipeline_depth, overhead, peer)
-            best = taken if best is None else low(best, taken)
-            continue
-        waves = count_waves(high(tiles, number), number, model.wave_rounding)
-        whole = waves * (k + model.pipeline_depth) * step
-        peer = own_m * own_n * partial
-        split = high(low((k * step / peer) ** 0.5, number / tiles), 2.0)
-        waves = count_waves(high(tiles * split, number), number, model.wave_rounding)
-        parts = waves * (k / split + model.pipeline_depth) * step
-        fastest = low(whole, parts + split * peer + model.split_overhead)
-        best = fastest if best is None else low(best, fastest)
-    return best
+    return element, read, PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
+
+
+def _split_seconds(
+    tiles: Any, k: Any, multiprocessors: float, step: Any, peer: Any, model: GemmCostModel, bounds: tuple[Any, Any]
+) -> Any:
+    """Computes the seconds of all tiles, each on one multiprocessor or, if that is faster, on the best number of them.
+
+    step: seconds of an iteration.
+    peer: adding the partial sum of one more block of a tile [s].
+    bounds: functions for the smaller and the larger of two numbers, or arrays.
+    """
+    low, high = bounds
+    waves = count_waves(high(tiles, multiprocessors), multiprocessors, model.wave_rounding)
+    whole = waves * (k + model.pipeline_depth) * step
+    split = high(low((k * step / peer) ** 0.5, multiprocessors / tiles), 2.0)
+    waves = count_waves(high(tiles * split, multiprocessors), multiprocessors, model.wave_rounding)
+    parts = waves * (k / split + model.pipeline_depth) * step
+    return low(whole, parts + split * peer + model.split_overhead)
 
 
 def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:

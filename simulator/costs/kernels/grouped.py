@@ -85,14 +85,21 @@ def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.
     rate = model.peak_share * gradient_rate * edge * speed * peak(gpu, work.dtype)
     compute = best * k * 2 * gpu.multiprocessors / rate
 
-    operand, result = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
-    parameters = m * n * result if gradient else n * k * operand
-    activations = (k * (m + n) if gradient else m * (k + n)) * BYTES["bf16"]
-    reading = parameters / (model.memory_share * gpu.memory_bandwidth)
-    moving = activations / (model.activation_rate * (gpu.multiprocessors * (gpu.clock or CLOCK)))
-    traffic = work.batch * (reading + moving)
     launch = model.launch + model.group_overhead * work.batch
-    return combine(compute, traffic, 2.0) + model.row_overhead * _largest_group(groups) + launch, launch
+    moving = combine(compute, _traffic_seconds(work, gpu, model), 2.0)
+    return moving + model.row_overhead * _largest_group(groups) + launch, launch
+
+
+def _traffic_seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel) -> Any:
+    """Seconds of reading parameters, or writing their gradients, and of moving the rows of activations."""
+    m, n, k = work.m, work.n, work.k
+    if work.layout == "nt":
+        parameters, rows = m * n * BYTES[work.out_dtype] * (2 if work.accumulate else 1), k * (m + n)
+    else:
+        parameters, rows = n * k * BYTES[work.dtype], m * (k + n)
+    reading = parameters / (model.memory_share * gpu.memory_bandwidth)
+    moving = rows * BYTES["bf16"] / (model.activation_rate * (gpu.multiprocessors * (gpu.clock or CLOCK)))
+    return work.batch * (reading + moving)
 
 
 def price(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0) -> Estimate:
