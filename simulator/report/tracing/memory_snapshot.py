@@ -219,20 +219,10 @@ def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
 
     It is the category, the action that runs, and the stage.
     """
-    program, flat, begin = report.play.program, report.play.step.flat, report.play.step.times.begin
-    plan, table = report.play.plan, program.timetable
-    first = sum(one.shape.stages for one in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
-    names, starts = [UPDATE] * bool(flat.updates[device]), [begin[n] for n in flat.updates[device][:1]]
-    for action in range(table.starts[device], table.starts[device + 1]):
-        own = range(flat.first[action], flat.behind[action])
-        # Side ops of an action may run long before its kernels.
-        number = next((n for n in own if flat.ops[n].stream == COMPUTE and flat.ops[n].work is not None), None)
-        if number is not None:
-            names.append(str(shift_item(table.actions[action], -first)))
-            starts.append(begin[number])
+    names, starts = _running_actions(report, device)
     order = np.argsort(starts, kind="stable")
     place = np.searchsorted(np.asarray(starts)[order], moments, side="right") - 1
-    stage = name_device(plan, device)
+    stage = name_device(report.play.plan, device)
     known: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def frames(event: int, category: str) -> list[dict[str, Any]]:
@@ -244,3 +234,19 @@ def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
         return known[category, name]
 
     return frames
+
+
+def _running_actions(report: Report, device: int) -> tuple[list[str], list[float]]:
+    """Returns the names of the actions of a device that have kernels, and when the first of each begins [s]."""
+    flat, begin, plan = report.play.step.flat, report.play.step.times.begin, report.play.plan
+    table = report.play.program.timetable
+    first = sum(pipeline.shape.stages for pipeline in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
+    names, starts = [UPDATE] * bool(flat.updates[device]), [begin[n] for n in flat.updates[device][:1]]
+    for action in range(table.starts[device], table.starts[device + 1]):
+        # Side ops of an action may run long before its kernels.
+        ops = range(flat.first[action], flat.behind[action])
+        number = next((n for n in ops if flat.ops[n].stream == COMPUTE and flat.ops[n].work is not None), None)
+        if number is not None:
+            names.append(str(shift_item(table.actions[action], -first)))
+            starts.append(begin[number])
+    return names, starts
