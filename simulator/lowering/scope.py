@@ -81,19 +81,8 @@ class Scope:
         gathered by the latter.
         """
         if operator not in self._divisions:
-            divide: dict[str, str] = {}
-            at_rest: dict[str, str] = {}
             inside = operator.view if operator.view in self.mesh.views else ""
-            for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
-                if scheme.view not in ("", inside):
-                    continue
-                rule = scheme.layouts(operator)
-                if isinstance(rule, str):
-                    rule = Rule(dict.fromkeys(scheme.over, rule))
-                if rule is not None:
-                    divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
-                    kept = (axis for axis in rule.at_rest if scheme.view or axis not in self._gathered)
-                    at_rest |= {axis: rule.at_rest[axis] for axis in kept if self.mesh.size(axis) > 1}
+            divide, at_rest = self._apply_rules(operator, inside)
             divide = {axis: dim for axis, dim in divide.items() if dim}
             owned = {axis for scheme in self.schemes if scheme.view == inside for axis in scheme.over}
             for axis in self.mesh.parts(self.mesh.views.get(inside, ())):
@@ -101,6 +90,21 @@ class Scope:
                     divide[axis] = "s"
             self._divisions[operator], self._rest_divisions[operator] = divide, at_rest
         return self._divisions[operator]
+
+    def _apply_rules(self, operator: Operator, view: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns what the schemes say: the dim that each axis shards at an operator, and the dim of its weights at
+        rest."""
+        divide: dict[str, str] = {}
+        at_rest: dict[str, str] = {}
+        for scheme in sorted(self.schemes, key=lambda scheme: scheme.view != ""):
+            rule = scheme.layouts(operator) if scheme.view in ("", view) else None
+            if isinstance(rule, str):
+                rule = Rule(dict.fromkeys(scheme.over, rule))
+            if rule is not None:
+                divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+                kept = (axis for axis in rule.at_rest if scheme.view or axis not in self._gathered)
+                at_rest |= {axis: rule.at_rest[axis] for axis in kept if self.mesh.size(axis) > 1}
+        return divide, at_rest
 
     def fix_division(self, operator: Operator, divide: Mapping[str, str]) -> None:
         """Sets the dim of `operator` that each axis shards, in place of what the schemes say; its weights are stored as

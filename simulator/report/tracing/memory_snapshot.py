@@ -167,9 +167,8 @@ def _trace_device(report: Report, device: int) -> tuple[dict[str, Any], list[dic
             for action in ("free_requested", "free_completed"):
                 events.append(_event(action, block.address, block.nbytes, time, frames(event, block.category)))
         for block in births[event]:
-            color = COLORS.get(block.category, "temporary")
-            made = _event("alloc", block.address, block.nbytes, time, frames(event, block.category))
-            events.append({**made, "category": color})
+            allocation = _event("alloc", block.address, block.nbytes, time, frames(event, block.category))
+            events.append({**allocation, "category": COLORS.get(block.category, "temporary")})
     left = [block for block in blocks if block.died is None]
     allocated = sum(block.nbytes for block in left)
     segment = {

@@ -28,7 +28,7 @@ References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6; Deep
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -78,15 +78,11 @@ def tile_linear_layers(stage_ops: StageOps, tiles: int) -> StageOps:
 
 def _tile_fragment(fragment: Fragment, tiles: int) -> Fragment:
     made = fragment.copy()
+    shared = _joint_makers(made)
     rewrite, named = Rewrite(made), defaultdict[str, list[Op]](list)
     for op in (*made.forward, *made.backward):
         if isinstance(op.work, Gemm):
             named[op.name].append(op)
-    made_by = defaultdict[str, set[Op]](set)
-    for tensor_use in made.tensor_uses:
-        if tensor_use.made:
-            made_by[tensor_use.key].add(tensor_use.op)
-    shared = {op for ops in made_by.values() if len(ops) > 1 for op in ops}
     params: dict[int, list[Param]] = {}
     for used in dict.fromkeys(param.used for param in made.params):
         again, inputs, weights = (named[prefix + used.name] for prefix in ("re ", "d", "w"))
@@ -97,24 +93,38 @@ def _tile_fragment(fragment: Fragment, tiles: int) -> Fragment:
         sums = _swap_backward(rewrite, made, inputs, weights, tiles)
         for param in made.params:
             if param.used is used and (not weights or param.ready is weights[0]):
-                ready = sums or [param.ready] * tiles
-                params[id(param)] = [
-                    replace(
-                        param,
-                        name=f"{param.name} of tile {i}",
-                        size=_part(param.size, i, tiles),
-                        total=_part(param.total, i, tiles),
-                        used=places[0][i],
-                        ready=ready[i],
-                    )
-                    for i in range(tiles)
-                ]
+                params[id(param)] = _tile_param(param, places[0], sums or [param.ready] * tiles)
     kept = made.params
     made.params = [param for param in kept if id(param) not in params]
     rewrite.apply()
     others = iter(made.params)
-    made.params = [one for param in kept for one in params.get(id(param)) or [next(others)]]
+    made.params = [tile for param in kept for tile in params.get(id(param)) or [next(others)]]
     return made
+
+
+def _joint_makers(fragment: Fragment) -> set[Op]:
+    """Returns the ops that make a tensor together with others."""
+    makers = defaultdict[str, set[Op]](set)
+    for use in fragment.tensor_uses:
+        if use.made:
+            makers[use.key].add(use.op)
+    return {op for ops in makers.values() if len(ops) > 1 for op in ops}
+
+
+def _tile_param(param: Param, used: Sequence[Op], ready: Sequence[Op]) -> list[Param]:
+    """Returns the parts of a parameter. used, ready: by tile, as in `Param`."""
+    tiles = len(used)
+    return [
+        replace(
+            param,
+            name=f"{param.name} of tile {i}",
+            size=_part(param.size, i, tiles),
+            total=_part(param.total, i, tiles),
+            used=used[i],
+            ready=ready[i],
+        )
+        for i in range(tiles)
+    ]
 
 
 def _part(whole: int, tile: int, tiles: int) -> int:

@@ -137,34 +137,38 @@ def _partition_input(unit_run: UnitRun, mesh: Mesh, to_host: bool) -> UnitRun:
     saved = any(use.op in forward for use in uses) and any(use.op in backward for use in uses)
     if key is None or mesh.size(axes) == 1 or not saved:
         return unit_run
-    made, ranks = fragment.copy(), mesh.size(axes)
-    nbytes = max(use.nbytes for use in uses)
-    part, entry = -(-nbytes // ranks), made.entry[unit_run.residual_in or ""]
+    made, nbytes = fragment.copy(), max(use.nbytes for use in uses)
+    part = -(-nbytes // mesh.size(axes))
+    cut = Op("partition checkpoint", work=Memory("concat", part, part), after=[made.entry[unit_run.residual_in or ""]])
     gradient = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
-    cut = Op("partition checkpoint", work=Memory("concat", part, part), after=[entry])
     gather = Op("gather checkpoint", "tensor", Collective("all_gather", nbytes, axes), gradient, "R")
-    held = f"{key} part"
-    parts = [TensorUse(held, part, cut, True), TensorUse(held, part, gather)]
-    issued, brought = [cut], [gather]
-    if to_host:
-        out = Op("copy checkpoint out", OUT, HostCopy(part, activations=True), [cut])
-        back = Op("copy checkpoint in", IN, HostCopy(part, True, activations=True), list(gradient), "R")
-        gather.after = [back]
-        parts = [
-            *(TensorUse(held, part, op, op is cut) for op in (cut, out)),
-            *(TensorUse(f"{held}~", part, op, op is back, "activations") for op in (back, gather)),
-        ]
-        issued, brought = [cut, out], [back, gather]
     again = set(made.backward)
-    readers = {use.op for use in made.tensor_uses if use.key == key} & again
-    for op in readers:
+    for op in {use.op for use in made.tensor_uses if use.key == key} & again:
         op.after.append(gather)
-    found = [replace(use, key=f"{key}~") if use.key == key and use.op in again else use for use in made.tensor_uses]
-    gathered = TensorUse(f"{key}~", nbytes, gather, True, "activations")
-    made.tensor_uses = [*found, TensorUse(key, nbytes, cut), *parts, gathered]
-    made.forward += issued
-    made.backward[:0] = brought
+    made.tensor_uses = [
+        *(replace(use, key=f"{key}~") if use.key == key and use.op in again else use for use in made.tensor_uses),
+        TensorUse(key, nbytes, cut),
+        *_keep_part(made, f"{key} part", part, cut, gather, to_host),
+        TensorUse(f"{key}~", nbytes, gather, True, "activations"),
+    ]
     return replace(unit_run, fragment=made)
+
+
+def _keep_part(fragment: Fragment, key: str, nbytes: int, cut: Op, gather: Op, to_host: bool) -> list[TensorUse]:
+    """Issues the ops that make and read a part of a checkpoint, and returns how they use it."""
+    if not to_host:
+        fragment.forward.append(cut)
+        fragment.backward.insert(0, gather)
+        return [TensorUse(key, nbytes, cut, True), TensorUse(key, nbytes, gather)]
+    out = Op("copy checkpoint out", OUT, HostCopy(nbytes, activations=True), [cut])
+    back = Op("copy checkpoint in", IN, HostCopy(nbytes, True, activations=True), gather.after, "R")
+    gather.after = [back]
+    fragment.forward += [cut, out]
+    fragment.backward[:0] = [back, gather]
+    return [
+        *(TensorUse(key, nbytes, op, op is cut) for op in (cut, out)),
+        *(TensorUse(f"{key}~", nbytes, op, op is back, "activations") for op in (back, gather)),
+    ]
 
 
 def _replicated_axes(fragment: Fragment, key: str | None) -> tuple[str, ...]:

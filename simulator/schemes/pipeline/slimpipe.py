@@ -79,10 +79,7 @@ def exchange_attention(module: CoreAttention, inner: LowerModule, axes: Sequence
     late one.
     """
     own = int(module.ins[1].dims["t"].size)
-    begin, every = module.tokens_before, module.tokens_before + own + module.tokens_after
-    pairs = module.pairs_before(begin + own) - module.pairs_before(begin)
-    # Keys that a query attends to beyond the mean over the whole sequence.
-    surplus = pairs / own - module.pairs_before(every) / every
+    surplus = _surplus_keys(module, own)
     if abs(surplus) < LEAST_SURPLUS:
         return inner(module)
     out = inner(replace(module, balanced=surplus > 0))
@@ -96,6 +93,13 @@ def exchange_attention(module: CoreAttention, inner: LowerModule, axes: Sequence
     moved = backward.uses(sent, shares), backward.uses(results, shares)
     out.grad_exit = dict.fromkeys(out.grad_exit, backward.add([out.grad_entry[o]], gradients, *moved))
     return out
+
+
+def _surplus_keys(module: CoreAttention, own: int) -> float:
+    """Returns the keys that a query of a slice of `own` tokens attends to beyond the mean over the whole sequence."""
+    begin, every = module.tokens_before, module.tokens_before + own + module.tokens_after
+    pairs = module.pairs_before(begin + own) - module.pairs_before(begin)
+    return pairs / own - module.pairs_before(every) / every
 
 
 class _Exchange:

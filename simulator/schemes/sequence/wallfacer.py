@@ -166,15 +166,8 @@ class _TeamAttention:
         out.grad_entry = {o: Op(f"d{o} in", phase="B")}
         for name in (q, k, v):
             steps.fragment.entry[name].after.append(self._gather_tensor(name, out.entry[name], "F"))
-        read = self.shards[o][1] + self.shards[f"d:{o}"][1]
-        sums, rows = f"{self.name}.rows", steps.lse // ranks
-        op = sum_rows(out, read, (sums, rows))
-        self._use(op, *(self.shards[name] for name in (o, f"d:{o}")))
         arrived = steps.fragment.grad_entry[o]
-        arrived.after.append(self._gather_tensor(f"d:{o}", out.grad_entry[o], "B"))
-        arrived.after.append(self._gather(sums, (sums, rows), (row_sums_key(self.name), steps.lse), [op], "B"))
-        again = [self._gather_tensor(name, out.grad_entry[o], "B") for name in (q, k, v)]
-        arrived.after += again
+        self._bring_gradients(steps, arrived)
         rotate(steps, arrived)
         out.forward += steps.fragment.forward
         out.exit = {o: self._combine_outputs(o, steps)}
@@ -185,6 +178,17 @@ class _TeamAttention:
             # Gathered again for the backward pass.
             out.tensor_uses.append(replace(use, key=f"{use.key}~") if use.op in back and use.key in moved else use)
         out.grad_exit = {name: self._scatter(f"d:{name}", steps.fragment.grad_exit[name], "B") for name in (q, k, v)}
+
+    def _bring_gradients(self, steps: AttentionSteps, arrived: Op) -> None:
+        """Gathers what the backward pass reads. arrived: waits for it."""
+        out, o = self.fragment, steps.o
+        shards = self.shards[o], self.shards[f"d:{o}"]
+        rows = f"{self.name}.rows", steps.lse // self.ranks
+        op = sum_rows(out, sum(nbytes for _, nbytes in shards), rows)
+        self._use(op, *shards)
+        arrived.after.append(self._gather_tensor(f"d:{o}", out.grad_entry[o], "B"))
+        arrived.after.append(self._gather(rows[0], rows, (row_sums_key(self.name), steps.lse), [op], "B"))
+        arrived.after += [self._gather_tensor(name, out.grad_entry[o], "B") for name in (steps.q, steps.k, steps.v)]
 
     def _use(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
         self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]

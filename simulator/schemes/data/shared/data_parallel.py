@@ -330,12 +330,10 @@ def _side_ops(
     starts = ends - lengths
     # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
     order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
-    distinct = {id(chain): chain for chain in chains}
-    split = {key: [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for key, chain in distinct.items()}
-    legs = [split[id(chain)] for chain in chains]
+    legs = _split_by_stream(chains)
     before: SideOps | None = None
     last: dict[int, int] = {}
-    for place in range(max(map(len, split.values()))):
+    for place in range(max(map(len, legs))):
         own = [i for i in order if place < len(legs[i])]
         counts = [len(legs[i][place]) for i in own]
         buckets = np.repeat(own, counts)
@@ -349,6 +347,13 @@ def _side_ops(
             side.after = before, waits
         before, last = side, dict(zip(own, (firsts + counts - 1).tolist(), strict=True))
         yield side
+
+
+def _split_by_stream(chains: Sequence[Sequence[Op]]) -> list[list[list[Op]]]:
+    """Splits the ops of each bucket where their stream changes; buckets may share their ops."""
+    distinct = {id(chain): chain for chain in chains}
+    split = {key: [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for key, chain in distinct.items()}
+    return [split[id(chain)] for chain in chains]
 
 
 def sum_sizes(
