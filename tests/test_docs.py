@@ -14,7 +14,7 @@ from meshcast.hardware import cluster, inline, load_cluster, mixed
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS
 from meshcast.simulator.costs.costs import RATES
-from meshcast.simulator.job import batch, job
+from meshcast.simulator.job import batch, job, plan_keys
 from meshcast.simulator.job.framework import (
     Bucket,
     CommunicationOverlap,
@@ -56,7 +56,7 @@ JOB = [
     batch.Uniform,
     job.Precision,
     job.RunLength,
-    job.ShortPlan,
+    plan_keys.ShortPlan,
     job.LongPlan,
     job.SchemeEntry,
     job.StagePlan,

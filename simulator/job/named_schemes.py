@@ -1,4 +1,4 @@
-"""Schemes that a plan in short form names: `tp_scheme`, `cp_scheme`, `ep_scheme` and `dp_scheme`.
+"""Schemes that a plan in short form names by the keys in `SCHEME_KEYS`, with the options that further keys state.
 
 A name alone has the default options; ``{use: NAME, option: value}`` states others. A scheme over several axes gets them
 from the degree of its family.
@@ -13,32 +13,29 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.job import ShortStage
-
-FAMILIES = {"tp_scheme": "tensor", "cp_scheme": "sequence", "ep_scheme": "expert", "dp_scheme": "data"}
-"""Keys of a plan in short form, and the families whose schemes they name."""
+from meshcast.simulator.job.plan_keys import (
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    ShortStage,
+    chosen_scheme,
+    keys_alike,
+    option_keys,
+    state_scheme_name,
+)
 
 LONG_FORM = "The long form of a plan, of mesh and schemes, states axes (docs/job.md)"
-
-UNITS = ("reshard", "unit", "prefetch")
-"""Keys of a plan in short form that are options of units of FSDP."""
 
 StatedScheme = tuple[dict[str, Any], dict[str, int]]
 """An entry of `schemes`, and the axes of the mesh that it is over, outermost first."""
 
 
-def stated_options(short: ShortStage, key: str) -> dict[str, Any]:
-    """The options of a scheme that a plan states beside its name."""
-    given = getattr(short, key)
-    return {option: value for option, value in given.items() if option != "use"} if isinstance(given, dict) else {}
-
-
-def named_scheme(short: ShortStage, key: str, where: str) -> type[Scheme] | None:
-    """The scheme that a key names; None if the plan leaves it out. Raises PlanError for one that does not exist, and
-    for options that it does not have, or that would state axes, which follow from degrees."""
+def named_scheme(short: ShortStage, family: str, where: str) -> type[Scheme] | None:
+    """Returns the scheme of a family that a plan names; None if it names none. Raises PlanError for one that does not
+    exist, and for options that it does not have, or that would state axes, which follow from degrees."""
+    key = SCHEME_KEYS[family]
     if (given := getattr(short, key)) is None:
         return None
-    family, name, place = FAMILIES[key], given, f"{where}.{key}"
+    name, place = given, f"{where}.{key}"
     if isinstance(given, dict):
         name, place = given.get("use"), f"{where}.{key}.use"
         if not isinstance(name, str):
@@ -48,7 +45,7 @@ def named_scheme(short: ShortStage, key: str, where: str) -> type[Scheme] | None
     if not is_scheme(use):
         known = [one.partition("/")[2] for one in scheme_names() if one.startswith(f"{family}/")]
         raise PlanError(place, f"no such {family} scheme", nearest(use.partition("/")[2], known), name)
-    kind, options = find_scheme(use), stated_options(short, key)
+    kind, options = find_scheme(use), _options_beside_name(short, family)
     for option in ("over", *kind.names_axes):
         if option in options:
             rule = "the axes of a plan in short form follow from its degrees"
@@ -56,6 +53,31 @@ def named_scheme(short: ShortStage, key: str, where: str) -> type[Scheme] | None
             raise PlanError(f"{where}.{key}.{option}", rule, f"Leave it out. {remedy}", options[option])
     validate_data(kind.Options, options, f"{where}.{key}", PlanError)
     return kind
+
+
+def _options_beside_name(short: ShortStage, family: str) -> dict[str, Any]:
+    """Returns the options of a scheme that a plan states beside its name."""
+    given = getattr(short, SCHEME_KEYS[family])
+    return {option: value for option, value in given.items() if option != "use"} if isinstance(given, dict) else {}
+
+
+def stated_options(short: ShortStage, kind: type[Scheme], where: str) -> dict[str, Any]:
+    """Returns the options of a scheme that a plan states, by keys of their own and beside the scheme's name. Raises
+    PlanError for a key whose option the scheme does not have, or that is stated in both ways."""
+    beside, options = _options_beside_name(short, kind.family), {}
+    for key in option_keys(kind.family):
+        if (value := getattr(short, key.name)) is None:
+            continue
+        if key.option not in kind.Options.model_fields:
+            owner, naming = key.owner.partition("/")[2], SCHEME_KEYS[kind.family]
+            remedy = f"{owner}: true" if owner in keys_alike(naming) else f"{naming}: {owner}"
+            rule = f"{kind.family}/{kind.name} has no such option; {key.owner} has"
+            raise PlanError(f"{where}.{key.name}", rule, f"Write {remedy}, or leave it out", value)
+        if key.option in beside:
+            rule = f"the plan states this option as an option of {SCHEME_KEYS[kind.family]} as well"
+            raise PlanError(f"{where}.{key.name}", rule, "Leave one of them out", value)
+        options[key.option] = value
+    return options | beside
 
 
 def find_example(family: str) -> str:
@@ -93,80 +115,81 @@ def state_scheme(kind: type[Scheme], ranks: int, near: int, axis: str, place: tu
 
 
 def tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The entries of tensor parallelism, and its axes."""
-    default = {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"}
-    kind = named_scheme(short, "tp_scheme", where)
-    if kind is not None and not accompanies_others(kind) and "sequence_parallel" in short.model_fields_set:
-        rule = f"tensor/{kind.name} says itself how activations are sharded, and the plan states sequence_parallel"
-        remedy = "Leave sequence_parallel out, or tp_scheme"
-        if kind.name in ("megatron", "megatron-sp"):
-            remedy = f"Set {where}.sequence_parallel: {str(kind.name == 'megatron-sp').lower()} instead"
-        raise PlanError(f"{where}.tp_scheme", rule, remedy, short.tp_scheme)
+    """Returns the entries of tensor parallelism, and its axes."""
+    usual = {"use": f"tensor/{chosen_scheme(short, 'tensor')}", "over": "tp"}
+    (chosen, naming) = keys_alike(SCHEME_KEYS["tensor"])
+    kind, given = named_scheme(short, "tensor", where), getattr(short, naming)
+    if kind is not None and not accompanies_others(kind) and chosen in short.model_fields_set:
+        rule = f"tensor/{kind.name} says itself how activations are sharded, and the plan states {chosen}"
+        remedy = f"Leave {chosen} out, or {naming}"
+        if (value := state_scheme_name("tensor", kind.name).get(chosen)) is not None:
+            remedy = f"Set {where}.{chosen}: {str(value).lower()} instead"
+        raise PlanError(f"{where}.{naming}", rule, remedy, given)
     if kind is None or short.tp == 1:
-        return [default], {"tp": short.tp}
-    options = stated_options(short, "tp_scheme")
+        return [usual], {"tp": short.tp}
+    options = stated_options(short, kind, where)
     if accompanies_others(kind):
-        return [{"use": f"tensor/{kind.name}", **options}, default], {"tp": short.tp}
-    entry, axes = state_scheme(kind, short.tp, short.tp, "tp", (f"{where}.tp_scheme", short.tp_scheme))
+        return [{"use": f"tensor/{kind.name}", **options}, usual], {"tp": short.tp}
+    entry, axes = state_scheme(kind, short.tp, short.tp, "tp", (f"{where}.{naming}", given))
     return [entry | options], axes
 
 
 def sequence_schemes(short: ShortStage, near: int, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The entry of sequence parallelism, and its axes; none without. near: how many of its ranks share a node."""
-    kind = named_scheme(short, "cp_scheme", where) or find_scheme("sequence/all-gather")
+    """Returns the entry of sequence parallelism, and its axes; none without. near: how many of its ranks share a
+    node."""
+    kind = named_scheme(short, "sequence", where) or _usual_scheme("sequence")
     if short.cp == 1:
         return [], {}
-    entry, axes = state_scheme(kind, short.cp, near, "cp", (f"{where}.cp_scheme", short.cp_scheme))
-    return [entry | stated_options(short, "cp_scheme")], axes
+    key = SCHEME_KEYS["sequence"]
+    entry, axes = state_scheme(kind, short.cp, near, "cp", (f"{where}.{key}", getattr(short, key)))
+    return [entry | stated_options(short, kind, where)], axes
+
+
+def _usual_scheme(family: str) -> type[Scheme]:
+    """Returns the scheme of a family that a plan has without naming one."""
+    return find_scheme(f"{family}/{PLAN_KEYS[SCHEME_KEYS[family]].usual}")
 
 
 def expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[dict[str, Any]]:
-    """The entry of expert parallelism over the axes of the experts; none without, but for kernels of its own."""
-    kind = named_scheme(short, "ep_scheme", where)
-    if kind is not None and not has_experts:
-        raise PlanError(f"{where}.ep_scheme", "the model has no experts", "Leave it out", short.ep_scheme)
-    options = stated_options(short, "ep_scheme")
-    if not axes:
-        return [{"use": f"expert/{kind.name}", **options}] if kind is not None and kind.changes_kernels else []
-    if kind is not None and kind.most_axes is not None and kind.most_axes < len(axes):
+    """Returns the entry of expert parallelism over the axes of the experts; none without, but for kernels of its
+    own."""
+    key = SCHEME_KEYS["expert"]
+    named, given = named_scheme(short, "expert", where), getattr(short, key)
+    if named is not None and not has_experts:
+        raise PlanError(f"{where}.{key}", "the model has no experts", "Leave it out", given)
+    if not axes and (named is None or not named.changes_kernels):
+        return []
+    kind = named or _usual_scheme("expert")
+    if kind.most_axes is not None and kind.most_axes < len(axes):
         rule = f"expert/{kind.name} keeps experts whole, and the plan has etp = {short.etp}"
-        raise PlanError(f"{where}.ep_scheme", rule, "Leave etp out", short.ep_scheme)
-    return [{"use": f"expert/{kind.name}" if kind is not None else "expert/all-to-all", "over": axes, **options}]
+        raise PlanError(f"{where}.{key}", rule, "Leave etp out", given)
+    over = {"over": axes} if axes else {}
+    return [{"use": f"expert/{kind.name}", **over, **stated_options(short, kind, where)}]
 
 
 def data_scheme(short: ShortStage, where: str) -> type[Scheme]:
-    """The data scheme of a plan, named or of `zero` and `fsdp`. Raises PlanError if it states both."""
-    kind = named_scheme(short, "dp_scheme", where)
+    """Returns the data scheme of a plan, named or chosen in other words. Raises PlanError if it is both."""
+    kind, naming = named_scheme(short, "data", where), SCHEME_KEYS["data"]
     if kind is not None:
-        if stated := sorted({"zero", "fsdp"} & short.model_fields_set):
+        if stated := sorted({*keys_alike(naming)} & short.model_fields_set - {naming}):
             rule = f"it names the data scheme, and so does {' and '.join(stated)}"
-            remedy = f"Leave {' and '.join(stated)} out, or dp_scheme"
-            raise PlanError(f"{where}.dp_scheme", rule, remedy, short.dp_scheme)
+            remedy = f"Leave {' and '.join(stated)} out, or {naming}"
+            raise PlanError(f"{where}.{naming}", rule, remedy, getattr(short, naming))
         return kind
-    return find_scheme("data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp")
+    return find_scheme(f"data/{chosen_scheme(short, 'data')}")
 
 
 def data_schemes(
     short: ShortStage, dp: int, shard: int, near: int, where: str
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The entry of data parallelism, and its axes. shard: ranks that share one copy of the states. near: how many
-    neighbours among the data-parallel ranks share a node."""
-    kind = data_scheme(short, where)
-    options = {key: value for key in UNITS if (value := getattr(short, key)) is not None}
-    if unknown := [key for key in options if key not in kind.Options.model_fields]:
-        rule = f"data/{kind.name} has no such option; data/fsdp has"
-        remedy = "Write fsdp: true, or leave it out"
-        raise PlanError(f"{where}.{unknown[0]}", rule, remedy, options[unknown[0]])
-    stated = stated_options(short, "dp_scheme")
-    if twice := [key for key in options if key in stated]:
-        rule = "the plan states this option as an option of dp_scheme as well"
-        raise PlanError(f"{where}.{twice[0]}", rule, "Leave one of them out", options[twice[0]])
-    options |= stated
+    """Returns the entry of data parallelism, and its axes. shard: ranks that share one copy of the states. near: how
+    many neighbours among the data-parallel ranks share a node."""
+    kind, key = data_scheme(short, where), SCHEME_KEYS["data"]
+    options = stated_options(short, kind, where)
     if shard < dp:
         entry = {"use": f"data/{kind.name}", "over": "shard", "replicate": "replicate"}
         return [entry | options], {"replicate": dp // shard, "shard": shard}
-    place = f"{where}.dp_scheme", short.dp_scheme
-    entry, axes = state_scheme(kind, dp, near, "dp", place)
+    entry, axes = state_scheme(kind, dp, near, "dp", (f"{where}.{key}", getattr(short, key)))
     return [entry | options], axes
 
 

@@ -11,7 +11,7 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
+from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry
 from meshcast.simulator.job.named_schemes import (
     data_scheme,
     data_schemes,
@@ -20,6 +20,7 @@ from meshcast.simulator.job.named_schemes import (
     sequence_schemes,
     tensor_schemes,
 )
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, ShortPlan, ShortStage, ShortStageEntry
 from meshcast.simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
 from meshcast.simulator.models.model import Model
 
@@ -34,6 +35,9 @@ SCHEDULES_ELSEWHERE = list_meanings(
     }
 )
 """Schedules by what other programs and papers call them."""
+
+CARRIED = tuple(name for name in PLAN_KEYS if name in LongPlan.model_fields and name not in ("stages", "replicas"))
+"""Keys that both forms of a plan have."""
 
 Schemes = tuple[SchemeEntry, ...]
 
@@ -98,7 +102,7 @@ def expand_plan(
     stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
-    long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long = stage | {name: getattr(short, name) for name in CARRIED}
     long["replicas"] = tuple(one.model_dump() for one in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
 
@@ -124,7 +128,7 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
 
     counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
     long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
-    long |= {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long |= {name: getattr(short, name) for name in CARRIED}
     long["stages"] = expand(short.stages, "plan.stages")
     long["replicas"] = [
         one.model_dump() | {"stages": expand(one.stages, f"plan.replicas[{i}].stages")}
@@ -202,7 +206,7 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     # One stage computes its chunks in the order of their layers, as one chunk.
     one_stage = short.pp == 1 and not short.stages and not short.replicas
     stated = None if one_stage and short.schedule is None else short.chunks
-    default = "interleaved-1f1b" if (stated or 1) > 1 else "1f1b"
+    default = usual_schedule(stated or 1)
     options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
     schedule = options.pop("use", default)
     if str(schedule).endswith(".csv"):
@@ -215,6 +219,11 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = stated or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
+
+
+def usual_schedule(chunks: int) -> str:
+    """Returns the schedule of a plan that names none."""
+    return "interleaved-1f1b" if chunks > 1 else str(PLAN_KEYS[SCHEME_KEYS["pipeline"]].usual)
 
 
 def _count_experts(model: Model) -> int:

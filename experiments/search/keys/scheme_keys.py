@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job import named_schemes
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
 """What a plan has without the keys; of tensor parallelism one of two schemes, as `sequence_parallel` says."""
@@ -95,7 +96,7 @@ def scheme_namer(key: str) -> Callable[[str | Mapping[str, Any] | None], NamedSc
         if given is None or isinstance(given, str):
             return default if given is None else given.rpartition("/")[2]
         name = str(given["use"]).rpartition("/")[2]
-        return name_scheme(f"{named_schemes.FAMILIES[key]}/{name}", {k: v for k, v in given.items() if k != "use"})
+        return name_scheme(f"{PLAN_KEYS[key].family}/{name}", {k: v for k, v in given.items() if k != "use"})
 
     return read
 

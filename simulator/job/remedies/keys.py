@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.other_words import find_meaning
 from meshcast.hardware.errors import nearest
-from meshcast.simulator.job.job import JobFile, ShortPlan
+from meshcast.simulator.job.job import JobFile
+from meshcast.simulator.job.plan_keys import ShortPlan
 
 PARTS = ("plan", "batch", "precision", "train", "run")
 """Parts of a job whose keys people write without them."""
