@@ -268,6 +268,6 @@ def chosen_scheme(short: ShortStage, family: str) -> str:
 def state_scheme_name(family: str, name: str) -> dict[str, Any]:
     """Returns the keys by which a plan in short form has a scheme, and their values: the inverse of `chosen_scheme`, or
     the key that names the scheme."""
-    keys = choosing_keys(family)
+    keys = choosing_keys(family)[::-1]
     choice = {key.name: value for key in keys for value, scheme in key.chooses.items() if scheme == name}
     return {key.name: key.usual for key in keys} | choice if choice else {SCHEME_KEYS[family]: name}

@@ -1,44 +1,50 @@
-"""Reads the keys that name schemes of families, and units of FSDP, from a plan in long form."""
+"""Reads the keys that name schemes of families, and options of data schemes, from a plan in long form."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS, NamedScheme, accompanies_others, name_scheme
+from meshcast.experiments.search.keys.data_schemes import left_to_framework
+from meshcast.experiments.search.keys.scheme_keys import (
+    DATA_OPTIONS,
+    DEFAULTS,
+    NamedScheme,
+    accompanies_others,
+    name_scheme,
+)
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.job.job import LongPlan, SchemeEntry
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, choosing_keys
 from meshcast.simulator.job.shorthand import family_degree
-
-BY_SEQUENCE_PARALLEL = ("tensor/megatron-sp", "tensor/megatron")
-"""Tensor schemes that a plan in short form states by `sequence_parallel`."""
 
 
 def read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
-    """Values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
+    """Returns values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
     difference, or is that of a plan without it. named: the fields to read."""
-    found: dict[str, Any] = dict.fromkeys((*DEFAULTS, *UNITS))
-    if "plan.tp_scheme" in named and family_degree(plan, "tensor") > 1:
-        usual = (*BY_SEQUENCE_PARALLEL, framework.tensor_overlap if framework.overlap.tp else "")
+    families = {family for family, key in SCHEME_KEYS.items() if f"plan.{key}" in named}
+    found: dict[str, Any] = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
+    if "tensor" in families and family_degree(plan, "tensor") > 1:
+        chosen = [f"tensor/{name}" for key in choosing_keys("tensor") for name in key.chooses.values()]
+        usual = (*chosen, framework.tensor_overlap if framework.overlap.tp else "")
         others = [entry for entry in _family(plan, "tensor") if entry.use not in usual]
         if len(others) == 1:
-            found["tp_scheme"] = _name_entry(others[0])
-            if not accompanies_others(found["tp_scheme"]):
-                found["sequence_parallel"] = None
-    for field, family in (("plan.cp_scheme", "sequence"), ("plan.ep_scheme", "expert")):
+            found["tensor"] = _name_entry(others[0])
+            if not accompanies_others(found["tensor"]):
+                found |= {key.point: None for key in choosing_keys("tensor")}
+    for family in families & {"sequence", "expert"}:
         views = plan.views.get("experts", {}) if family == "expert" else {}
         ranks = max(family_degree(plan, family), views.get("ep", 1) * views.get("etp", 1))
-        if field in named and ranks > 1 and len(own := _family(plan, family)) == 1:
-            found[field.partition(".")[2]] = _name_entry(own[0])
+        if ranks > 1 and len(entries := _family(plan, family)) == 1:
+            found[family] = _name_entry(entries[0])
     for entry in _family(plan, "data"):
-        if "plan.dp_scheme" in named:
+        if "data" in families:
             found["data"] = entry.use.partition("/")[2]
-        options = find_scheme(entry.use).Options
-        for key in UNITS:
-            if f"plan.{key}" in named and key in options.model_fields:
-                found[key] = getattr(options.model_validate(entry.model_extra or {}), key)
-        if "plan.prefetch" in named and "prefetch" in options.model_fields and found["prefetch"] is None:
-            found["prefetch"] = int(framework.overlap.gathers_ahead)
+        options, left = find_scheme(entry.use).Options, left_to_framework(framework)
+        for key in DATA_OPTIONS:
+            if f"plan.{key}" in named and (option := PLAN_KEYS[key].option) in options.model_fields:
+                value = getattr(options.model_validate(entry.model_extra or {}), option)
+                found[key] = left.get(key) if value is None else value
     return found
 
 
