@@ -43,6 +43,9 @@ FIELDS: dict[str, str] = {
 }
 """Fields of a job that a search may vary, with their names in a point."""
 
+FIELD_OF = {name: field for field, name in FIELDS.items()}
+"""The field of a job by its name in a point."""
+
 RUN_FIELDS = (
     *("run.checkpoints.kind", "run.checkpoints.every_steps", "run.checkpoints.every_s", "run.checkpoints.store"),
     *("run.checkpoints.copies", "run.checkpoints.store_every_s"),
@@ -159,8 +162,9 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             raise PlanError(field, rule, FOLLOWING.get(field) or nearest(field, list(FIELDS)), found[field])
     given |= found
     plan = rest["plan"]
-    if "plan.recompute" in given and isinstance(plan, dict) and plan.get("recompute_layers") is not None:
-        given["plan.recompute_layers"] = [plan.pop("recompute_layers")]  # where layers are recomputed
+    layers = FIELD_OF["recomputed"].removeprefix("plan.")
+    if "plan.recompute" in given and isinstance(plan, dict) and plan.get(layers) is not None:
+        given[FIELD_OF["recomputed"]] = [plan.pop(layers)]  # where layers are recomputed
     order = [field for field in FIELDS if field in given]
     return rest, {field: given[field] for field in order}
 

@@ -19,6 +19,7 @@ from meshcast.experiments.search.counting.experts import check_experts
 from meshcast.experiments.search.fields import (
     AUTO,
     CLUSTER,
+    FIELD_OF,
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
@@ -491,7 +492,7 @@ class Space:
         changes = self.changes(group, pipeline, step) | state_values(others, values)
         job = apply_changes(self.job, changes)
         if group.recompute != "full":
-            job["plan"].pop("recompute_layers", None)
+            job["plan"].pop(FIELD_OF["recomputed"].removeprefix("plan."), None)
         job["plan"].pop("shard", None)
         if step.shard is not None:
             job["plan"]["shard"] = step.shard

@@ -133,7 +133,7 @@ class ShortStage(JobPart):
     """with `recompute: full`: layers of each stage (with `chunks`, of each virtual stage), from the first on, that are
     recomputed, as with `--recompute-method block --recompute-num-layers` of Megatron-LM"""
     sequence_parallel: Annotated[
-        bool, PlanKey("tensor", chooses=MEGATRON, degree="tp", part="layers", auto=(True, False))
+        bool, PlanKey("tensor", chooses=MEGATRON, degree="tp", part="layers", auto=(True, False), saves=True)
     ] = True
     """false: `tensor/megatron` in place of `megatron-sp`"""
     offload: Annotated[

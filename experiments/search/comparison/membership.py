@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.search.comparison.short_form import ShortForm
-from meshcast.experiments.search.fields import FIELDS, PARTITIONS, write_value
+from meshcast.experiments.search.fields import FIELD_OF, FIELDS, PARTITIONS, write_value
 from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
 from meshcast.experiments.search.limits import LimitedSpace
@@ -79,7 +79,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
     if pipeline not in space.pipelines(group):
         if any(one.order == pipeline.order for one in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
-            return [OutsideField("plan.recompute_layers", values["recomputed"], None, why)]
+            return [OutsideField(FIELD_OF["recomputed"], values["recomputed"], None, why)]
         named = {
             "plan.schedule": values["schedule"],
             "plan.chunks": values["chunks"],

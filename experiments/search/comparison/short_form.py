@@ -14,6 +14,7 @@ from typing import Any
 from meshcast.experiments.search.comparison.named_schemes import read_named_schemes
 from meshcast.experiments.search.fields import (
     DATA_FIELD,
+    FIELD_OF,
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
@@ -61,7 +62,7 @@ class ShortForm:
         idle = "plan.zero" if DATA_FIELD in self.named else DATA_FIELD
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
         if self.values.get("recompute") == "full" and self.values["recomputed"] is None:
-            stated["plan.recompute_layers"] = "all"
+            stated[FIELD_OF["recomputed"]] = "all"
         return {field: value for field, value in stated.items() if value is not None}
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.search.fields import check_partition
+from meshcast.experiments.search.fields import DATA_FIELD, check_partition
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import SCHEME_KEYS
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
@@ -28,9 +29,9 @@ def check_plan(plan: Any) -> None:
     if isinstance(schedule := plan.get("schedule"), Mapping):
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    if isinstance(given := plan.get("dp_scheme"), Mapping):
+    if isinstance(given := plan.get(SCHEME_KEYS["data"]), Mapping):
         rule = "a search takes a data scheme by its name, without options"
-        raise PlanError("plan.dp_scheme", rule, "Write its name alone, or use `meshcast sweep`", dict(given))
+        raise PlanError(DATA_FIELD, rule, "Write its name alone, or use `meshcast sweep`", dict(given))
     if (partition := plan.get("partition")) is not None:
         check_partition(partition)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.fields import AUTO, opens_plan, schedule_name
+from meshcast.experiments.search.fields import AUTO, DATA_KEYS, opens_plan, schedule_name
 from meshcast.experiments.search.keys.job_checks import check_batch
+from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
@@ -35,11 +36,8 @@ CLOSED = {
     "cp": "stages have no context parallelism",
     "etp": "experts have the default degree of tensor parallelism",
     "shard": "states are sharded over all data-parallel ranks",
-    "fsdp": "states are those of zero 0 and 1",
-    "dp_scheme": "states are those of zero 0 and 1",
-    "reshard": "states are those of zero 0 and 1, and no weights are gathered in layers",
-    "unit": "states are those of zero 0 and 1, and no weights are gathered in layers",
-    "prefetch": "states are those of zero 0 and 1, and no weights are gathered in layers",
+    **dict.fromkeys([key for key in DATA_KEYS if key != "zero"], "states are those of zero 0 and 1"),
+    **dict.fromkeys(DATA_OPTIONS, "states are those of zero 0 and 1, and no weights are gathered in layers"),
     "chunks": "a device has one part of the model",
     "partition": "the search finds the layers of every stage",
     "order": "the ranks of a stage follow those of the stage before",
