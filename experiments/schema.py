@@ -116,7 +116,8 @@ def definitions() -> Schema:
     defs: Schema = made["$defs"]
     for model in JOB:
         for field, text in docstrings(model).items():
-            default = PLAN_KEYS[field].default if issubclass(model, ShortStage) and field in PLAN_KEYS else ""
+            optional = issubclass(model, ShortStage) and model.model_fields[field].default is None
+            default = PLAN_KEYS[field].words if optional and field in PLAN_KEYS else ""
             text = re.sub(r"\[([^\[\]]*)\]\([^)]*\)", r"\1", text) + (f". Default: {default}" if default else "")
             defs[model.__name__]["properties"].get(field, {})["description"] = text
     defs |= {"model": _model(defs), "cluster": _cluster(defs), "framework": _framework(defs)}

@@ -54,7 +54,13 @@ class PlanKey:
         """Its family of schemes, if it is about one."""
         return self.owner.partition("/")[0]
 
-    def named(self, name: str, default: Any) -> PlanKey:
+    @property
+    def words(self) -> str:
+        """What a plan has without it, in words."""
+        usual = str(self.usual).lower() if isinstance(self.usual, bool | int) else f"`{self.usual}`"
+        return self.default or ("none" if self.usual == () else usual)
+
+    def with_name(self, name: str, default: Any) -> PlanKey:
         """Returns the key with its name, and with what follows from it."""
         behind = f"{self.family}.{self.option}" if self.option else self.family if self.chooses else name
         behind = behind.removesuffix(".use")
@@ -232,7 +238,7 @@ class ShortPlan(ShortStage):
 
 
 PLAN_KEYS: Mapping[str, PlanKey] = {
-    name: next(part for part in field.metadata if isinstance(part, PlanKey)).named(name, field.default)
+    name: next(part for part in field.metadata if isinstance(part, PlanKey)).with_name(name, field.default)
     for name, field in ShortPlan.model_fields.items()
 }
 """All keys by their names."""
@@ -255,8 +261,9 @@ def choosing_keys(family: str) -> list[PlanKey]:
 def keys_alike(name: str) -> list[str]:
     """Returns the keys that choose the scheme that a key chooses or names, itself included; [] if there are no two."""
     family = PLAN_KEYS[name].family
-    alike = [*(key.name for key in choosing_keys(family)), SCHEME_KEYS.get(family, "")]
-    return alike if name in alike[:-1] or (alike[-1:] == [name] and len(alike) > 1) else []
+    names = [key.name for key in choosing_keys(family)]
+    naming = SCHEME_KEYS.get(family)
+    return [*names, naming] if names and naming and name in (*names, naming) else []
 
 
 def chosen_scheme(short: ShortStage, family: str) -> str:

@@ -60,8 +60,8 @@ def apply_changes(imported: ImportedJob, changes: Iterable[str], apply: Callable
             if field in DEGREES and value.isdecimal() and int(value):
                 continue  # the import has it
             refuse_short_key(plan, key, value)
-        for alike in keys_alike(key) if section == "plan" and key in PLAN_KEYS else ():
-            plan.pop(alike, None)  # a change of one replaces what the import wrote
+        for name in keys_alike(key) if section == "plan" and key in PLAN_KEYS else ():
+            plan.pop(name, None)  # a change of one replaces what the import wrote
         apply(data, change)
     return data
 
