@@ -13,9 +13,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.counting.divisions import Division, list_divisions
-from meshcast.experiments.search.counting.divisors import list_divisors, list_divisors_of_any
-from meshcast.experiments.search.counting.experts import check_experts
+from meshcast.experiments.search.counting.divisions import (
+    UNLIKE_ENDS,
+    Division,
+    list_divisions,
+    list_divisors,
+    list_divisors_of_any,
+)
 from meshcast.experiments.search.fields import (
     AUTO,
     CLUSTER,
@@ -33,8 +37,13 @@ from meshcast.experiments.search.fields import (
     write_value,
 )
 from meshcast.experiments.search.keys.data_schemes import DATA, DataSchemes
-from meshcast.experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
-from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
+from meshcast.experiments.search.keys.job_checks import (
+    check_experts,
+    check_job,
+    check_plan,
+    check_schedules,
+    without_choice,
+)
 from meshcast.experiments.search.keys.scheme_keys import (
     DATA_OPTIONS,
     DEFAULTS,

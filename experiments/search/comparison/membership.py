@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.search.comparison.short_form import ShortForm
+from meshcast.experiments.search.counting.divisions import UNLIKE_ENDS
 from meshcast.experiments.search.fields import FIELD_OF, FIELDS, PARTITIONS, write_value
-from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
 from meshcast.experiments.search.limits import LimitedSpace
 from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.search.fields import DATA_FIELD, check_partition
+from meshcast.experiments.search.fields import AUTO, DATA_FIELD, check_partition
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
@@ -72,6 +72,15 @@ def check_batch(sizes: Mapping[str, Any]) -> None:
         if sizes.get(key) is not None:
             rule = "a search takes the size of a micro-batch, batch.micro"
             raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
+
+
+def check_experts(job: Job, written: Mapping[str, Any]) -> None:
+    """Refuses a degree of experts' tensor parallelism for a model without experts. written: the job's, open or not."""
+    plan = written.get("plan")
+    given = plan.get("etp") if isinstance(plan, Mapping) else None
+    if job.model.moe is None and given not in (None, AUTO, [None]):
+        rule = f"{job.model.name} has no experts, whose matrices these ranks share"
+        raise PlanError("plan.etp", rule, "Leave it out, or choose a model with experts", given)
 
 
 def without_choice(job: Job) -> list[str]:

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job import named_schemes
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, choosing_keys, option_keys
 
 USUAL = {family: None if family == "tensor" else PLAN_KEYS[key].usual for family, key in SCHEME_KEYS.items()}
@@ -85,7 +84,7 @@ def scheme_namer(family: str) -> Callable[[str | Mapping[str, Any] | None], Name
 @cache
 def accompanies_others(tensor: NamedScheme | None) -> bool:
     """Whether a tensor scheme overlaps the communication of another one."""
-    return tensor is not None and named_schemes.accompanies_others(find_scheme(f"tensor/{plain_name(tensor)}"))
+    return tensor is not None and find_scheme(f"tensor/{plain_name(tensor)}").most_axes == 0
 
 
 @cache
