@@ -385,7 +385,7 @@ class Bounds:
                 sides = collectives.of_stages(stages.layers, place.part)
                 every = place.sum(place.turns * sides.each + sides.once)
                 beside = max(stages.shape.m * copies, float(every.max()))
-                if not (stages.schedule.pairs_passes or gathers_ahead(step, self.space.loaded.framework)):
+                if not (stages.schedule.pairs_passes or gathers_ahead(step.option, step.overlap_dp, framework)):
                     # Nothing of a pass computes while weights are gathered for it.
                     kernels = times.busy[place.part, :, 0]
                     backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])

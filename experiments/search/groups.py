@@ -426,7 +426,7 @@ class GroupBounds:
         framework, schemes = self.space.loaded.framework, self.space.data_schemes
         known = step.shard is None and step.data in schemes.known
         each, often = schemes.collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp)
-        often, layers = min(often, 1) if gathers_once(step) else often, layers_of_unit(step)
+        often, layers = min(often, 1) if gathers_once(step.option) else often, layers_of_unit(step.option)
         reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
         for axes in layout.reduced if known else ():
             largest = layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()

@@ -17,7 +17,7 @@ from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.published import Published
-from meshcast.simulator.job.run_keys.keys import (
+from meshcast.simulator.job.run_keys import (
     CheckpointKind,
     Checkpoints,
     DataStalls,

@@ -24,7 +24,7 @@ from meshcast.simulator.job.plan_keys import (
     option_keys,
     state_scheme_name,
 )
-from meshcast.simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
+from meshcast.simulator.job.remedies import refuse_degrees, refuse_expert_degrees
 from meshcast.simulator.models.model import Model
 
 SCHEDULES_ELSEWHERE = list_meanings(

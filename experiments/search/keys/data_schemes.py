@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS, takes_option
 from meshcast.simulator.job.framework import Framework
@@ -18,14 +18,8 @@ KNOWN_OPTIONS = ("reshard", "unit", "prefetch")
 """Keys of options whose effect bounds know."""
 
 
-class DataChoice(Protocol):
-    """A choice of a data scheme and of its options."""
-
-    @property
-    def data(self) -> str: ...
-    @property
-    def overlap_dp(self) -> bool: ...
-    def option(self, key: str) -> Any: ...
+Options = Callable[[str], Any]
+"""What a choice says of the options of data schemes, by their keys (`StepChoice.option`)."""
 
 
 class DataSchemes:
@@ -57,21 +51,20 @@ class DataSchemes:
         return (0, 0) if kept else SHARDED.get(data, (0, 0))
 
 
-def gathers_once(step: DataChoice) -> bool:
+def gathers_once(option: Options) -> bool:
     """Returns whether weights are gathered once in a micro-batch at most."""
-    return not step.option("reshard")
+    return not option("reshard")
 
 
-def layers_of_unit(step: DataChoice) -> int:
+def layers_of_unit(option: Options) -> int:
     """Returns the layers whose weights are gathered together."""
-    return int(step.option("unit"))
+    return int(option("unit"))
 
 
-def gathers_ahead(step: DataChoice, framework: Framework) -> bool:
-    """Returns whether sharded weights are gathered during the computation before."""
-    ahead = step.option("prefetch")
-    stated = framework.overlap.sharded_weights if ahead is None else ahead > 0
-    return step.overlap_dp if stated is None else bool(stated)
+def gathers_ahead(option: Options, overlaps: bool, framework: Framework) -> bool:
+    """Returns whether sharded weights are gathered during the computation before. overlaps: data parallelism."""
+    stated = framework.overlap.sharded_weights if option("prefetch") is None else option("prefetch") > 0
+    return overlaps if stated is None else bool(stated)
 
 
 def left_to_framework(framework: Framework) -> dict[str, Any]:

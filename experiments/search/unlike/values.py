@@ -15,6 +15,7 @@ from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -49,11 +50,8 @@ CLOSED = {
 }
 """Keys of a plan that a search of unlike plans does not vary, and why they may not be stated."""
 
-IDLE: dict[str, tuple[Any, ...]] = {
-    "cp": (1,), "chunks": (1,), "fsdp": (False,), "partition": ("even",), "order": ("pp-dp-cp-tp",),
-    "offload": ([], ()), "pad_heads": (False,), "share": ("even",), "stages": ([], ()), "replicas": ([], ()),
-}  # fmt: skip
-"""Values of these keys that say what is so anyway."""
+IDLE = {**{key: field.default for key, field in ShortPlan.model_fields.items()}, "chunks": 1}
+"""Values of keys that say what is so anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +152,8 @@ class UnlikeFields:
         if not isinstance(plan, Mapping):
             raise PlanError("plan", "it is auto, or a mapping of keys to values", "Write plan: auto", plan)
         for key, reason in CLOSED.items():
-            if plan.get(key) is not None and plan[key] not in IDLE.get(key, ()):
+            value = tuple(plan[key]) if isinstance(plan.get(key), list) else plan.get(key)
+            if value is not None and value != IDLE.get(key):
                 raise PlanError(f"plan.{key}", f"with --unlike {reason}", "Leave it out", plan[key])
         self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
         return {name: plan.get(name, opened.get(name)) for name in fields}
