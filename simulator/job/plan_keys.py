@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -247,15 +248,17 @@ SCHEME_KEYS: Mapping[str, str] = {key.family: name for name, key in PLAN_KEYS.it
 """The key that names the scheme of a family, by family."""
 
 
-def option_keys(family: str) -> list[PlanKey]:
+@cache
+def option_keys(family: str) -> tuple[PlanKey, ...]:
     """Returns the keys that are options of one scheme of a family."""
-    return [key for key in PLAN_KEYS.values() if key.owner.startswith(f"{family}/") and key.option]
+    return tuple(key for key in PLAN_KEYS.values() if key.owner.startswith(f"{family}/") and key.option)
 
 
-def choosing_keys(family: str) -> list[PlanKey]:
+@cache
+def choosing_keys(family: str) -> tuple[PlanKey, ...]:
     """Returns the keys that choose schemes of a family in other words than their names; of two that do, the later one
     counts."""
-    return [key for key in PLAN_KEYS.values() if key.family == family and key.chooses]
+    return tuple(key for key in PLAN_KEYS.values() if key.family == family and key.chooses)
 
 
 def keys_alike(name: str) -> list[str]:
