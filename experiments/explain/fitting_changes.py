@@ -20,7 +20,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.plan_keys import SCHEME_KEYS, PlanKey, choosing_keys, option_keys
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, option_keys
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.report import Report
 
@@ -109,7 +109,7 @@ def _single_changes(job: Job) -> Iterator[Change]:
 
 
 def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    order = ("none", "selective", "full")
+    order = PLAN_KEYS["recompute"].auto
     now = plan.get("recompute", "none")
     if job.forward_only:
         return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.fields import AUTO, DATA_KEYS, opens_plan, schedule_name
+from meshcast.experiments.search.fields import AUTO, DATA_KEYS, RECOMPUTE, opens_plan, schedule_name
 from meshcast.experiments.search.keys.job_checks import check_batch
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
@@ -23,8 +23,6 @@ SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 
 STATES = (0, 1)
 """ZeRO stages that are searched: those that communicate once a step."""
-
-RECOMPUTE = ("none", "selective", "full")
 
 MOST_MICRO, MOST_OF_A_RANK = 32, 32
 """Largest micro-batch that is tried by default, or one sequence a GPU if that is more; and most of its sequences on a
