@@ -139,15 +139,15 @@ class ShortStage(JobPart):
     ] = None
     """with `recompute: full`: layers of each stage (with `chunks`, of each virtual stage), from the first on, that are
     recomputed, as with `--recompute-method block --recompute-num-layers` of Megatron-LM"""
-    sequence_parallel: Annotated[
-        bool, PlanKey("tensor", chooses=MEGATRON, degree="tp", part="layers", auto=(True, False), saves=True)
-    ] = True
-    """false: `tensor/megatron` in place of `megatron-sp`"""
     offload: Annotated[
         tuple[Literal["activations", "optimizer"], ...],
         PlanKey("memory/offload", "what", part="stages", auto=((), ("optimizer",)), flat="offload"),
     ] = ()
     """`[optimizer]`, `[activations]` or both: kept in host memory (`memory/offload`)"""
+    sequence_parallel: Annotated[
+        bool, PlanKey("tensor", chooses=MEGATRON, degree="tp", part="layers", auto=(True, False), saves=True)
+    ] = True
+    """false: `tensor/megatron` in place of `megatron-sp`"""
     tp_scheme: Annotated[NamedScheme | None, _names("tensor", "megatron-sp", degree="tp", default="see `tp`")] = None
     """[tensor scheme](schemes.md) by its name, where `tp` is above 1: one with axes of its own (`summa-2d`, `3d`,
     `tesseract`, `transformers` ...) in place of `megatron-sp`, without `sequence_parallel`; or one that overlaps the

@@ -254,17 +254,19 @@ def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str,
 class StatedScheme(NamedTuple):
     """The scheme of a family in a plan in short form.
 
-    kind: the scheme. named: whether a key names it. place: of that key, and its value. options: that the plan states.
+    kind: the scheme. named: whether a key names it. place: of that key, and its value. beside: options beside the name.
     """
 
     kind: type[Scheme]
     named: bool
     place: tuple[str, Any]
-    options: dict[str, Any]
+    beside: dict[str, Any]
 
-    def entry(self, **axes: Any) -> dict[str, Any]:
-        """Returns the entry of `schemes`."""
-        return {"use": f"{self.kind.family}/{self.kind.name}", **axes, **self.options}
+    def entry(self, short: ShortStage, **axes: Any) -> dict[str, Any]:
+        """Returns the entry of `schemes`, with the options that the plan states by keys of their own, too."""
+        where = self.place[0].rpartition(".")[0]
+        options = _key_options(short, self.kind, self.beside, where) | self.beside
+        return {"use": f"{self.kind.family}/{self.kind.name}", **axes, **options}
 
 
 def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
@@ -278,7 +280,7 @@ def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
     if given is None:
         name = chosen_scheme(short, family) if choosing_keys(family) else PLAN_KEYS[key].usual
         kind = find_scheme(f"{family}/{name}")
-        return StatedScheme(kind, False, (place, None), _key_options(short, kind, {}, where))
+        return StatedScheme(kind, False, (place, None), {})
     options = dict(given) if isinstance(given, dict) else {"use": given}
     name, name_place = options.pop("use", None), f"{place}.use" if isinstance(given, dict) else place
     if not isinstance(name, str):
@@ -294,7 +296,7 @@ def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
             remedy = "State shard, the ranks that share one copy" if option == "replicate" else LONG_FORM
             raise PlanError(f"{place}.{option}", rule, f"Leave it out. {remedy}", options[option])
     validate_data(kind.Options, options, place, PlanError)
-    return StatedScheme(kind, True, (place, given), _key_options(short, kind, options, where) | options)
+    return StatedScheme(kind, True, (place, given), options)
 
 
 def _names_of(family: str) -> list[str]:
@@ -321,7 +323,7 @@ def _key_options(short: ShortStage, kind: type[Scheme], beside: Mapping[str, Any
     return options
 
 
-def _spread_scheme(stated: StatedScheme, ranks: int, near: int, axis: str) -> SchemeAndAxes:
+def _spread_scheme(short: ShortStage, stated: StatedScheme, ranks: int, near: int, axis: str) -> SchemeAndAxes:
     """Returns a scheme over so many ranks, which get one axis, or several with numbers behind its name.
 
     near: how many neighbours of the ranks share a node. Raises PlanError if the sizes of its axes do not follow from
@@ -329,7 +331,7 @@ def _spread_scheme(stated: StatedScheme, ranks: int, near: int, axis: str) -> Sc
     """
     kind = stated.kind
     if kind.least_axes < 2:
-        return stated.entry(over=axis), {axis: ranks}
+        return stated.entry(short, over=axis), {axis: ranks}
     sizes = kind.axis_sizes(ranks, near) if ranks > 1 else [(1,) * kind.least_axes]
     if len(sizes) != 1:
         where, given = stated.place
@@ -343,7 +345,7 @@ def _spread_scheme(stated: StatedScheme, ranks: int, near: int, axis: str) -> Sc
             raise PlanError(where, f"{rule}: {grids}", f"{works}; or state them in long form", given)
         raise PlanError(where, rule, f"{works}; or leave {where.rpartition('.')[2]} out", given)
     names = [f"{axis}-{number}" for number in range(1, len(sizes[0]) + 1)]
-    return stated.entry(over=names), dict(zip(names, sizes[0], strict=True))
+    return stated.entry(short, over=names), dict(zip(names, sizes[0], strict=True))
 
 
 def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -361,8 +363,8 @@ def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]]
     if not stated.named or short.tp == 1:
         return [usual], {"tp": short.tp}
     if overlaps:
-        return [stated.entry(), usual], {"tp": short.tp}
-    entry, axes = _spread_scheme(stated, short.tp, short.tp, "tp")
+        return [stated.entry(short), usual], {"tp": short.tp}
+    entry, axes = _spread_scheme(short, stated, short.tp, short.tp, "tp")
     return [entry], axes
 
 
@@ -371,7 +373,7 @@ def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[di
     stated = _read_scheme(short, "sequence", where)
     if short.cp == 1:
         return [], {}
-    entry, axes = _spread_scheme(stated, short.cp, _near_ranks(short.cp, short.tp, node), "cp")
+    entry, axes = _spread_scheme(short, stated, short.cp, _near_ranks(short.cp, short.tp, node), "cp")
     return [entry], axes
 
 
@@ -384,11 +386,11 @@ def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where
     if stated.named and not has_experts:
         raise PlanError(stated.place[0], "the model has no experts", "Leave it out", stated.place[1])
     if not axes:
-        return [stated.entry()] if stated.kind.changes_kernels else []
+        return [stated.entry(short)] if stated.kind.changes_kernels else []
     if stated.kind.most_axes is not None and stated.kind.most_axes < len(axes):
         rule = f"expert/{stated.kind.name} keeps experts whole, and the plan has etp = {short.etp}"
         raise PlanError(stated.place[0], rule, "Leave etp out", stated.place[1])
-    return [stated.entry(over=axes)]
+    return [stated.entry(short, over=axes)]
 
 
 def _data_schemes(short: ShortStage, dp: int, near: int, where: str) -> SchemeAndAxes:
@@ -402,8 +404,8 @@ def _data_schemes(short: ShortStage, dp: int, near: int, where: str) -> SchemeAn
         raise PlanError(stated.place[0], f"it names the data scheme, and so does {keys}", remedy, stated.place[1])
     shard = _shard_ranks(short, dp, stated.kind, where)
     if shard < dp:
-        return stated.entry(over="shard", replicate="replicate"), {"replicate": dp // shard, "shard": shard}
-    return _spread_scheme(stated, dp, near, "dp")
+        return stated.entry(short, over="shard", replicate="replicate"), {"replicate": dp // shard, "shard": shard}
+    return _spread_scheme(short, stated, dp, near, "dp")
 
 
 def _near_ranks(ranks: int, inside: int, node: int) -> int:
