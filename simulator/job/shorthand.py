@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 from meshcast.hardware.documents.other_words import list_meanings
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry
@@ -386,7 +387,7 @@ def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where
     if stated.named and not has_experts:
         raise PlanError(stated.place[0], "the model has no experts", "Leave it out", stated.place[1])
     if not axes:
-        return [stated.entry(short)] if stated.kind.changes_kernels else []
+        return [stated.entry(short)] if issubclass(stated.kind, ChangesKernels) else []
     if stated.kind.most_axes is not None and stated.kind.most_axes < len(axes):
         rule = f"expert/{stated.kind.name} keeps experts whole, and the plan has etp = {short.etp}"
         raise PlanError(stated.place[0], rule, "Leave etp out", stated.place[1])
